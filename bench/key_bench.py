@@ -132,13 +132,12 @@ class Lateness:
 
 async def build(node: BrokerNode, messages: int) -> None:
     """Store the messages, as fast as the node takes them."""
-    context = node._context
-    while not context.leadership.ready:  # noqa: ASYNC110 (set-up of a measurement)
+    while not node._leadership.ready:  # noqa: ASYNC110 (set-up of a measurement)
         await asyncio.sleep(0.01)
-    applied = await context.pipeline.run(CreateTopic(TOPIC, QUEUES, MessageType.NORMAL))
+    applied = await node._pipeline.run(CreateTopic(TOPIC, QUEUES, MessageType.NORMAL))
     window: deque[asyncio.Future[None]] = deque()
     for section in sections(applied.result.topic.topic_id, messages):
-        window.append(context.raft.propose([section], 1).committed)
+        window.append(node._raft.propose([section], 1).committed)
         if len(window) > 16:
             await window.popleft()
     while window:
@@ -166,7 +165,7 @@ async def serve(options: argparse.Namespace) -> None:
     node = BrokerNode(config)
     await node.start()
     lateness, begin = Lateness(), time.perf_counter()
-    index = node._context.keys
+    index = node._keys
     found: dict[str, Any] = {}
     if is_new:
         await build(node, options.messages)
@@ -178,11 +177,11 @@ async def serve(options: argparse.Namespace) -> None:
         "loop_late_ms": lateness.take(),
         "items_cpu_s": round(await index._in(index._worker, time.thread_time), 2),
         "runs_cpu_s": round(await index._in(index._finished._worker, time.thread_time), 2),
-        "log_MiB": node._context.raft.log.end_offset >> 20,
+        "log_MiB": node._raft.log.end_offset >> 20,
         "index_MiB": round(
             sum(path.stat().st_size for path in (folder / "keyindex").iterdir()) / (1 << 20), 1
         ),
-        "segments": len(node._context.raft.log.segments()),
+        "segments": len(node._raft.log.segments()),
         "rss_anon_MiB": _rss_anon(),
     }
     print(json.dumps(found), flush=True)

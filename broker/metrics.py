@@ -79,9 +79,9 @@ class Metrics:
             "ledgermq_commit_seconds", "Proposal to commit", buckets=_LATENCY_BUCKETS, registry=self.registry
         )
 
-    def add_reading(self, name: str, kind: str, text: str, read: Callable[[], float]) -> None:
-        """Publish a value that `read` gives at scrape time."""
-        self._readings.append(Reading(name, kind, text, read))
+    def add_readings(self, *readings: Reading) -> None:
+        """Publish values that are read at scrape time."""
+        self._readings += readings
 
     def render(self) -> bytes:
         """Return the exposition text."""

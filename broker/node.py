@@ -25,9 +25,15 @@ from ledgermq.raft.ports.counts import PortCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
 
-from .admin import broker_group_view as group_view
-from .admin.deliveries import tell_parked
-from .admin.service import AdminService
+from .admin.broker_group_mode import BrokerGroupModes
+from .admin.broker_group_view import BrokerGroupView, NodeStatus
+from .admin.changes import ConsumerGroupChanges, TopicChanges
+from .admin.deliveries import Deliveries, tell_parked
+from .admin.dump_call import Dumps
+from .admin.message_query import MessageQueries
+from .admin.promotion import Promotions
+from .admin.promotion_claims import GenerationClaims, PromotionProgress
+from .admin.service import AdminService, LeadershipTransfer, NodeCalls, changes_by_name
 from .checkpoint.queue_check import QueueCheck
 from .checkpoint.schedule import Checkpointing
 from .checkpoint.store import CheckpointStore
@@ -44,30 +50,47 @@ from .config import BrokerConfig
 from .errors import ConsumeQueueError
 from .leader.coordination import Coordination
 from .leader.pipeline import AppendPipeline
-from .leader.recent_deliveries import RecentDeliveries
+from .leader.recent_deliveries import LeaseHolders, RecentDeliveries
 from .metrics import Metrics
-from .native.fetch import offset_at_time
-from .native.log_service import LogService
+from .native.fetch import Fetches, SectionReads, Suggestions
+from .native.log_service import FetchStreams, LogService
+from .native.membership import Memberships
+from .native.offsets import ConsumerOffsets
+from .native.produce import ProduceStreams
+from .official.acknowledge import Acknowledgements
+from .official.give_backs import GiveBacks
 from .official.grants_for_followers import GrantService
-from .official.service import MessagingService
+from .official.receive_at_follower import GrantedReceives, OwnLog, UnclaimedGrants
+from .official.receive_at_leader import LeaderReceives, Leasing, Selections
+from .official.send import Sends
+from .official.service import MessagingService, Receives
+from .official.topic_answers import TopicAnswers
 from .ports.http import Routes
 from .ports.listeners import Handlers, Listeners, PortError, check_port
 from .ports.policy import port_policy
+from .reading.commit_watch import CommitWatch
 from .reading.consume_queue_files import ConsumeQueueFiles
 from .reading.key_index import KeyIndex
 from .reading.key_runs import Builds
+from .reading.live_readers import LiveReaders
 from .reading.log_reader import LogReader
 from .reading.memory import usable_memory
 from .reading.polls import Polls
+from .reading.queue_reader import QueueReader
 from .reading.read_advice import ReadAdvice
 from .replica import Replica
 from .retention.keeper import Retention
 from .retention.topics import TopicRetention
-from .service.context import NodeContext
-from .service.features import SUPPORTED, FeatureMemory
+from .service.answers import LeaderHandlers, Refusals
+from .service.broker_group_identity import BrokerGroupIdentity
+from .service.creation import Creation
+from .service.features import SUPPORTED, Features
 from .service.peers import Peers
-from .service.probes import Probes, starting
-from .service.sessions import ClientsHere
+from .service.probes import Probes, disk_readings, index_readings, node_readings, starting
+from .service.read_barrier import ReadBarrier
+from .service.sessions import ClientsHere, OpenStreams
+from .service.shutdown import Shutdown
+from .service.signs_of_life import SignsOfLife
 from .service.telemetry import TelemetryStreams
 from .service.trace_topic import TraceTopic
 from .state.commands import BrokerGroupMode
@@ -77,7 +100,6 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that calls under way get at a stop.
 DRAIN_SECONDS: Final = 1.0
-DEFAULT_GROUP_POLICY: Final = (False, 17)
 
 
 def raft_config(config: BrokerConfig) -> RaftConfig:
@@ -164,7 +186,6 @@ class BrokerNode:
         self._transfer = BrokerStateTransfer(files, self._store, self._replica)
         self._members = Members(own_info(config), config.voters)
         self._others = OtherGroups(config.cluster, config.group, config.nameservers)
-        self._forwarder = Forwarder(config.node_id, config.voters)
         self._handlers = _LateHandlers()
         raft = raft_config(config)
         self._raft = RaftNode(
@@ -184,17 +205,16 @@ class BrokerNode:
         self._queue_check: QueueCheck | None = None
         self._replica.on_damage = self._on_queue_damage
         self._pipeline = pipeline
-        self._telemetry = TelemetryStreams(
-            self._group_policy,
-            lambda client_id: self._context.sign_of_life(client_id),
-            lambda client_id: self._clients.stream_ended(client_id),
-            config.max_message_bytes,
-            config.max_clients,
-        )
-        self._clients = ClientsHere(self._telemetry.client_ids, config.max_clients)
+        self._unclaimed = UnclaimedGrants(self._replica.releases, self._metrics)
+        self._forwarder = Forwarder(config.node_id, config.voters, self._unclaimed.take)
+        self._shutdown = Shutdown(self._polls)
+        self._promotion = PromotionProgress()
+        self._deliveries = RecentDeliveries()
+        streams = OpenStreams(config.max_clients)
+        self._clients = ClientsHere(streams.client_ids, config.max_clients)
+        self._streams = streams
         self._listeners = Listeners(config.listener, port_policy(config), self._raft.metrics.ports)
         self._started = self._serves = False
-        self._context: NodeContext
 
     # --- life -----------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -210,7 +230,7 @@ class BrokerNode:
         self._checkpointing.start()
         assert self._queue_check is not None
         self._queue_check.start()
-        self._context.keys.start()
+        self._keys.start()
         self._retention.start()
         self._topic_retention.start()
         await self._listeners.start(self._client_handlers)
@@ -242,41 +262,67 @@ class BrokerNode:
             check_port(key, address)
 
     def _assemble(self) -> None:
-        """Build what stands on the running Raft node."""
-        if (reign := self._raft.config.reign) is not None:
-            self._members.set_master(reign.master)
-        self._context = self._make_context()
+        """Build what stands on the running Raft node: each part after those that it uses."""
+        config, raft, replica, pipeline = self.config, self._raft, self._replica, self._pipeline
+        leadership, members, metrics = self._leadership, self._members, self._metrics
+        if (reign := raft.config.reign) is not None:
+            members.set_master(reign.master)
+        # What the services share
+        self._keys = self._key_index()
+        self._slaves = slave_gate(config, raft)
+        self._reader = LogReader(raft.log, raft.care.damage_at_read)
+        self._queues = QueueReader(replica, self._reader)
+        self._commits = CommitWatch(raft)
+        self._barrier = ReadBarrier(raft, replica, leadership)
+        self._creation = Creation(config, replica, pipeline, leadership)
+        self._features = Features(config, raft, replica, pipeline, leadership)
+        self._identity = BrokerGroupIdentity(config, raft)
+        self._refusals = Refusals(raft, leadership, members, metrics)
+        self._calls = LeaderCalls(
+            leadership, self._forwarder, lambda result: metrics.forwards.labels(result).inc()
+        )
+        self._leader_handlers = LeaderHandlers(self._calls, self._identity, self._refusals)
+        self._holders = LeaseHolders()
+        self._signs_of_life = SignsOfLife(self._clients, raft, replica, self._holders)
+        self._readers = LiveReaders()
+        self._coordination = Coordination(
+            replica, pipeline, leadership, config.zone, self._queues.offset_at_time
+        )
+        # The services
         self._make_keepers()
-        self._messaging = MessagingService(self._context)
-        self._log = LogService(self._context)
-        self._admin = AdminService(self._context, self._retention.clean)
+        self._messaging, grants = self._make_messaging()
+        self._log = self._make_log_service()
+        self._admin = self._make_admin_service()
+        view = BrokerGroupView(config, raft, replica, pipeline, leadership, members)
+        self._registration = Registration(
+            config.nameservers,
+            lambda: view.registration(f"{raft.status().incarnation:016x}"),
+            view.beat,
+            lambda: replica.state.mode is BrokerGroupMode.REMOVED,
+        )
         self._peers = Peers(
-            self._members,
-            self._leadership,
+            members,
+            leadership,
             self._forwarder,
             lambda: self._clients.report(time.monotonic()),
-            self._context.clients_alive,
+            self._signs_of_life.alive,
             self._silence_ms,
             self._changed,
         )
-        self._registration = Registration(
-            self.config.nameservers,
-            lambda: group_view.registration(self._context, f"{self._raft.status().incarnation:016x}"),
-            lambda: group_view.beat(self._context),
-            lambda: self._replica.state.mode is BrokerGroupMode.REMOVED,
+        metrics.add_readings(
+            *node_readings(raft, replica, pipeline, self._polls),
+            *disk_readings(pipeline, self._retention.view),
+            *index_readings(self._keys),
         )
-        self._probes = Probes(self._context)
-        self._leadership.add_listener(self._on_leadership)
-        remember_features = FeatureMemory(self._context).remember
-        self._replica.chores.append(remember_features)
-        for begin_to_lead in (
-            remember_features,
-            TraceTopic(self._context).on_leadership,
-        ):
-            self._leadership.add_listener(begin_to_lead)
+        self._probes = Probes(raft, replica, pipeline, leadership, self._shutdown, metrics)
+        leadership.add_listener(self._on_leadership)
+        replica.chores.append(self._features.remember)
+        trace_topic = TraceTopic(replica, pipeline, leadership, self._shutdown, wanted=config.trace_topic)
+        for begin_to_lead in (self._features.remember, trace_topic.on_leadership):
+            leadership.add_listener(begin_to_lead)
             begin_to_lead()  # it may lead already
-        self._replica.observe(self._on_effects)
-        self._context.coordination.attach()
+        replica.observe(self._on_effects)
+        self._coordination.attach()
         self._handlers.set(
             [
                 self._peers.handler(),
@@ -284,8 +330,111 @@ class BrokerNode:
                 self._admin.handlers(""),
                 self._log.handlers(""),
                 forwarded_calls_handler(self._handlers.named),
-                GrantService(self._context).handler(),
+                grants.handler(),
             ]
+        )
+
+    def _make_messaging(self) -> tuple[MessagingService, GrantService]:
+        """Make what official clients call, and what their nodes ask of the leader."""
+        config, replica, pipeline, metrics = self.config, self._replica, self._pipeline, self._metrics
+        selections = Selections(self._raft, replica, pipeline, self._polls, self._leadership, self._queues)
+        leasing = Leasing(config, replica, self._creation, selections, self._deliveries, self._holders)
+        at_leader = LeaderReceives(
+            config.group, leasing, self._deliveries, replica.releases, self._reader, self._members, metrics
+        )
+        give_backs = GiveBacks(replica.releases, self._leadership, self._calls)
+        own_log = OwnLog(replica, self._reader, self._polls, self._commits)
+        self._at_follower = GrantedReceives(config, self._forwarder, give_backs, own_log, metrics)
+        messaging = MessagingService(
+            self._calls,
+            self._signs_of_life,
+            self._refusals,
+            Sends(config, pipeline, self._creation, self._slaves, metrics),
+            Receives(self._calls, at_leader, self._at_follower),
+            Acknowledgements(config.group, replica, pipeline, self._holders, self._features),
+            TopicAnswers(config.group, replica, self._creation, self._members, self._others),
+            TelemetryStreams(
+                self._streams, self._clients, self._signs_of_life, replica, config.max_message_bytes
+            ),
+        )
+        grants = GrantService(
+            replica,
+            at_leader,
+            self._reader,
+            self._calls,
+            self._leader_handlers,
+            self._signs_of_life,
+            self._refusals,
+        )
+        return messaging, grants
+
+    def _make_log_service(self) -> LogService:
+        """Make what our own clients call."""
+        raft, replica, leadership, metrics = self._raft, self._replica, self._leadership, self._metrics
+        fetches = Fetches(
+            SectionReads(replica, self._queues, raft, leadership, metrics),
+            Suggestions(read_advice(self.config), raft, replica, leadership, metrics),
+            raft,
+            leadership,
+            self._polls,
+            self._commits,
+            self._shutdown,
+        )
+        return LogService(
+            self._leader_handlers,
+            ProduceStreams(
+                self.config,
+                raft,
+                self._pipeline,
+                leadership,
+                self._slaves,
+                self._identity,
+                self._refusals,
+                metrics,
+            ),
+            FetchStreams(fetches, self._readers, self._identity, self._refusals),
+            ConsumerOffsets(replica, self._pipeline, self._creation, self._barrier, self._queues),
+            Memberships(
+                self._coordination, leadership, replica, self._creation, self._identity, self._refusals
+            ),
+            self._identity,
+            self._refusals,
+        )
+
+    def _make_admin_service(self) -> AdminService:
+        """Make what people call."""
+        config, raft, replica, pipeline = self.config, self._raft, self._replica, self._pipeline
+        claims = GenerationClaims(config, raft, self._forwarder, self._promotion)
+        modes = BrokerGroupModes(config, replica, pipeline, self._identity, self._features)
+        changes = changes_by_name(
+            TopicChanges(config, replica, pipeline, self._creation, self._features),
+            ConsumerGroupChanges(replica, pipeline, self._creation, self._queues),
+            Deliveries(raft, replica, pipeline, self._reader, self._holders),
+            modes,
+            LeadershipTransfer(config, raft),
+            self._retention.clean,
+        )
+        status = NodeStatus(
+            config,
+            raft,
+            replica,
+            pipeline,
+            self._members,
+            self._slaves,
+            self._retention.view,
+            self._promotion,
+            self._readers,
+        )
+        node_calls = NodeCalls(
+            status,
+            Promotions(config, raft, replica, self._forwarder, claims, self._promotion),
+            claims,
+            MessageQueries(raft, replica, self._reader, self._keys, self._barrier),
+            Dumps(config, raft, replica, self._transfer),
+            self._refusals,
+        )
+        return AdminService(
+            self._leader_handlers, changes, replica, self._barrier, modes, self._refusals, node_calls
         )
 
     def _make_keepers(self) -> None:
@@ -300,13 +449,25 @@ class BrokerNode:
         )
         self._transfer.attach(self._checkpointing)
         self._retention = Retention(
-            self._context,
+            self.config,
+            self._raft,
+            self._replica,
+            self._pipeline,
+            self._leadership,
+            self._checkpointing,
+            self._metrics,
             disk_use=lambda: self._files.disk_use(self.config.data_dir),
-            checkpoint_now=self._checkpointing.write_now,
-            floor=lambda: self._checkpointing.floor,
             on_change=self._changed,
         )
-        self._topic_retention = TopicRetention(self._context)
+        self._topic_retention = TopicRetention(
+            self.config,
+            self._raft,
+            self._replica,
+            self._pipeline,
+            self._leadership,
+            self._queues,
+            self._retention.view,
+        )
         self._queue_check = QueueCheck(
             self._replica,
             self._raft.log,
@@ -317,41 +478,6 @@ class BrokerNode:
             on_failed=self._raft.fail,
         )
         self._replica.rebuilt = self._queue_check.rebuilt
-
-    def _make_context(self) -> NodeContext:
-        """Gather what the services of this node share."""
-        return NodeContext(
-            config=self.config,
-            raft=self._raft,
-            replica=self._replica,
-            pipeline=self._pipeline,
-            leadership=self._leadership,
-            members=self._members,
-            others=self._others,
-            forwarder=self._forwarder,
-            calls=LeaderCalls(
-                self._leadership,
-                self._forwarder,
-                lambda result: self._metrics.forwards.labels(result).inc(),
-            ),
-            polls=self._polls,
-            reader=LogReader(self._raft.log, self._raft.care.damage_at_read),
-            transfer=self._transfer,
-            keys=self._key_index(),
-            telemetry=self._telemetry,
-            clients=self._clients,
-            metrics=self._metrics,
-            deliveries=RecentDeliveries(),
-            coordination=Coordination(
-                self._replica,
-                self._pipeline,
-                self._leadership,
-                self.config.zone,
-                lambda *where: offset_at_time(self._context, *where),
-            ),
-            advice=read_advice(self.config),
-            slaves=slave_gate(self.config, self._raft),
-        )
 
     def _key_index(self) -> KeyIndex:
         folder, repair = self.config.data_dir / "keyindex", self._raft.care.damage_at_read
@@ -367,16 +493,15 @@ class BrokerNode:
         await self._registration.stop()
         await self._others.stop()
         await self._raft_hand_over()
-        self._context.stopping = True
-        self._context.coordination.stop()
-        self._polls.wake_all()
+        self._coordination.stop()
+        self._shutdown.begin()
         await self._listeners.stop(DRAIN_SECONDS)
         await self._peers.stop()
-        await self._messaging.stop()
+        await self._at_follower.stop()
         await self._retention.stop()
         await self._topic_retention.stop()
         await self._forwarder.close()
-        await self._context.keys.stop()
+        await self._keys.stop()
         if self._queue_check is not None:
             await self._queue_check.stop()
         await self._checkpointing.stop()
@@ -408,12 +533,12 @@ class BrokerNode:
 
     async def wait_promotion(self) -> None:
         """Wait until this node is to be stopped and promoted (promotion.py)."""
-        await self._context.promotion.wait()
+        await self._promotion.decided.wait()
 
     @property
     def promotion_plan(self) -> PromotionPlan | None:
         """What this node's folder begins when it has stopped; None: nothing, or another node was promoted meanwhile."""
-        return None if self._raft.is_left_behind else self._context.promotion_plan
+        return None if self._raft.is_left_behind else self._promotion.plan
 
     def ready_line(self) -> str:
         """Return the line that tells whoever started the process where everything is."""
@@ -430,10 +555,6 @@ class BrokerNode:
             [self._messaging.handlers(listener)],
         )
 
-    def _group_policy(self, name: str) -> tuple[bool, int]:
-        group = self._replica.state.groups.find(name)
-        return (group.fifo, group.max_attempts) if group is not None else DEFAULT_GROUP_POLICY
-
     def _silence_ms(self) -> dict[str, int | None]:
         peers = self._raft.status().peers
         for peer in peers:
@@ -443,7 +564,7 @@ class BrokerNode:
 
     def _release_undelivered(self, node_id: str) -> None:
         """A node is gone: what it may not have passed on is delivered again."""
-        for command in self._context.deliveries.node_lost(node_id, time.monotonic()):
+        for command in self._deliveries.node_lost(node_id, time.monotonic()):
             self._replica.releases.propose(command)
 
     def _changed(self) -> None:
@@ -464,7 +585,7 @@ class BrokerNode:
         if effects.topics_changed:
             self._registration.changed()
         if effects.parked and self._leadership.ready:
-            tell_parked(self._context, effects.parked)
+            tell_parked(self._replica.state, effects.parked)
 
 
 @dataclass(frozen=True, slots=True)

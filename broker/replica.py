@@ -15,6 +15,7 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
+from ledgermq.proto import route_pb2
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
@@ -26,6 +27,7 @@ from .leader.recent_deliveries import LAST_LEADER_MS, granted_since
 from .leader.releases import LeaseReleases
 from .reading.consume_queue_files import ConsumeQueueFiles
 from .reading.polls import Polls
+from .refusals import RefusedError
 from .state.consume_queue import ColdRead
 from .state.effects import Effects
 from .state.machine import BrokerState
@@ -63,8 +65,6 @@ class Replica:
         self.rebuild: QueueRebuild | None = None
         self.view: LeaderView | None = None
         self.max_streams = MAX_STREAMS
-        #: Why producing is refused at this node ("" = it is not): the disk is too full.
-        self.produce_refusal = ""
         #: Told when queue files turn out to be damaged: this node must not serve from them.
         self.on_damage: Callable[[ConsumeQueueError], None] = lambda error: None
         #: Waits until damaged queue files are rebuilt from the log; False: they cannot be.
@@ -101,6 +101,17 @@ class Replica:
     def observe(self, observer: Callable[[Effects], None]) -> None:
         """Call `observer` with the effects of every applied entry."""
         self._observers.append(observer)
+
+    def require_whole_state(self) -> None:
+        """Refuse to read from a state whose queues are still being made from the log. Raises: RefusedError."""
+        if self.rebuild is not None:
+            raise RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{self._leadership.node_id} makes its queues again from the log (entry {self.rebuild.applied_index} of"
+                f" {self.rebuild.target}) and serves no reads yet. Ask another node, or again in a moment",
+                retryable=True,
+                retry_after_ms=500,
+            )
 
     # --- StateMachine ---------------------------------------------------------------------------------------
     @property

@@ -10,10 +10,12 @@ from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
 
+from ..config import BrokerConfig
+from ..leader.pipeline import AppendPipeline
 from ..refusals import RefusedError
-from ..service import features
-from ..service.context import NodeContext
-from ..service.meant_group import check_id, check_names
+from ..replica import Replica
+from ..service.broker_group_identity import BrokerGroupIdentity
+from ..service.features import BROKER_GROUP_MODES, Features
 from ..state.backlog import missed, progress
 from ..state.commands import BrokerGroupMode, SetBrokerGroupMode
 from ..state.effects import ModeResult, TopicProgress
@@ -23,46 +25,90 @@ from ..wire.validation import group_problem
 _NAMED_MAX: Final = 5  # of what is not consumed; the rest is counted
 
 
-async def set_mode(
-    context: NodeContext, request: admin_pb2.SetBrokerGroupModeRequest
-) -> admin_pb2.SetBrokerGroupModeResponse:
-    """Change what the group does; to what it does already is a success.
+class BrokerGroupModes:
+    """Drains this broker group, takes it back, removes it."""
 
-    Removing asks first whether something is left, and again when it is applied: what came in between counts, too.
-    """
-    own, state = context.config.group, context.replica.state
-    if request.group != own:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f'this node belongs to broker group "{own}", not to "{request.group}". Nothing was changed',
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        identity: BrokerGroupIdentity,
+        features: Features,
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._pipeline = pipeline
+        self._identity = identity
+        self._features = features
+
+    async def set(self, request: admin_pb2.SetBrokerGroupModeRequest) -> admin_pb2.SetBrokerGroupModeResponse:
+        """Change what the group does; to what it does already is a success.
+
+        Removing asks first whether something is left, and again when it is applied: what came in between counts, too.
+        """
+        own, state = self._config.group, self._replica.state
+        if request.group != own:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f'this node belongs to broker group "{own}", not to "{request.group}". Nothing was changed',
+            )
+        self._identity.check_names(request.cluster, request.group)
+        self._identity.check_id(request.broker_group_id)
+        try:
+            mode = BrokerGroupMode(int(request.mode))
+        except ValueError:
+            raise RefusedError(
+                route_pb2.NOT_SUPPORTED,
+                f"there is no mode {request.mode} in this version. Nothing was changed",
+            ) from None
+        await self._features.require(BROKER_GROUP_MODES, "drain or remove a broker group")
+        command = SetBrokerGroupMode(mode)
+        if mode is BrokerGroupMode.REMOVED and not request.force:
+            command = SetBrokerGroupMode(mode, True, _strangers(state, request.consumers))
+            if state.mode is not BrokerGroupMode.REMOVED:
+                _check_removal(own, state.mode, missed(state, command.consumers))
+        elif mode is BrokerGroupMode.DRAINING and state.mode is BrokerGroupMode.REMOVED:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f'broker group "{own}" was removed, and takes no messages. Nothing was changed. Take it back first: '
+                f"ledgermq cluster undrain {own} --node HOST:8082",
+            )
+        applied = await self._pipeline.run(command)
+        result: ModeResult = applied.result
+        if result.mode is not mode:
+            _check_removal(own, result.mode, result.left)
+        return admin_pb2.SetBrokerGroupModeResponse(
+            mode=route_pb2.BrokerGroupMode.Name(int(result.mode)),
+            since_ms=result.since,
+            changed=result.changed,
         )
-    check_names(context, request.cluster, request.group)
-    check_id(context, request.broker_group_id)
-    try:
-        mode = BrokerGroupMode(int(request.mode))
-    except ValueError:
-        raise RefusedError(
-            route_pb2.NOT_SUPPORTED, f"there is no mode {request.mode} in this version. Nothing was changed"
-        ) from None
-    await features.require(context, features.BROKER_GROUP_MODES, "drain or remove a broker group")
-    command = SetBrokerGroupMode(mode)
-    if mode is BrokerGroupMode.REMOVED and not request.force:
-        command = SetBrokerGroupMode(mode, True, _strangers(state, request.consumers))
-        if state.mode is not BrokerGroupMode.REMOVED:
-            _check_removal(own, state.mode, missed(state, command.consumers))
-    elif mode is BrokerGroupMode.DRAINING and state.mode is BrokerGroupMode.REMOVED:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f'broker group "{own}" was removed, and takes no messages. Nothing was changed. Take it back first: '
-            f"ledgermq cluster undrain {own} --node HOST:8082",
+
+    def progress(self, request: admin_pb2.GetProgressRequest) -> admin_pb2.GetProgressResponse:
+        """Return how far consumer groups are here; the caller has made sure that this node is up to date."""
+        self._identity.check_names(request.cluster, request.broker_group)
+        self._identity.check_id(request.broker_group_id)
+        state = self._replica.state
+        rows = []
+        consumers = [(each.group, each.topic) for each in request.consumers]
+        for row in progress(state, request.group, request.topic, consumers=consumers):
+            group = state.groups.find(row.group)
+            membership = state.memberships.get(group.group_id) if group is not None else None
+            rows.append(
+                admin_pb2.TopicProgress(
+                    group=row.group,
+                    topic=row.topic,
+                    queues=row.queues,
+                    behind=row.behind,
+                    leased=row.leased,
+                    lost=row.lost,
+                    parked=row.parked,
+                    members=len(membership.members) if membership is not None else 0,
+                )
+            )
+        return admin_pb2.GetProgressResponse(
+            topics=rows, mode=route_pb2.BrokerGroupMode.Name(int(state.mode)), mode_since_ms=state.mode_since
         )
-    applied = await context.pipeline.run(command)
-    result: ModeResult = applied.result
-    if result.mode is not mode:
-        _check_removal(own, result.mode, result.left)
-    return admin_pb2.SetBrokerGroupModeResponse(
-        mode=route_pb2.BrokerGroupMode.Name(int(result.mode)), since_ms=result.since, changed=result.changed
-    )
 
 
 def _strangers(
@@ -101,32 +147,3 @@ def _named(rows: Sequence[TopicProgress]) -> str:
     ]
     more = len(rows) - _NAMED_MAX
     return ", ".join(texts) + (f", and {more} more" if more > 0 else "")
-
-
-def get_progress(
-    context: NodeContext, request: admin_pb2.GetProgressRequest
-) -> admin_pb2.GetProgressResponse:
-    """Return how far consumer groups are here; the caller has made sure that this node is up to date."""
-    check_names(context, request.cluster, request.broker_group)
-    check_id(context, request.broker_group_id)
-    state = context.replica.state
-    rows = []
-    consumers = [(each.group, each.topic) for each in request.consumers]
-    for row in progress(state, request.group, request.topic, consumers=consumers):
-        group = state.groups.find(row.group)
-        membership = state.memberships.get(group.group_id) if group is not None else None
-        rows.append(
-            admin_pb2.TopicProgress(
-                group=row.group,
-                topic=row.topic,
-                queues=row.queues,
-                behind=row.behind,
-                leased=row.leased,
-                lost=row.lost,
-                parked=row.parked,
-                members=len(membership.members) if membership is not None else 0,
-            )
-        )
-    return admin_pb2.GetProgressResponse(
-        topics=rows, mode=route_pb2.BrokerGroupMode.Name(int(state.mode)), mode_since_ms=state.mode_since
-    )

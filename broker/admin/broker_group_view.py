@@ -6,13 +6,20 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 
 from ledgermq.proto import admin_pb2, nameserver_pb2, route_pb2
-from ledgermq.raft.status import PeerStatus
+from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.status import CheckCounts, PeerStatus
 
-from ..reading.live_readers import Reading
-from ..service.context import NodeContext
+from ..cluster.known_leader import Leadership
+from ..cluster.members import Members
+from ..cluster.slaves import SlaveGate
+from ..config import BrokerConfig
+from ..leader.pipeline import AppendPipeline
+from ..reading.live_readers import LiveReaders, Reading
+from ..replica import Replica
+from ..service.disk_steps import RetentionView
 from ..state.commands import BrokerGroupMode
 from ..state.topics import Topic
-from .promotion_claims import to_proto
+from .promotion_claims import PromotionProgress, to_proto
 
 
 def topic_info(topic: Topic, *, writable: bool = True) -> route_pb2.TopicInfo:
@@ -29,52 +36,69 @@ def topic_info(topic: Topic, *, writable: bool = True) -> route_pb2.TopicInfo:
     )
 
 
-def group_route(context: NodeContext) -> route_pb2.GroupRoute:
-    """Return all that this node knows of its group."""
-    state = context.replica.state
-    active = state.mode is BrokerGroupMode.ACTIVE
-    reign = context.raft.config.reign
-    return route_pb2.GroupRoute(
-        cluster=context.config.cluster,
-        group=context.config.group,
-        term=context.raft.term,
-        leader_id=context.leadership.leader_id or "",
-        nodes=context.members.all(),
-        topics=[topic_info(topic, writable=active) for topic in state.topics],
-        version=state.applied_index,
-        writable=active and not context.replica.produce_refusal,
-        mode=route_pb2.BrokerGroupMode.Name(int(state.mode)),
-        max_message_bytes=context.config.max_message_bytes,
-        max_request_bytes=min(context.pipeline.max_request_bytes, 0xFFFFFFFF),
-        replication=context.config.replication,
-        master_id=reign.master if reign is not None else "",
-        generation=reign.generation if reign is not None else 0,
-        group_id=context.raft.group_id,
-        former_group_ids=context.raft.former_group_ids,
-    )
+class BrokerGroupView:
+    """What this node says of its broker group to nameservers."""
 
+    def __init__(
+        self,
+        config: BrokerConfig,
+        raft: RaftNode,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        leadership: Leadership,
+        members: Members,
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._replica = replica
+        self._pipeline = pipeline
+        self._leadership = leadership
+        self._members = members
 
-def registration(context: NodeContext, incarnation: str) -> nameserver_pb2.RegisterRequest:
-    """Return the registration of this node."""
-    return nameserver_pb2.RegisterRequest(
-        node_id=context.config.node_id,
-        incarnation=incarnation,
-        route=group_route(context),
-        is_leader=context.leadership.ready,
-        knows_group_ids=True,
-    )
+    def group_route(self) -> route_pb2.GroupRoute:
+        """Return all that this node knows of its group."""
+        state = self._replica.state
+        active = state.mode is BrokerGroupMode.ACTIVE
+        reign = self._raft.config.reign
+        return route_pb2.GroupRoute(
+            cluster=self._config.cluster,
+            group=self._config.group,
+            term=self._raft.term,
+            leader_id=self._leadership.leader_id or "",
+            nodes=self._members.all(),
+            topics=[topic_info(topic, writable=active) for topic in state.topics],
+            version=state.applied_index,
+            writable=active and not self._pipeline.produce_refusal,
+            mode=route_pb2.BrokerGroupMode.Name(int(state.mode)),
+            max_message_bytes=self._config.max_message_bytes,
+            max_request_bytes=min(self._pipeline.max_request_bytes, 0xFFFFFFFF),
+            replication=self._config.replication,
+            master_id=reign.master if reign is not None else "",
+            generation=reign.generation if reign is not None else 0,
+            group_id=self._raft.group_id,
+            former_group_ids=self._raft.former_group_ids,
+        )
 
+    def registration(self, incarnation: str) -> nameserver_pb2.RegisterRequest:
+        """Return the registration of this node."""
+        return nameserver_pb2.RegisterRequest(
+            node_id=self._config.node_id,
+            incarnation=incarnation,
+            route=self.group_route(),
+            is_leader=self._leadership.ready,
+            knows_group_ids=True,
+        )
 
-def beat(context: NodeContext) -> nameserver_pb2.HeartbeatBeat:
-    """Return a heartbeat of this node."""
-    return nameserver_pb2.HeartbeatBeat(
-        cluster=context.config.cluster,
-        group=context.config.group,
-        node_id=context.config.node_id,
-        term=context.raft.term,
-        leader_id=context.leadership.leader_id or "",
-        group_id=context.raft.group_id,
-    )
+    def beat(self) -> nameserver_pb2.HeartbeatBeat:
+        """Return a heartbeat of this node."""
+        return nameserver_pb2.HeartbeatBeat(
+            cluster=self._config.cluster,
+            group=self._config.group,
+            node_id=self._config.node_id,
+            term=self._raft.term,
+            leader_id=self._leadership.leader_id or "",
+            group_id=self._raft.group_id,
+        )
 
 
 def package_version() -> str:
@@ -85,90 +109,111 @@ def package_version() -> str:
         return "unknown"
 
 
-def status(
-    context: NodeContext, listener: str, started: float, *, readers: bool = False
-) -> admin_pb2.GetStatusResponse:
-    """Return this node's own view. `started`: monotonic seconds; `readers`: also who reads here and stores no progress."""
-    raft, refusal = context.raft.status(), context.replica.produce_refusal
-    retention, log, slaves = context.retention, context.raft.log, context.slaves
-    first = log.header_nowait(log.first_index) if log.first_index <= log.last_index else None
-    return admin_pb2.GetStatusResponse(
-        cluster=context.config.cluster,
-        group=context.config.group,
-        node_id=context.config.node_id,
-        role=raft.role,
-        term=raft.term,
-        term_age_ms=raft.since_ms,
-        leader_id=raft.leader_id or "",
-        leader=context.leader_addresses(listener),
-        voters=raft.voters,
-        voters_in_contact=raft.voters_reachable if raft.role == "leader" else 0,
-        flush=raft.flush,
-        nodes=[_node_status(context, peer, listener, leads=raft.role == "leader") for peer in raft.peers],
-        produce_refused=bool(refusal),
-        produce_refused_reason=refusal,
-        version=package_version(),
-        incarnation=f"{raft.incarnation:016x}",
-        first_index=raft.first_index,
-        log_bytes=raft.log_bytes,
-        uptime_ms=int((time.monotonic() - started) * 1000),
-        log_start_ms=first.timestamp if first is not None else 0,
-        log_start_offset=log.first_offset,
-        disk_step=retention.step,
-        disk_step_text=retention.step.text,
-        disk_used_bytes=retention.use.used,
-        disk_limit_bytes=retention.use.limit,
-        max_store_bytes=context.config.max_store_bytes,
-        clock_offset_ms=raft.clock_offset_ms,
-        timer_lateness_ms=raft.timer_lateness_ms,
-        heartbeat_lateness_ms=raft.heartbeat_lateness_ms,
-        election_timeout_ms=raft.election_timeout_ms,
-        election_timeout_added_ms=raft.election_timeout_added_ms,
-        segments_going=retention.going,
-        protection=retention.protection,
-        held_back=raft.held_back,
-        mode=route_pb2.BrokerGroupMode.Name(int(context.replica.state.mode)),
-        mode_since_ms=context.replica.state.mode_since,
-        replication=raft.replication,
-        master_id=raft.master,
-        generation=raft.generation,
-        last_index=raft.last_index,
-        last_term=raft.last_term,
-        promoting=context.promoting,
-        slaves_needed=slaves.needed if slaves is not None else 0,
-        slaves_in_contact=slaves.in_contact if slaves is not None else 0,
-        readers=[_live_reading(each) for each in context.readers.unseen(context.replica.state)]
-        if readers
-        else [],
-        claims=[to_proto(claim) for claim in context.raft.storage.identity.claims],
-    )
+class NodeStatus:
+    """This node's own view of itself and its broker group, for people."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        raft: RaftNode,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        members: Members,
+        slaves: SlaveGate | None,
+        retention: RetentionView,
+        promotion: PromotionProgress,
+        readers: LiveReaders,
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._replica = replica
+        self._pipeline = pipeline
+        self._members = members
+        self._slaves = slaves
+        self._retention = retention
+        self._promotion = promotion
+        self._readers = readers
+        self._started = time.monotonic()
+
+    def status(self, listener: str, *, readers: bool = False) -> admin_pb2.GetStatusResponse:
+        """Return this node's own view. `readers`: also who reads here and stores no progress."""
+        raft, refusal = self._raft.status(), self._pipeline.produce_refusal
+        retention, log, slaves = self._retention, self._raft.log, self._slaves
+        first = log.header_nowait(log.first_index) if log.first_index <= log.last_index else None
+        return admin_pb2.GetStatusResponse(
+            cluster=self._config.cluster,
+            group=self._config.group,
+            node_id=self._config.node_id,
+            role=raft.role,
+            term=raft.term,
+            term_age_ms=raft.since_ms,
+            leader_id=raft.leader_id or "",
+            leader=self._members.addresses(raft.leader_id, listener),
+            voters=raft.voters,
+            voters_in_contact=raft.voters_reachable if raft.role == "leader" else 0,
+            flush=raft.flush,
+            nodes=[self._node_status(peer, listener, leads=raft.role == "leader") for peer in raft.peers],
+            produce_refused=bool(refusal),
+            produce_refused_reason=refusal,
+            version=package_version(),
+            incarnation=f"{raft.incarnation:016x}",
+            first_index=raft.first_index,
+            log_bytes=raft.log_bytes,
+            uptime_ms=int((time.monotonic() - self._started) * 1000),
+            log_start_ms=first.timestamp if first is not None else 0,
+            log_start_offset=log.first_offset,
+            disk_step=retention.step,
+            disk_step_text=retention.step.text,
+            disk_used_bytes=retention.use.used,
+            disk_limit_bytes=retention.use.limit,
+            max_store_bytes=self._config.max_store_bytes,
+            clock_offset_ms=raft.clock_offset_ms,
+            timer_lateness_ms=raft.timer_lateness_ms,
+            heartbeat_lateness_ms=raft.heartbeat_lateness_ms,
+            election_timeout_ms=raft.election_timeout_ms,
+            election_timeout_added_ms=raft.election_timeout_added_ms,
+            segments_going=retention.going,
+            protection=retention.protection,
+            held_back=raft.held_back,
+            mode=route_pb2.BrokerGroupMode.Name(int(self._replica.state.mode)),
+            mode_since_ms=self._replica.state.mode_since,
+            replication=raft.replication,
+            master_id=raft.master,
+            generation=raft.generation,
+            last_index=raft.last_index,
+            last_term=raft.last_term,
+            promoting=self._promotion.doing,
+            slaves_needed=slaves.needed if slaves is not None else 0,
+            slaves_in_contact=slaves.in_contact if slaves is not None else 0,
+            readers=[_live_reading(each) for each in self._readers.unseen(self._replica.state)]
+            if readers
+            else [],
+            claims=[to_proto(claim) for claim in self._raft.storage.identity.claims],
+        )
+
+    def _node_status(self, peer: PeerStatus, listener: str, *, leads: bool) -> admin_pb2.NodeStatus:
+        own = peer.node_id == self._config.node_id
+        raft = self._raft
+        unreachable = leads and not own and not peer.connected
+        return admin_pb2.NodeStatus(
+            node_id=peer.node_id,
+            role="unreachable" if unreachable else peer.role,
+            addresses=self._members.addresses(peer.node_id, listener),
+            durable_index=peer.durable_index or 0,
+            commit_index=(raft.commit_index if own else peer.commit_index) or 0,
+            applied_index=raft.applied_index if own else 0,
+            behind_bytes=peer.behind_bytes or 0,
+            fsync_p99_ms=peer.fsync_p99_ms or 0.0,
+            disk_used_ratio=peer.disk_used_ratio or 0.0,
+            last_contact_ms=peer.last_contact_ms or 0,
+            state=_state(peer, leads=leads),
+            refused=peer.refused,
+            log_check=_log_check(raft.care.repair.counts) if own else None,
+        )
 
 
 def _live_reading(each: Reading) -> admin_pb2.LiveReading:
     return admin_pb2.LiveReading(group=each.group, topic=each.topic, streams=each.streams, behind=each.behind)
-
-
-def _node_status(
-    context: NodeContext, peer: PeerStatus, listener: str, *, leads: bool
-) -> admin_pb2.NodeStatus:
-    own = peer.node_id == context.config.node_id
-    raft = context.raft
-    unreachable = leads and not own and not peer.connected
-    return admin_pb2.NodeStatus(
-        node_id=peer.node_id,
-        role="unreachable" if unreachable else peer.role,
-        addresses=context.members.addresses(peer.node_id, listener),
-        durable_index=peer.durable_index or 0,
-        commit_index=(raft.commit_index if own else peer.commit_index) or 0,
-        applied_index=raft.applied_index if own else 0,
-        behind_bytes=peer.behind_bytes or 0,
-        fsync_p99_ms=peer.fsync_p99_ms or 0.0,
-        disk_used_ratio=peer.disk_used_ratio or 0.0,
-        last_contact_ms=peer.last_contact_ms or 0,
-        state=_state(peer, leads=leads),
-        refused=peer.refused,
-        log_check=_log_check(context) if own else None,
-    )
 
 
 def _state(peer: PeerStatus, *, leads: bool) -> str:
@@ -180,8 +225,7 @@ def _state(peer: PeerStatus, *, leads: bool) -> str:
     return "catching up" if peer.catching_up else ""
 
 
-def _log_check(context: NodeContext) -> admin_pb2.LogCheck:
-    counts = context.raft.care.repair.counts
+def _log_check(counts: CheckCounts) -> admin_pb2.LogCheck:
     return admin_pb2.LogCheck(
         read_bytes=counts.read_bytes,
         passes=counts.passes,

@@ -11,11 +11,13 @@ from typing import Final
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
 from ledgermq.proto.foreign_text import safe_text
 
-from ..native.fetch import offset_at_time
+from ..config import BrokerConfig
+from ..leader.pipeline import AppendPipeline
+from ..reading.queue_reader import QueueReader
 from ..refusals import RefusedError
-from ..service import features
-from ..service.context import NodeContext
-from ..service.ensure import check_room_for_group, check_room_for_topic
+from ..replica import Replica
+from ..service.creation import Creation
+from ..service.features import Features
 from ..state.commands import (
     KEEP_UNREAD,
     NOT_BUILT,
@@ -31,6 +33,7 @@ from ..state.commands import (
     position_rows,
 )
 from ..state.consumer_groups import ConsumerGroup
+from ..state.machine import BrokerState
 from ..state.topics import MAX_QUEUES, Topic
 from ..wire.validation import MAX_TOPIC_LENGTH, group_problem, topic_problem
 from .broker_group_view import topic_info
@@ -40,11 +43,11 @@ _KEEPING: Final = "keep unread messages of a topic"
 _AS_IT_IS: Final = "--if-not-exists (in the client if_not_exists=True)"
 
 
-def known_topic(context: NodeContext, name: str) -> Topic:
+def known_topic(state: BrokerState, name: str) -> Topic:
     """Return a topic; when there is none, say which one may have been meant. Raises: RefusedError."""
-    topic = context.replica.state.topics.find(name)
+    topic = state.topics.find(name)
     if topic is None:
-        hint = _hint(name, [each.name for each in context.replica.state.topics])
+        hint = _hint(name, [each.name for each in state.topics])
         raise RefusedError(
             route_pb2.TOPIC_NOT_FOUND,
             f'topic "{safe_text(name)}" does not exist.{hint} Create it: ledgermq topic create {safe_text(name)}',
@@ -52,11 +55,11 @@ def known_topic(context: NodeContext, name: str) -> Topic:
     return topic
 
 
-def known_group(context: NodeContext, name: str) -> ConsumerGroup:
+def known_group(state: BrokerState, name: str) -> ConsumerGroup:
     """Return a consumer group; when there is none, say which one may have been meant. Raises: RefusedError."""
-    group = context.replica.state.groups.find(name)
+    group = state.groups.find(name)
     if group is None:
-        hint = _hint(name, [each.name for each in context.replica.state.groups])
+        hint = _hint(name, [each.name for each in state.groups])
         raise RefusedError(
             route_pb2.GROUP_NOT_FOUND,
             f'consumer group "{safe_text(name)}" does not exist.{hint} Groups come into being by use, or: ledgermq group create '
@@ -70,144 +73,162 @@ def _hint(name: str, known: list[str]) -> str:
     return f' Did you mean "{close[0]}"?' if close else ""
 
 
-async def create_topic(
-    context: NodeContext, request: admin_pb2.CreateTopicRequest
-) -> admin_pb2.CreateTopicResponse:
-    """Create a topic; a second creation is refused unless `if_not_exists`."""
-    if problem := topic_problem(request.topic):
-        raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
-    count = request.queue_count or context.config.queues_per_topic
-    if count > MAX_QUEUES:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT, f"{count} queues; a topic has at most {MAX_QUEUES} per group"
-        )
-    if request.message_type not in (0, *MessageType):
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"there is no message type {request.message_type}; the highest is {max(MessageType)}",
-        )
-    kind = MessageType(request.message_type) if request.message_type else MessageType.NORMAL
-    if kind in NOT_BUILT:
-        raise RefusedError(
-            route_pb2.NOT_SUPPORTED,
-            f"topics of type {kind.name.lower()} are not built yet: nothing could be sent to one. Nothing was created. Use normal, "
-            "fifo (order by message group) or mixed (both)",
-        )
-    _check_retention(context, request.retention_ms)
-    if context.replica.state.topics.find(request.topic) is None:
-        check_room_for_topic(context, count)
-    if request.keep_unread:
-        await features.require(context, KEEP_UNREAD, _KEEPING)
-    command = CreateTopic(request.topic, count, kind, request.retention_ms, request.keep_unread)
-    applied = await context.pipeline.run(command)
-    topic: Topic = applied.result.topic
-    there = (topic.queue_count, topic.message_type, topic.retention_ms, topic.keep_unread)
-    as_wanted = there == (count, kind, request.retention_ms, request.keep_unread)
-    if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
-        raise RefusedError(
-            route_pb2.ALREADY_EXISTS,
-            f'topic "{topic.name}" exists already, with {topic.queue_count} queues. To take it as it is: {_AS_IT_IS}',
-        )
-    return admin_pb2.CreateTopicResponse(topic=topic_info(topic))
+class TopicChanges:
+    """Creates, changes and deletes topics."""
 
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        creation: Creation,
+        features: Features,
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._pipeline = pipeline
+        self._creation = creation
+        self._features = features
 
-async def update_topic(
-    context: NodeContext, request: admin_pb2.UpdateTopicRequest
-) -> admin_pb2.UpdateTopicResponse:
-    """Change how long a topic shows its messages, and whether unread ones stay. What is hidden already stays hidden."""
-    topic = known_topic(context, request.topic)
-    commands: list[SetTopicRetention | SetTopicKeepUnread] = []
-    if request.HasField("retention_ms"):
-        _check_retention(context, request.retention_ms)
-        commands.append(SetTopicRetention(topic.topic_id, request.retention_ms))
-    if request.HasField("keep_unread"):
-        await features.require(context, KEEP_UNREAD, _KEEPING)
-        commands.insert(0, SetTopicKeepUnread(topic.topic_id, request.keep_unread))
-    if not commands:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT, "nothing to change was named; retention_ms and keep_unread can be"
-        )
-    for command in commands:
-        applied = await context.pipeline.run(command)
-        if applied.result.topic is None:
-            raise RefusedError(route_pb2.TOPIC_NOT_FOUND, f'topic "{request.topic}" was deleted meanwhile')
-    return admin_pb2.UpdateTopicResponse(topic=topic_info(applied.result.topic))
+    async def create(self, request: admin_pb2.CreateTopicRequest) -> admin_pb2.CreateTopicResponse:
+        """Create a topic; a second creation is refused unless `if_not_exists`."""
+        if problem := topic_problem(request.topic):
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
+        count = request.queue_count or self._config.queues_per_topic
+        if count > MAX_QUEUES:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT, f"{count} queues; a topic has at most {MAX_QUEUES} per group"
+            )
+        if request.message_type not in (0, *MessageType):
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"there is no message type {request.message_type}; the highest is {max(MessageType)}",
+            )
+        kind = MessageType(request.message_type) if request.message_type else MessageType.NORMAL
+        if kind in NOT_BUILT:
+            raise RefusedError(
+                route_pb2.NOT_SUPPORTED,
+                f"topics of type {kind.name.lower()} are not built yet: nothing could be sent to one. Nothing was created. Use normal, "
+                "fifo (order by message group) or mixed (both)",
+            )
+        self._check_retention(request.retention_ms)
+        if self._replica.state.topics.find(request.topic) is None:
+            self._creation.check_room_for_topic(count)
+        if request.keep_unread:
+            await self._features.require(KEEP_UNREAD, _KEEPING)
+        command = CreateTopic(request.topic, count, kind, request.retention_ms, request.keep_unread)
+        applied = await self._pipeline.run(command)
+        topic: Topic = applied.result.topic
+        there = (topic.queue_count, topic.message_type, topic.retention_ms, topic.keep_unread)
+        as_wanted = there == (count, kind, request.retention_ms, request.keep_unread)
+        if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
+            raise RefusedError(
+                route_pb2.ALREADY_EXISTS,
+                f'topic "{topic.name}" exists already, with {topic.queue_count} queues. To take it as it is: {_AS_IT_IS}',
+            )
+        return admin_pb2.CreateTopicResponse(topic=topic_info(topic))
 
+    async def update(self, request: admin_pb2.UpdateTopicRequest) -> admin_pb2.UpdateTopicResponse:
+        """Change how long a topic shows its messages, and whether unread ones stay. What is hidden already stays hidden."""
+        topic = known_topic(self._replica.state, request.topic)
+        commands: list[SetTopicRetention | SetTopicKeepUnread] = []
+        if request.HasField("retention_ms"):
+            self._check_retention(request.retention_ms)
+            commands.append(SetTopicRetention(topic.topic_id, request.retention_ms))
+        if request.HasField("keep_unread"):
+            await self._features.require(KEEP_UNREAD, _KEEPING)
+            commands.insert(0, SetTopicKeepUnread(topic.topic_id, request.keep_unread))
+        if not commands:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT, "nothing to change was named; retention_ms and keep_unread can be"
+            )
+        for command in commands:
+            applied = await self._pipeline.run(command)
+            if applied.result.topic is None:
+                raise RefusedError(
+                    route_pb2.TOPIC_NOT_FOUND, f'topic "{request.topic}" was deleted meanwhile'
+                )
+        return admin_pb2.UpdateTopicResponse(topic=topic_info(applied.result.topic))
 
-def _check_retention(context: NodeContext, retention_ms: int) -> None:
-    """Refuse a promise that the log cannot keep."""
-    log_hours = context.config.retention_hours
-    if retention_ms > log_hours * 3_600_000:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"a topic cannot keep messages for {retention_ms / 3_600_000:g} hours: the log deletes them after {log_hours:g} "
-            "(retention_hours of the brokers). Give at most that, or raise it on all nodes first",
-        )
+    def _check_retention(self, retention_ms: int) -> None:
+        """Refuse a promise that the log cannot keep."""
+        log_hours = self._config.retention_hours
+        if retention_ms > log_hours * 3_600_000:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"a topic cannot keep messages for {retention_ms / 3_600_000:g} hours: the log deletes them after {log_hours:g} "
+                "(retention_hours of the brokers). Give at most that, or raise it on all nodes first",
+            )
 
-
-async def delete_topic(
-    context: NodeContext, request: admin_pb2.DeleteTopicRequest
-) -> admin_pb2.DeleteTopicResponse:
-    """Delete a topic with its queues and offsets."""
-    if request.perhaps_done and context.replica.state.topics.find(request.topic) is None:
+    async def delete(self, request: admin_pb2.DeleteTopicRequest) -> admin_pb2.DeleteTopicResponse:
+        """Delete a topic with its queues and offsets."""
+        if request.perhaps_done and self._replica.state.topics.find(request.topic) is None:
+            return admin_pb2.DeleteTopicResponse()
+        topic = known_topic(self._replica.state, request.topic)
+        await self._pipeline.run(DeleteTopic(topic.topic_id))
         return admin_pb2.DeleteTopicResponse()
-    topic = known_topic(context, request.topic)
-    await context.pipeline.run(DeleteTopic(topic.topic_id))
-    return admin_pb2.DeleteTopicResponse()
 
 
-async def create_group(
-    context: NodeContext, request: admin_pb2.CreateGroupRequest
-) -> admin_pb2.CreateGroupResponse:
-    """Create a consumer group; a second creation is refused unless `if_not_exists`."""
-    wanted = request.group
-    if problem := group_problem(wanted.name):
-        raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
-    try:
-        start = StartPosition.parse(wanted.start_position)
-    except ValueError as error:
-        raise RefusedError(route_pb2.INVALID_ARGUMENT, str(error)) from None
-    if context.replica.state.groups.find(wanted.name) is None:
-        check_room_for_group(context)
-    command = CreateGroup(wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo)
-    applied = await context.pipeline.run(command)
-    group: ConsumerGroup = applied.result.group
-    there = (group.start, group.max_attempts, group.fifo)
-    as_wanted = there == (command.start, command.max_attempts, command.fifo)
-    if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
-        raise RefusedError(
-            route_pb2.ALREADY_EXISTS,
-            f'consumer group "{wanted.name}" exists already. To take it as it is: {_AS_IT_IS}',
-        )
-    return admin_pb2.CreateGroupResponse()
+class ConsumerGroupChanges:
+    """Creates and deletes consumer groups, and sets their offsets."""
 
+    def __init__(
+        self, replica: Replica, pipeline: AppendPipeline, creation: Creation, queues: QueueReader
+    ) -> None:
+        self._replica = replica
+        self._pipeline = pipeline
+        self._creation = creation
+        self._queues = queues
 
-async def delete_group(
-    context: NodeContext, request: admin_pb2.DeleteGroupRequest
-) -> admin_pb2.DeleteGroupResponse:
-    """Delete a consumer group with its offsets and leases."""
-    if request.perhaps_done and context.replica.state.groups.find(request.name) is None:
+    async def create(self, request: admin_pb2.CreateGroupRequest) -> admin_pb2.CreateGroupResponse:
+        """Create a consumer group; a second creation is refused unless `if_not_exists`."""
+        wanted = request.group
+        if problem := group_problem(wanted.name):
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
+        try:
+            start = StartPosition.parse(wanted.start_position)
+        except ValueError as error:
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, str(error)) from None
+        if self._replica.state.groups.find(wanted.name) is None:
+            self._creation.check_room_for_group()
+        command = CreateGroup(wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo)
+        applied = await self._pipeline.run(command)
+        group: ConsumerGroup = applied.result.group
+        there = (group.start, group.max_attempts, group.fifo)
+        as_wanted = there == (command.start, command.max_attempts, command.fifo)
+        if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
+            raise RefusedError(
+                route_pb2.ALREADY_EXISTS,
+                f'consumer group "{wanted.name}" exists already. To take it as it is: {_AS_IT_IS}',
+            )
+        return admin_pb2.CreateGroupResponse()
+
+    async def delete(self, request: admin_pb2.DeleteGroupRequest) -> admin_pb2.DeleteGroupResponse:
+        """Delete a consumer group with its offsets and leases."""
+        if request.perhaps_done and self._replica.state.groups.find(request.name) is None:
+            return admin_pb2.DeleteGroupResponse()
+        group = known_group(self._replica.state, request.name)
+        await self._pipeline.run(DeleteGroup(group.group_id))
         return admin_pb2.DeleteGroupResponse()
-    group = known_group(context, request.name)
-    await context.pipeline.run(DeleteGroup(group.group_id))
-    return admin_pb2.DeleteGroupResponse()
 
-
-async def reset_offsets(
-    context: NodeContext, request: admin_pb2.ResetOffsetsRequest
-) -> log_pb2.CommitOffsetsResponse:
-    """Set a group's offsets in all queues of a topic; its leases there end."""
-    topic, group = known_topic(context, request.topic), known_group(context, request.group)
-    which = request.WhichOneof("to")
-    if which is None:
-        raise RefusedError(route_pb2.INVALID_ARGUMENT, "say where to: earliest, latest or a time")
-    rows = []
-    for queue in context.replica.state.queues_of(topic):
-        offset = queue.begin if which == "earliest" else queue.end
-        if which == "timestamp_ms":
-            offset = await offset_at_time(context, *queue.key, request.timestamp_ms)
-        rows.append((*queue.key, offset))
-    applied = await context.pipeline.run(CommitOffsets(group.group_id, position_rows(rows), True))
-    if not applied.result.accepted.all():
-        raise RefusedError(route_pb2.STALE_ROUTE, f'topic "{topic.name}" or the group was deleted meanwhile')
-    return log_pb2.CommitOffsetsResponse()
+    async def reset_offsets(self, request: admin_pb2.ResetOffsetsRequest) -> log_pb2.CommitOffsetsResponse:
+        """Set a group's offsets in all queues of a topic; its leases there end."""
+        topic, group = (
+            known_topic(self._replica.state, request.topic),
+            known_group(self._replica.state, request.group),
+        )
+        which = request.WhichOneof("to")
+        if which is None:
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, "say where to: earliest, latest or a time")
+        rows = []
+        for queue in self._replica.state.queues_of(topic):
+            offset = queue.begin if which == "earliest" else queue.end
+            if which == "timestamp_ms":
+                offset = await self._queues.offset_at_time(*queue.key, request.timestamp_ms)
+            rows.append((*queue.key, offset))
+        applied = await self._pipeline.run(CommitOffsets(group.group_id, position_rows(rows), True))
+        if not applied.result.accepted.all():
+            raise RefusedError(
+                route_pb2.STALE_ROUTE, f'topic "{topic.name}" or the group was deleted meanwhile'
+            )
+        return log_pb2.CommitOffsetsResponse()

@@ -17,16 +17,20 @@ import numpy as np
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import RaftError
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.types import LogIndex
 
 from ..errors import BrokerError
-from ..leader.recent_deliveries import ROWS_MAX
+from ..leader.pipeline import AppendPipeline
+from ..leader.recent_deliveries import ROWS_MAX, LeaseHolders
+from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
-from ..service.context import NodeContext
+from ..replica import Replica
 from ..state.commands import ReleaseParked, position_rows
 from ..state.consumer_groups import ConsumerGroup
 from ..state.effects import Parked
 from ..state.leases import ACKED, PARKED_MAX, Consumption
+from ..state.machine import BrokerState
 from ..state.topics import Topic
 from ..wire.official import message_id_text
 from .changes import known_group, known_topic
@@ -51,86 +55,129 @@ class _Held:
         self.oldest = min(self.oldest, lease_id) if self.oldest and lease_id else self.oldest or lease_id
 
 
-async def get_deliveries(
-    context: NodeContext, request: admin_pb2.GetDeliveriesRequest
-) -> admin_pb2.GetDeliveriesResponse:
-    """Return the holders of leases and the parked messages of a consumer group."""
-    group = known_group(context, request.group)
-    limit = min(request.max_parked or DEFAULT_PARKED, MAX_PARKED)
-    answer = admin_pb2.GetDeliveriesResponse(parked_limit=PARKED_MAX)
-    for topic in _topics(context, group, request.topic):
-        answer.holders.extend(await _holders(context, group, topic))
-        for queue_id, found in _queues(context, group, topic):
-            answer.parked_count += len(found.parked)
-            for row in found.parked[: limit - len(answer.parked)].tolist():
-                answer.parked.append(await _parked(context, topic, queue_id, *row))
-    return answer
+class Deliveries:
+    """Answers who holds leases and what is parked, and releases what is parked."""
 
+    def __init__(
+        self,
+        raft: RaftNode,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        reader: LogReader,
+        holders: LeaseHolders,
+    ) -> None:
+        self._raft = raft
+        self._replica = replica
+        self._pipeline = pipeline
+        self._reader = reader
+        self._lease_holders = holders
 
-def _topics(context: NodeContext, group: ConsumerGroup, name: str) -> list[Topic]:
-    """Return the named topic, or all that the consumer group has consumed, by name."""
-    if name:
-        return [known_topic(context, name)]
-    state = context.replica.state
-    found = (state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id))
-    return sorted((topic for topic in found if topic is not None), key=lambda topic: topic.name)
+    async def get(self, request: admin_pb2.GetDeliveriesRequest) -> admin_pb2.GetDeliveriesResponse:
+        """Return the holders of leases and the parked messages of a consumer group."""
+        group = known_group(self._replica.state, request.group)
+        limit = min(request.max_parked or DEFAULT_PARKED, MAX_PARKED)
+        answer = admin_pb2.GetDeliveriesResponse(parked_limit=PARKED_MAX)
+        for topic in self._topics(group, request.topic):
+            answer.holders.extend(await self._holders(group, topic))
+            for queue_id, found in self._queues(group, topic):
+                answer.parked_count += len(found.parked)
+                for row in found.parked[: limit - len(answer.parked)].tolist():
+                    answer.parked.append(await self._parked(topic, queue_id, *row))
+        return answer
 
+    def _topics(self, group: ConsumerGroup, name: str) -> list[Topic]:
+        """Return the named topic, or all that the consumer group has consumed, by name."""
+        if name:
+            return [known_topic(self._replica.state, name)]
+        state = self._replica.state
+        found = (state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id))
+        return sorted((topic for topic in found if topic is not None), key=lambda topic: topic.name)
 
-def _queues(context: NodeContext, group: ConsumerGroup, topic: Topic) -> Iterator[tuple[int, Consumption]]:
-    for queue_id in range(topic.queue_count):
-        found = context.replica.state.consumption.get((group.group_id, topic.topic_id, queue_id))
-        if found is not None:
-            yield queue_id, found
+    def _queues(self, group: ConsumerGroup, topic: Topic) -> Iterator[tuple[int, Consumption]]:
+        for queue_id in range(topic.queue_count):
+            found = self._replica.state.consumption.get((group.group_id, topic.topic_id, queue_id))
+            if found is not None:
+                yield queue_id, found
 
-
-async def _parked(
-    context: NodeContext, topic: Topic, queue_id: int, offset: int, parked_at: int, attempts: int, reason: int
-) -> admin_pb2.ParkedMessage:
-    return admin_pb2.ParkedMessage(
-        topic=topic.name,
-        queue_id=queue_id,
-        queue_offset=offset,
-        message_id=await _message_id(context, topic, queue_id, offset),
-        attempts=attempts,
-        parked_ms=parked_at,
-        reason=admin_pb2.ParkReason.Name(reason),
-    )
-
-
-async def _message_id(context: NodeContext, topic: Topic, queue_id: int, offset: int) -> str:
-    """Return the id of a message; "" when it cannot be read: what is parked is told all the same."""
-    try:
-        (unit,) = (await context.replica.units(topic.topic_id, queue_id, offset, 1)).tolist()
-        record = await context.reader.record(unit[0], unit[1])
-    except (RaftError, BrokerError, ValueError) as error:
-        logger.info(
-            "parked message not read topic=%s queue=%d offset=%d: %s", topic.name, queue_id, offset, error
-        )
-        return ""
-    return message_id_text(record)
-
-
-async def _holders(context: NodeContext, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.LeaseHolder]:
-    """Return who holds leases in a topic, most leases first."""
-    now, held = context.raft.next_timestamp(), dict[tuple[str, bool, bool], _Held]()
-    for _, found in _queues(context, group, topic):
-        rows = found.leases[found.leases["flags"] & ACKED == 0]
-        ended = rows["deadline"] <= now
-        for session, lease_id, over, count in _counted(rows, ended):
-            client = "" if over else context.holders.name(lease_id, session)
-            held.setdefault((client, bool(session), over), _Held()).add(count, lease_id)
-    told = sorted(held.items(), key=lambda item: (-item[1].leases, item[0]))[:_HOLDERS_MAX]
-    return [
-        admin_pb2.LeaseHolder(
+    async def _parked(
+        self, topic: Topic, queue_id: int, offset: int, parked_at: int, attempts: int, reason: int
+    ) -> admin_pb2.ParkedMessage:
+        return admin_pb2.ParkedMessage(
             topic=topic.name,
-            client_id=client,
-            leases=each.leases,
-            oldest_ms=await _stored_ms(context, each.oldest),
-            by_session=by_session,
-            ended=over,
+            queue_id=queue_id,
+            queue_offset=offset,
+            message_id=await self._message_id(topic, queue_id, offset),
+            attempts=attempts,
+            parked_ms=parked_at,
+            reason=admin_pb2.ParkReason.Name(reason),
         )
-        for (client, by_session, over), each in told
-    ]
+
+    async def _message_id(self, topic: Topic, queue_id: int, offset: int) -> str:
+        """Return the id of a message; "" when it cannot be read: what is parked is told all the same."""
+        try:
+            (unit,) = (await self._replica.units(topic.topic_id, queue_id, offset, 1)).tolist()
+            record = await self._reader.record(unit[0], unit[1])
+        except (RaftError, BrokerError, ValueError) as error:
+            logger.info(
+                "parked message not read topic=%s queue=%d offset=%d: %s", topic.name, queue_id, offset, error
+            )
+            return ""
+        return message_id_text(record)
+
+    async def _holders(self, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.LeaseHolder]:
+        """Return who holds leases in a topic, most leases first."""
+        now, held = self._raft.next_timestamp(), dict[tuple[str, bool, bool], _Held]()
+        for _, found in self._queues(group, topic):
+            rows = found.leases[found.leases["flags"] & ACKED == 0]
+            ended = rows["deadline"] <= now
+            for session, lease_id, over, count in _counted(rows, ended):
+                client = "" if over else self._lease_holders.name(lease_id, session)
+                held.setdefault((client, bool(session), over), _Held()).add(count, lease_id)
+        told = sorted(held.items(), key=lambda item: (-item[1].leases, item[0]))[:_HOLDERS_MAX]
+        return [
+            admin_pb2.LeaseHolder(
+                topic=topic.name,
+                client_id=client,
+                leases=each.leases,
+                oldest_ms=await self._stored_ms(each.oldest),
+                by_session=by_session,
+                ended=over,
+            )
+            for (client, by_session, over), each in told
+        ]
+
+    async def _stored_ms(self, index: int) -> int:
+        """Return the log time of an entry, 0 when it is not stored any more."""
+        try:
+            return int((await self._raft.log.header_at(LogIndex(index))).timestamp) if index else 0
+        except RaftError:
+            return 0
+
+    async def release(self, request: admin_pb2.ReleaseParkedRequest) -> admin_pb2.ReleaseParkedResponse:
+        """Deliver parked messages again. Those that are not parked (any more) are not counted."""
+        group = known_group(self._replica.state, request.group)
+        if request.places and not request.topic:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT, "places were named, and no topic; nothing was released"
+            )
+        if len(request.places) > _PLACES_MAX:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"{len(request.places)} places at once; name at most {_PLACES_MAX}, or none to release all of the topic",
+            )
+        rows = list[tuple[int, int, int]]()
+        for topic in self._topics(group, request.topic):
+            if request.places:
+                rows += [(topic.topic_id, each.queue_id, each.queue_offset) for each in request.places]
+                continue
+            for queue_id, found in self._queues(group, topic):
+                rows += [(topic.topic_id, queue_id, offset) for offset in found.parked["offset"].tolist()]
+        released = 0
+        for start in range(0, len(rows), ROWS_MAX):
+            command = ReleaseParked(group.group_id, position_rows(rows[start : start + ROWS_MAX]))
+            applied = await self._pipeline.run(command)
+            released += int(np.count_nonzero(applied.result.accepted))
+        return admin_pb2.ReleaseParkedResponse(released=released)
 
 
 def _counted(rows: np.ndarray, ended: np.ndarray) -> Iterator[tuple[int, int, bool, int]]:
@@ -140,46 +187,8 @@ def _counted(rows: np.ndarray, ended: np.ndarray) -> Iterator[tuple[int, int, bo
         yield session, lease_id, over, count
 
 
-async def _stored_ms(context: NodeContext, index: int) -> int:
-    """Return the log time of an entry, 0 when it is not stored any more."""
-    try:
-        return int((await context.raft.log.header_at(LogIndex(index))).timestamp) if index else 0
-    except RaftError:
-        return 0
-
-
-async def release_parked(
-    context: NodeContext, request: admin_pb2.ReleaseParkedRequest
-) -> admin_pb2.ReleaseParkedResponse:
-    """Deliver parked messages again. Those that are not parked (any more) are not counted."""
-    group = known_group(context, request.group)
-    if request.places and not request.topic:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT, "places were named, and no topic; nothing was released"
-        )
-    if len(request.places) > _PLACES_MAX:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"{len(request.places)} places at once; name at most {_PLACES_MAX}, or none to release all of the topic",
-        )
-    rows = list[tuple[int, int, int]]()
-    for topic in _topics(context, group, request.topic):
-        if request.places:
-            rows += [(topic.topic_id, each.queue_id, each.queue_offset) for each in request.places]
-            continue
-        for queue_id, found in _queues(context, group, topic):
-            rows += [(topic.topic_id, queue_id, offset) for offset in found.parked["offset"].tolist()]
-    released = 0
-    for start in range(0, len(rows), ROWS_MAX):
-        command = ReleaseParked(group.group_id, position_rows(rows[start : start + ROWS_MAX]))
-        applied = await context.pipeline.run(command)
-        released += int(np.count_nonzero(applied.result.accepted))
-    return admin_pb2.ReleaseParkedResponse(released=released)
-
-
-def tell_parked(context: NodeContext, parked: Iterable[Parked]) -> None:
+def tell_parked(state: BrokerState, parked: Iterable[Parked]) -> None:
     """Log what was parked, one line for each queue: a person has to look at it."""
-    state = context.replica.state
     for each in parked:
         topic, group = state.topics.get(each.topic_id), state.groups.get(each.group_id)
         name = group.name if group is not None else str(each.group_id)

@@ -7,72 +7,81 @@ from collections.abc import AsyncIterator, Callable
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import StateTransferError
+from ledgermq.raft.node.node import RaftNode
 
 from ..backup.stream import DumpError, QueueSource, StateSource, dump_stream, live_point
-from ..checkpoint.transfer import OutgoingCheckpoint
+from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint
+from ..config import BrokerConfig
 from ..refusals import RefusedError
-from ..service.context import NodeContext
+from ..replica import Replica
 from ..state.consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue
 from ..state.queue_sums import BLOCK_UNITS
 
 logger = logging.getLogger(__name__)
 
 
-async def dump_chunks(
-    context: NodeContext, request: admin_pb2.DumpRequest
-) -> AsyncIterator[admin_pb2.DumpChunk]:
-    """Yield this node's dump. Raises: RefusedError."""
-    context.require_whole_state()
-    state = await _state(context)
-    try:
-        point = await live_point(
-            context.raft.log,
-            context.raft.status(),
-            voters=tuple(context.config.voters),
-            log_folder=context.config.data_dir / "commitlog",
-            queues=None if request.without_consume_queues else _sources(context),
-            state=None if state is None else StateSource(state.index, state.size, state.read),
-        )
-        if state is not None and state.log_start < point.first_index:
-            raise DumpError(
-                "retention deleted what the state counts on while the dump was taken. Run the dump again."
+class Dumps:
+    """Takes dumps of this node."""
+
+    def __init__(
+        self, config: BrokerConfig, raft: RaftNode, replica: Replica, transfer: BrokerStateTransfer
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._replica = replica
+        self._transfer = transfer
+
+    async def chunks(self, request: admin_pb2.DumpRequest) -> AsyncIterator[admin_pb2.DumpChunk]:
+        """Yield this node's dump. Raises: RefusedError."""
+        self._replica.require_whole_state()
+        state = await self._state()
+        try:
+            point = await live_point(
+                self._raft.log,
+                self._raft.status(),
+                voters=tuple(self._config.voters),
+                log_folder=self._config.data_dir / "commitlog",
+                queues=None if request.without_consume_queues else self._sources(),
+                state=None if state is None else StateSource(state.index, state.size, state.read),
             )
-        async for chunk in dump_stream(point, request):
-            yield chunk
-    except (DumpError, OSError) as error:
-        raise RefusedError(
-            route_pb2.INTERNAL, f"{context.config.node_id}: the dump failed: {error}"
-        ) from None
-    finally:
-        if state is not None:
-            state.close()
+            if state is not None and state.log_start < point.first_index:
+                raise DumpError(
+                    "retention deleted what the state counts on while the dump was taken. Run the dump again."
+                )
+            async for chunk in dump_stream(point, request):
+                yield chunk
+        except (DumpError, OSError) as error:
+            raise RefusedError(
+                route_pb2.INTERNAL, f"{self._config.node_id}: the dump failed: {error}"
+            ) from None
+        finally:
+            if state is not None:
+                state.close()
 
+    async def _state(self) -> OutgoingCheckpoint | None:
+        """Return the state that a log needs whose beginning was deleted. None also when it cannot be written just now.
 
-async def _state(context: NodeContext) -> OutgoingCheckpoint | None:
-    """Return the state that a log needs whose beginning was deleted. None also when it cannot be written just now.
+        A dump without it can still be checked, and its messages be read; `ledgermq dump` says that it cannot be restored.
+        """
+        first_index = self._raft.log.first_index
+        if first_index == 1:
+            return None
+        try:
+            return await self._transfer.open(first_index)
+        except StateTransferError as error:
+            logger.warning("dump without the state node=%s reason=%s", self._config.node_id, error)
+            return None
 
-    A dump without it can still be checked, and its messages be read; `ledgermq dump` says that it cannot be restored.
-    """
-    first_index = context.raft.log.first_index
-    if first_index == 1:
-        return None
-    try:
-        return await context.transfer.open(first_index)
-    except StateTransferError as error:
-        logger.warning("dump without the state node=%s reason=%s", context.config.node_id, error)
-        return None
-
-
-def _sources(context: NodeContext) -> list[QueueSource]:
-    """Return every queue as it is now."""
-    state, found = context.replica.state, []
-    for topic in state.topics:
-        for queue in state.queues_of(topic):
-            reader = _reader(queue, context.replica.load_units)
-            found.append(
-                QueueSource(topic.name, topic.topic_id, queue.key[1], queue.begin, queue.end, reader)
-            )
-    return found
+    def _sources(self) -> list[QueueSource]:
+        """Return every queue as it is now."""
+        state, found = self._replica.state, []
+        for topic in state.topics:
+            for queue in state.queues_of(topic):
+                reader = _reader(queue, self._replica.load_units)
+                found.append(
+                    QueueSource(topic.name, topic.topic_id, queue.key[1], queue.begin, queue.end, reader)
+                )
+        return found
 
 
 def _reader(queue: ConsumeQueue, load: Callable[[ColdRead], bytes]) -> Callable[[int, int], bytes]:

@@ -20,14 +20,17 @@ from google.protobuf.message import DecodeError
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import SECTION_HEADER_SIZE, RecordView, pack_message_id
-from ledgermq.raft.errors import LogCompactedError, NotLeaderError
+from ledgermq.raft.errors import LogCompactedError
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.types import LogIndex
 
 from ..errors import ConsumeQueueError, QueueNotFoundError
-from ..native.log_service import STALE_AFTER_S, up_to_date
 from ..reading.key_hashes import id_hash, key_hash
+from ..reading.key_index import KeyIndex
+from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
-from ..service.context import NodeContext
+from ..replica import Replica
+from ..service.read_barrier import ReadBarrier
 from ..state.consume_queue import ColdRead, ConsumeQueue
 from ..state.topics import Topic
 from .changes import known_topic
@@ -94,8 +97,14 @@ class _Page:
 class MessageQueries:
     """The queries of one node."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(
+        self, raft: RaftNode, replica: Replica, reader: LogReader, keys: KeyIndex, barrier: ReadBarrier
+    ) -> None:
+        self._raft = raft
+        self._replica = replica
+        self._reader = reader
+        self._keys = keys
+        self._barrier = barrier
         self._running = 0
 
     async def answer(
@@ -103,28 +112,23 @@ class MessageQueries:
     ) -> admin_pb2.QueryMessagesResponse:
         """Return a page. `remaining`: seconds that the caller waits. Raises: those of REFUSABLE."""
         _check(request)
-        context = self._context
-        context.require_whole_state()
+        self._replica.require_whole_state()
         with self._counted():
-            stale = False
-            try:
-                await up_to_date(context, min(remaining or STALE_AFTER_S, STALE_AFTER_S))
-            except NotLeaderError:
-                stale = True
+            stale = await self._barrier.wait_or_stale(remaining)
             page = _Page(min(request.limit or DEFAULT_LIMIT, MAX_LIMIT))
-            begin, end = await _bounds(context, request)
+            begin, end = await self._bounds(request)
             unsearched = 0
             if begin < end:
                 if request.message_id or request.key:
-                    unsearched = await _by_hash(context, request, begin, end, page)
+                    unsearched = await self._by_hash(request, begin, end, page)
                 else:
-                    await _by_time(context, known_topic(context, request.topic), begin, end, page)
+                    await self._by_time(known_topic(self._replica.state, request.topic), begin, end, page)
         return admin_pb2.QueryMessagesResponse(
             messages=page.messages,
             next_before=page.next_before,
             unsearched_bytes=unsearched,
             stale=stale,
-            node_id=context.config.node_id,
+            node_id=self._raft.config.node_id,
         )
 
     @contextmanager
@@ -132,7 +136,7 @@ class MessageQueries:
         if self._running >= MAX_RUNNING:
             raise RefusedError(
                 route_pb2.TOO_MANY_REQUESTS,
-                f"{MAX_RUNNING} message queries run at {self._context.config.node_id} already. Ask again, or another node",
+                f"{MAX_RUNNING} message queries run at {self._raft.config.node_id} already. Ask again, or another node",
                 retryable=True,
                 retry_after_ms=100,
             )
@@ -141,6 +145,172 @@ class MessageQueries:
             yield
         finally:
             self._running -= 1
+
+    # --- where to look ------------------------------------------------------------------------------------
+    async def _bounds(self, request: admin_pb2.QueryMessagesRequest) -> tuple[int, int]:
+        """Return the physical offsets between which the messages stand: applied, of that time, in front of the last page."""
+        if request.topic:
+            known_topic(self._replica.state, request.topic)
+        log, last = self._raft.log, self._raft.applied_index
+        if last < log.first_index:
+            return 0, 0
+        begin, end = log.first_offset, (await log.header_at(last)).end
+        if request.begin_ms:
+            begin = max(begin, await self._offset_at(request.begin_ms, last))
+        if request.end_ms:
+            end = min(end, await self._offset_at(request.end_ms, last))
+        if request.before_offset:
+            end = min(end, request.before_offset)
+        return begin, end
+
+    async def _offset_at(self, timestamp: int, last: LogIndex) -> int:
+        """Return the physical offset of the first applied entry at or after a log time; behind the last when there is none.
+
+        Raises: StorageError.
+        """
+        log = self._raft.log
+        low, high = log.first_index, LogIndex(last + 1)
+        while low < high:
+            middle = LogIndex((low + high) // 2)
+            try:
+                found = await log.header_at(middle)
+            except LogCompactedError:
+                low = max(low, log.first_index)
+                continue
+            if found.timestamp < timestamp:
+                low = LogIndex(middle + 1)
+            else:
+                high = middle
+        header = await log.header_at(min(low, last))
+        return header.physical_offset if low <= last else header.end
+
+    # --- by id or key -------------------------------------------------------------------------------------
+    async def _by_hash(
+        self, request: admin_pb2.QueryMessagesRequest, begin: int, end: int, page: _Page
+    ) -> int:
+        """Fill the page with messages that have the id or key; return how many log bytes were not searched."""
+        if request.message_id:
+            hashed, wanted = id_hash(pack_message_id(request.message_id)[0]), _has_id(request.message_id)
+        else:
+            topic = known_topic(self._replica.state, request.topic)
+            hashed, wanted = key_hash(topic.topic_id, request.key), _has_key(request.key)
+            begin = max(begin, await self._first_visible(topic))
+        await self._keys.catch_up(_CATCH_UP_S)
+        unsearched: int | None = None
+        while True:
+            found = await self._keys.search(hashed, begin, end, _CANDIDATES)
+            unsearched = found.unsearched if unsearched is None else unsearched
+            for offset in found.offsets:
+                if offset >= end:
+                    continue  # the same key twice in one message
+                if page.is_full(end):
+                    return unsearched
+                page.looked_at += 1
+                place = await self._place_of(offset)
+                end = offset
+                if place is None or request.topic not in ("", place.topic.name):
+                    continue
+                record = await self._reader.record(offset, place.size)
+                if wanted(record):
+                    page.add(place, record)
+            if len(found.offsets) < _CANDIDATES:
+                return unsearched
+
+    async def _first_visible(self, topic: Topic) -> int:
+        """Return where the messages begin that the topic's own retention does not hide (physical offset). It may hide many."""
+        if not topic.retention_ms:
+            return 0
+        firsts = []
+        for queue in self._queues(topic):
+            try:
+                unit = await self._replica.units(*queue.key, queue.begin, 1)
+            except QueueNotFoundError:
+                continue
+            firsts += unit["physical_offset"].tolist()
+        return min(firsts, default=0)
+
+    async def _place_of(self, offset: int) -> _Place | None:
+        """Return where the record at a physical offset is visible; None: it is not. Raises: StorageError, ConsumeQueueError."""
+        try:
+            section = await self._reader.section_of(offset)
+            head = await self._reader.read(section.physical_offset, SECTION_HEADER_SIZE)
+        except LogCompactedError:
+            return None
+        queue_id, topic_id = _QUEUE_OF_SECTION.unpack_from(head)
+        topic = self._replica.state.topics.get(topic_id)
+        if topic is None:
+            return None
+        try:
+            units = await self._replica.units(topic_id, queue_id, section.first_queue_offset, section.count)
+        except QueueNotFoundError:
+            return None
+        at = int(np.searchsorted(units["physical_offset"], offset))
+        if at == len(units) or units["physical_offset"][at] != offset:
+            return None
+        queue_offset = section.end_queue_offset - len(units) + at
+        return _Place(offset, topic, queue_id, queue_offset, int(units["size"][at]), section.store_timestamp)
+
+    # --- by time ------------------------------------------------------------------------------------------
+    async def _by_time(self, topic: Topic, begin: int, end: int, page: _Page) -> None:
+        """Fill the page with the newest messages of a topic that stand in [begin, end)."""
+        wanted = page.limit + 1  # one more tells whether there is another page
+        while True:
+            newest_first = await self._newest_of_all(self._queues(topic), begin, end, wanted)
+            for offset in newest_first:
+                if page.is_full(end):
+                    return
+                page.looked_at += 1
+                place = await self._place_of(offset)
+                end = offset
+                if place is not None:
+                    page.add(place, await self._reader.record(offset, place.size))
+            if len(newest_first) < wanted:
+                return
+
+    async def _newest_of_all(
+        self, queues: Sequence[ConsumeQueue], begin: int, end: int, at_most: int
+    ) -> list[int]:
+        """Return the physical offsets of the last messages of all queues in [begin, end), the newest first.
+
+        No more is kept at a time than that, and what one queue has. Raises: ConsumeQueueError.
+        """
+        newest = np.empty(0, np.int64)
+        for queue in queues:
+            found = np.concatenate([newest, await self._newest(queue, begin, end, at_most)])
+            found.sort()
+            newest = found[-at_most:].copy()
+        return list(newest[::-1].tolist())
+
+    def _queues(self, topic: Topic) -> list[ConsumeQueue]:
+        try:
+            return self._replica.state.queues_of(topic)
+        except QueueNotFoundError:  # deleted in between
+            return []
+
+    async def _newest(self, queue: ConsumeQueue, begin: int, end: int, at_most: int) -> np.ndarray:
+        """Return the physical offsets of the last messages of a queue in [begin, end). Raises: ConsumeQueueError."""
+        low, high = await self._first_behind(queue, begin), await self._first_behind(queue, end)
+        low = max(low, high - at_most)
+        try:
+            units = await self._replica.units(*queue.key, low, high - low)
+        except QueueNotFoundError:
+            return np.empty(0, np.int64)
+        offsets: np.ndarray = units["physical_offset"]
+        return offsets
+
+    async def _first_behind(self, queue: ConsumeQueue, physical_offset: int) -> int:
+        """Return the first queue offset at or behind a physical offset, loading what is cold. Raises: ConsumeQueueError."""
+        while True:
+            try:
+                found = self._replica.state.queues.first_at_or_behind(queue, physical_offset)
+            except ConsumeQueueError as error:
+                await self._replica.mended(error)
+                continue
+            except QueueNotFoundError:
+                return queue.end
+            if not isinstance(found, ColdRead):
+                return found
+            await self._replica.warm([found])
 
 
 def _check(request: admin_pb2.QueryMessagesRequest) -> None:
@@ -156,93 +326,6 @@ def _check(request: admin_pb2.QueryMessagesRequest) -> None:
         problem = f"no time is between {request.begin_ms} and {request.end_ms}"
     if problem:
         raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
-
-
-# --- where to look ----------------------------------------------------------------------------------------------
-async def _bounds(context: NodeContext, request: admin_pb2.QueryMessagesRequest) -> tuple[int, int]:
-    """Return the physical offsets between which the messages stand: applied, of that time, in front of the last page."""
-    if request.topic:
-        known_topic(context, request.topic)
-    log, last = context.raft.log, context.raft.applied_index
-    if last < log.first_index:
-        return 0, 0
-    begin, end = log.first_offset, (await log.header_at(last)).end
-    if request.begin_ms:
-        begin = max(begin, await _offset_at(context, request.begin_ms, last))
-    if request.end_ms:
-        end = min(end, await _offset_at(context, request.end_ms, last))
-    if request.before_offset:
-        end = min(end, request.before_offset)
-    return begin, end
-
-
-async def _offset_at(context: NodeContext, timestamp: int, last: LogIndex) -> int:
-    """Return the physical offset of the first applied entry at or after a log time; behind the last when there is none.
-
-    Raises: StorageError.
-    """
-    log = context.raft.log
-    low, high = log.first_index, LogIndex(last + 1)
-    while low < high:
-        middle = LogIndex((low + high) // 2)
-        try:
-            found = await log.header_at(middle)
-        except LogCompactedError:
-            low = max(low, log.first_index)
-            continue
-        if found.timestamp < timestamp:
-            low = LogIndex(middle + 1)
-        else:
-            high = middle
-    header = await log.header_at(min(low, last))
-    return header.physical_offset if low <= last else header.end
-
-
-# --- by id or key -----------------------------------------------------------------------------------------------
-async def _by_hash(
-    context: NodeContext, request: admin_pb2.QueryMessagesRequest, begin: int, end: int, page: _Page
-) -> int:
-    """Fill the page with messages that have the id or key; return how many log bytes were not searched."""
-    if request.message_id:
-        hashed, wanted = id_hash(pack_message_id(request.message_id)[0]), _has_id(request.message_id)
-    else:
-        topic = known_topic(context, request.topic)
-        hashed, wanted = key_hash(topic.topic_id, request.key), _has_key(request.key)
-        begin = max(begin, await _first_visible(context, topic))
-    await context.keys.catch_up(_CATCH_UP_S)
-    unsearched: int | None = None
-    while True:
-        found = await context.keys.search(hashed, begin, end, _CANDIDATES)
-        unsearched = found.unsearched if unsearched is None else unsearched
-        for offset in found.offsets:
-            if offset >= end:
-                continue  # the same key twice in one message
-            if page.is_full(end):
-                return unsearched
-            page.looked_at += 1
-            place = await _place_of(context, offset)
-            end = offset
-            if place is None or request.topic not in ("", place.topic.name):
-                continue
-            record = await context.reader.record(offset, place.size)
-            if wanted(record):
-                page.add(place, record)
-        if len(found.offsets) < _CANDIDATES:
-            return unsearched
-
-
-async def _first_visible(context: NodeContext, topic: Topic) -> int:
-    """Return where the messages begin that the topic's own retention does not hide (physical offset). It may hide many."""
-    if not topic.retention_ms:
-        return 0
-    firsts = []
-    for queue in _queues(context, topic):
-        try:
-            unit = await context.replica.units(*queue.key, queue.begin, 1)
-        except QueueNotFoundError:
-            continue
-        firsts += unit["physical_offset"].tolist()
-    return min(firsts, default=0)
 
 
 def _has_id(message_id: str) -> Wanted:
@@ -266,94 +349,3 @@ def _system(record: RecordView) -> v2.SystemProperties:
         return v2.SystemProperties.FromString(bytes(record.system_run))
     except DecodeError:
         return v2.SystemProperties()
-
-
-async def _place_of(context: NodeContext, offset: int) -> _Place | None:
-    """Return where the record at a physical offset is visible; None: it is not. Raises: StorageError, ConsumeQueueError."""
-    try:
-        section = await context.reader.section_of(offset)
-        head = await context.reader.read(section.physical_offset, SECTION_HEADER_SIZE)
-    except LogCompactedError:
-        return None
-    queue_id, topic_id = _QUEUE_OF_SECTION.unpack_from(head)
-    topic = context.replica.state.topics.get(topic_id)
-    if topic is None:
-        return None
-    try:
-        units = await context.replica.units(topic_id, queue_id, section.first_queue_offset, section.count)
-    except QueueNotFoundError:
-        return None
-    at = int(np.searchsorted(units["physical_offset"], offset))
-    if at == len(units) or units["physical_offset"][at] != offset:
-        return None
-    queue_offset = section.end_queue_offset - len(units) + at
-    return _Place(offset, topic, queue_id, queue_offset, int(units["size"][at]), section.store_timestamp)
-
-
-# --- by time ----------------------------------------------------------------------------------------------------
-async def _by_time(context: NodeContext, topic: Topic, begin: int, end: int, page: _Page) -> None:
-    """Fill the page with the newest messages of a topic that stand in [begin, end)."""
-    wanted = page.limit + 1  # one more tells whether there is another page
-    while True:
-        newest_first = await _newest_of_all(context, _queues(context, topic), begin, end, wanted)
-        for offset in newest_first:
-            if page.is_full(end):
-                return
-            page.looked_at += 1
-            place = await _place_of(context, offset)
-            end = offset
-            if place is not None:
-                page.add(place, await context.reader.record(offset, place.size))
-        if len(newest_first) < wanted:
-            return
-
-
-async def _newest_of_all(
-    context: NodeContext, queues: Sequence[ConsumeQueue], begin: int, end: int, at_most: int
-) -> list[int]:
-    """Return the physical offsets of the last messages of all queues in [begin, end), the newest first.
-
-    No more is kept at a time than that, and what one queue has. Raises: ConsumeQueueError.
-    """
-    newest = np.empty(0, np.int64)
-    for queue in queues:
-        found = np.concatenate([newest, await _newest(context, queue, begin, end, at_most)])
-        found.sort()
-        newest = found[-at_most:].copy()
-    return list(newest[::-1].tolist())
-
-
-def _queues(context: NodeContext, topic: Topic) -> list[ConsumeQueue]:
-    try:
-        return context.replica.state.queues_of(topic)
-    except QueueNotFoundError:  # deleted in between
-        return []
-
-
-async def _newest(
-    context: NodeContext, queue: ConsumeQueue, begin: int, end: int, at_most: int
-) -> np.ndarray:
-    """Return the physical offsets of the last messages of a queue in [begin, end). Raises: ConsumeQueueError."""
-    low, high = await _first_behind(context, queue, begin), await _first_behind(context, queue, end)
-    low = max(low, high - at_most)
-    try:
-        units = await context.replica.units(*queue.key, low, high - low)
-    except QueueNotFoundError:
-        return np.empty(0, np.int64)
-    offsets: np.ndarray = units["physical_offset"]
-    return offsets
-
-
-async def _first_behind(context: NodeContext, queue: ConsumeQueue, physical_offset: int) -> int:
-    """Return the first queue offset at or behind a physical offset, loading what is cold. Raises: ConsumeQueueError."""
-    while True:
-        try:
-            found = context.replica.state.queues.first_at_or_behind(queue, physical_offset)
-        except ConsumeQueueError as error:
-            await context.replica.mended(error)
-            continue
-        except QueueNotFoundError:
-            return queue.end
-        if not isinstance(found, ColdRead):
-            return found
-        await context.replica.warm([found])

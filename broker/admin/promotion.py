@@ -29,12 +29,14 @@ from ledgermq.raft.folder.group_recovery import (
     promote_folder,
     stopped_folder,
 )
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.types import NodeId
 
-from ..cluster.forwarding import ForwardError, answer_of
+from ..cluster.forwarding import Forwarder, ForwardError, answer_of
+from ..config import BrokerConfig
 from ..refusals import RefusedError
-from ..service.context import NodeContext
-from .promotion_claims import given_up, known_claims, refusal_by_claims, tell
+from ..replica import Replica
+from .promotion_claims import GenerationClaims, PromotionProgress
 
 logger = logging.getLogger(__name__)
 
@@ -48,194 +50,237 @@ _ASK_AGAIN_S: Final = 0.2
 JUST_GONE_MS: Final = 10_000
 
 
-async def accept(context: NodeContext, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
-    """Make sure that the node may be promoted, and have it stopped for it. Whoever cancels this before has ended it all.
+class Promotions:
+    """Judges and prepares the promotion of this node."""
 
-    Raises: RefusedError: nothing was changed.
-    """
-    _judge(context, request)
-    if context.promoting:
-        raise RefusedError(
-            route_pb2.ALREADY_EXISTS,
-            f"{context.config.node_id} is to become the master already: it {context.promoting}. Wait for it: ledgermq cluster"
-            " status; nothing was changed",
+    def __init__(
+        self,
+        config: BrokerConfig,
+        raft: RaftNode,
+        replica: Replica,
+        forwarder: Forwarder,
+        claims: GenerationClaims,
+        progress: PromotionProgress,
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._replica = replica
+        self._forwarder = forwarder
+        self._claims = claims
+        self._progress = progress
+
+    async def accept(self, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
+        """Make sure that the node may be promoted, and have it stopped for it. Whoever cancels this before has ended it all.
+
+        Raises: RefusedError: nothing was changed.
+        """
+        self._judge(request)
+        if self._progress.doing:
+            raise RefusedError(
+                route_pb2.ALREADY_EXISTS,
+                f"{self._config.node_id} is to become the master already: it {self._progress.doing}. Wait for it: ledgermq cluster"
+                " status; nothing was changed",
+            )
+        # Before it does: of two that are promoted at once one sees the other, unless that one is just starting again.
+        self._progress.doing = "asks the other nodes"
+        try:
+            plan = await self._prepare(request)
+            self._judge(request)
+            generation = self._claim(plan).reign.generation
+            if refusal := self._raft.step_aside(though_leading=bool(request.instead_of)):
+                raise RefusedError(
+                    route_pb2.INVALID_ARGUMENT,
+                    f"{refusal}, as {self._config.node_id} has heard just now. Look again: ledgermq cluster status; nothing was"
+                    " changed",
+                )
+        except BaseException:
+            self._progress.doing = ""
+            raise
+        self._progress.doing = "stops, and starts again as the master"
+        logger.warning(
+            "to be promoted: this node stops, and starts again as the master node=%s", self._config.node_id
         )
-    # Before it does: of two that are promoted at once one sees the other, unless that one is just starting again.
-    context.promoting = "asks the other nodes"
-    try:
-        plan = await _prepare(context, request)
-        _judge(context, request)
-        generation = _claim(context, plan).reign.generation
-        if refusal := context.raft.step_aside(though_leading=bool(request.instead_of)):
+        self._progress.plan = plan
+        self._progress.decided.set()
+        return admin_pb2.PromoteResponse(generation=generation)
+
+    async def _prepare(self, request: admin_pb2.PromoteRequest) -> PromotionPlan:
+        """Return when all of the log has been verified, everybody who answers knows what begins, and nobody knew of a master.
+
+        A master that comes and goes meanwhile may bring entries: then it is read again; who answers later is told later.
+        Raises: RefusedError.
+        """
+        plan, told = PromotionPlan(), set[str]()
+        verified: tuple[int, int] | None = None
+        while True:
+            answers = await self._judge_others(self._judge(request), request)
+            status = self._raft.status()
+            end = (status.last_term, status.last_index)
+            # It goes on storing: what it writes now, it has just written.
+            leads = status.leader_id == self._config.node_id
+            if verified is None or (verified != end and not leads):
+                index = await self._verify()
+                # Else its last entries were not on the disk yet.
+                verified = end if leads or index == status.last_index else None
+                continue
+            claims = self._claims.given_up(request.instead_of, self._claims.known(answers))
+            if claims != plan.claims:
+                plan, told = replace(plan, claims=claims), set()
+            there = {each.node_id for each in answers}
+            if there <= told:
+                return plan
+            self._progress.doing = "tells the other nodes"
+            await self._claims.tell(self._claim(plan), there - told)
+            told |= there
+
+    def _claim(self, plan: PromotionPlan) -> Claim:
+        return claim_of(self._raft.storage.identity, plan, self._raft.status().last_index)
+
+    async def _verify(self) -> int:
+        """Read the whole log; return up to which entry. Raises: RefusedError."""
+        size, done = max(self._raft.status().log_bytes, 1), 0
+
+        def on_read(count: int) -> None:
+            nonlocal done
+            done += count
+            self._progress.doing = f"reads and verifies its log ({min(done / size, 1):.0%})"
+
+        on_read(0)
+        try:
+            return await self._raft.care.verify(on_read)
+        except (StorageError, OSError) as error:
+            found = (
+                f"its log is damaged: {error.path} at byte {error.position}, {error.reason}"
+                if isinstance(error, DamagedLogError)
+                else f"its log cannot be read: {error}"
+            )
+            raise RefusedError(
+                route_pb2.INTERNAL,
+                f"{self._config.node_id} cannot be promoted, {found}. Promote another slave; what can still be read here:"
+                f" ledgermq dump --data {self._config.data_dir} DIR, when it is stopped; nothing was changed",
+            ) from None
+
+    def _judge(self, request: admin_pb2.PromoteRequest) -> Reign:
+        """Check what this node knows by itself; return the present reign. Raises: RefusedError."""
+        node, status = self._config.node_id, self._raft.status()
+        reign = self._raft.config.reign
+        if reign is None:
+            raise RefusedError(
+                route_pb2.NOT_SUPPORTED,
+                f"group {self._config.group} has replication quorum: its nodes elect their leader by themselves. To move the"
+                f" lead: ledgermq cluster transfer {node}; nothing was changed",
+            )
+        if request.node_id != node:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"{refusal}, as {context.config.node_id} has heard just now. Look again: ledgermq cluster status; nothing was"
-                " changed",
+                f"this is {node}, not {request.node_id}: check the addresses of the nodes; nothing was changed",
             )
-    except BaseException:
-        context.promoting = ""
-        raise
-    context.promoting = "stops, and starts again as the master"
-    logger.warning(
-        "to be promoted: this node stops, and starts again as the master node=%s", context.config.node_id
-    )
-    context.promotion_plan = plan
-    context.promotion.set()
-    return admin_pb2.PromoteResponse(generation=generation)
+        if request.generation != reign.generation:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"group {self._config.group} is in generation {reign.generation} with the master {reign.master}, not in"
+                f" generation {request.generation}: somebody promoted a node meanwhile. Look again: ledgermq cluster status;"
+                " nothing was changed",
+            )
+        if status.leader_id == node and not self._raft.generations_beside():
+            raise RefusedError(
+                route_pb2.ALREADY_EXISTS, f"{node} is the master already, and leads; nothing was changed"
+            )
+        if status.leader_id not in (None, node):
+            raise _master_is_alive(reign, node, node)
+        if self._is_rebuilding():
+            raise RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{node} was still being rebuilt from the master's state, whose entries it does not have all: it could never lead"
+                " with that folder. Promote another slave; nothing was changed",
+            )
+        if problem := self._incomplete() if not request.incomplete else "":
+            raise RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{node} {problem}, so it lacks more than its last entries. Promote another slave, or accept that:"
+                " --incomplete; nothing was changed",
+            )
+        if not self._raft.storage.identity.group_id:
+            raise RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{node} was never, since its folder was made, in contact with a master for more than a moment: it has nothing to"
+                " go on with. Promote another slave; nothing was changed",
+            )
+        return reign
 
+    def _named_rivals(self, request: admin_pb2.PromoteRequest) -> set[NodeId]:
+        """Return the masters of generations that began beside this one, as far as a person has given them up."""
+        beside = {claim.reign.master for claim in self._raft.generations_beside()}
+        return {master for master in beside if master in request.instead_of}
 
-async def _prepare(context: NodeContext, request: admin_pb2.PromoteRequest) -> PromotionPlan:
-    """Return when all of the log has been verified, everybody who answers knows what begins, and nobody knew of a master.
+    async def _judge_others(
+        self, reign: Reign, request: admin_pb2.PromoteRequest
+    ) -> list[admin_pb2.GetStatusResponse]:
+        """Ask the other nodes what this one may not know; return what those say that answer. Raises: RefusedError."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + BELIEF_S
+        node = self._config.node_id
+        while True:
+            answers = await self._ask_others()
+            claims = self._claims.known(answers)
+            refusal = self._claims.refusal(reign, request.instead_of, answers, claims)
+            if refusal is None:
+                refusal = refusal_by_others(node, reign, answers, self._named_rivals(request))
+            if refusal is None:
+                there = {each.node_id for each in answers}
+                refusal = self._refusal_by_absence(reign, there | set(request.instead_of))
+            if refusal is None:
+                return answers
+            believes = any(
+                each.leader_id not in ("", node) and each.generation == reign.generation for each in answers
+            )
+            if not believes or loop.time() >= end:
+                raise refusal
+            await asyncio.sleep(_ASK_AGAIN_S)
 
-    A master that comes and goes meanwhile may bring entries: then it is read again; who answers later is told later.
-    Raises: RefusedError.
-    """
-    plan, told = PromotionPlan(), set[str]()
-    verified: tuple[int, int] | None = None
-    while True:
-        answers = await _judge_others(context, _judge(context, request), request)
-        status = context.raft.status()
-        end = (status.last_term, status.last_index)
-        # It goes on storing: what it writes now, it has just written.
-        leads = status.leader_id == context.config.node_id
-        if verified is None or (verified != end and not leads):
-            index = await _verify(context)
-            # Else its last entries were not on the disk yet.
-            verified = end if leads or index == status.last_index else None
-            continue
-        claims = given_up(context, request.instead_of, known_claims(context, answers))
-        if claims != plan.claims:
-            plan, told = replace(plan, claims=claims), set()
-        there = {each.node_id for each in answers}
-        if there <= told:
-            return plan
-        context.promoting = "tells the other nodes"
-        await tell(context, _claim(context, plan), there - told)
-        told |= there
+    async def _ask_others(self) -> list[admin_pb2.GetStatusResponse]:
+        """Return what the other nodes say of the group. Who is away, or of an older version, says nothing."""
 
+        async def ask(node: str) -> admin_pb2.GetStatusResponse | None:
+            try:
+                raw = await self._forwarder.unary(node, STATUS, b"", (), ASK_TIMEOUT_S)
+                return cast(admin_pb2.GetStatusResponse, answer_of(node, admin_pb2.GetStatusResponse, raw))
+            except ForwardError:
+                return None
 
-def _claim(context: NodeContext, plan: PromotionPlan) -> Claim:
-    return claim_of(context.raft.storage.identity, plan, context.raft.status().last_index)
+        others = [node for node in self._config.voters if node != self._config.node_id]
+        return [each for each in await asyncio.gather(*map(ask, others)) if each is not None]
 
-
-async def _verify(context: NodeContext) -> int:
-    """Read the whole log; return up to which entry. Raises: RefusedError."""
-    size, done = max(context.raft.status().log_bytes, 1), 0
-
-    def on_read(count: int) -> None:
-        nonlocal done
-        done += count
-        context.promoting = f"reads and verifies its log ({min(done / size, 1):.0%})"
-
-    on_read(0)
-    try:
-        return await context.raft.care.verify(on_read)
-    except (StorageError, OSError) as error:
-        found = (
-            f"its log is damaged: {error.path} at byte {error.position}, {error.reason}"
-            if isinstance(error, DamagedLogError)
-            else f"its log cannot be read: {error}"
-        )
-        raise RefusedError(
-            route_pb2.INTERNAL,
-            f"{context.config.node_id} cannot be promoted, {found}. Promote another slave; what can still be read here:"
-            f" ledgermq dump --data {context.config.data_dir} DIR, when it is stopped; nothing was changed",
-        ) from None
-
-
-def _judge(context: NodeContext, request: admin_pb2.PromoteRequest) -> Reign:
-    """Check what this node knows by itself; return the present reign. Raises: RefusedError."""
-    node, status = context.config.node_id, context.raft.status()
-    reign = context.raft.config.reign
-    if reign is None:
-        raise RefusedError(
-            route_pb2.NOT_SUPPORTED,
-            f"group {context.config.group} has replication quorum: its nodes elect their leader by themselves. To move the"
-            f" lead: ledgermq cluster transfer {node}; nothing was changed",
-        )
-    if request.node_id != node:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"this is {node}, not {request.node_id}: check the addresses of the nodes; nothing was changed",
-        )
-    if request.generation != reign.generation:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"group {context.config.group} is in generation {reign.generation} with the master {reign.master}, not in"
-            f" generation {request.generation}: somebody promoted a node meanwhile. Look again: ledgermq cluster status;"
-            " nothing was changed",
-        )
-    if status.leader_id == node and not context.raft.generations_beside():
-        raise RefusedError(
-            route_pb2.ALREADY_EXISTS, f"{node} is the master already, and leads; nothing was changed"
-        )
-    if status.leader_id not in (None, node):
-        raise _master_is_alive(reign, node, node)
-    if _is_rebuilding(context):
-        raise RefusedError(
-            route_pb2.CATCHING_UP,
-            f"{node} was still being rebuilt from the master's state, whose entries it does not have all: it could never lead"
-            " with that folder. Promote another slave; nothing was changed",
-        )
-    if problem := _incomplete(context) if not request.incomplete else "":
-        raise RefusedError(
-            route_pb2.CATCHING_UP,
-            f"{node} {problem}, so it lacks more than its last entries. Promote another slave, or accept that:"
-            " --incomplete; nothing was changed",
-        )
-    if not context.raft.storage.identity.group_id:
-        raise RefusedError(
-            route_pb2.CATCHING_UP,
-            f"{node} was never, since its folder was made, in contact with a master for more than a moment: it has nothing to"
-            " go on with. Promote another slave; nothing was changed",
-        )
-    return reign
-
-
-def _named_rivals(context: NodeContext, request: admin_pb2.PromoteRequest) -> set[NodeId]:
-    """Return the masters of generations that began beside this one, as far as a person has given them up."""
-    beside = {claim.reign.master for claim in context.raft.generations_beside()}
-    return {master for master in beside if master in request.instead_of}
-
-
-async def _judge_others(
-    context: NodeContext, reign: Reign, request: admin_pb2.PromoteRequest
-) -> list[admin_pb2.GetStatusResponse]:
-    """Ask the other nodes what this one may not know; return what those say that answer. Raises: RefusedError."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + BELIEF_S
-    node = context.config.node_id
-    while True:
-        answers = await _ask_others(context)
-        claims = known_claims(context, answers)
-        refusal = refusal_by_claims(context, reign, request.instead_of, answers, claims)
-        if refusal is None:
-            refusal = refusal_by_others(node, reign, answers, _named_rivals(context, request))
-        if refusal is None:
-            there = {each.node_id for each in answers}
-            refusal = _refusal_by_absence(context, reign, there | set(request.instead_of))
-        if refusal is None:
-            return answers
-        believes = any(
-            each.leader_id not in ("", node) and each.generation == reign.generation for each in answers
-        )
-        if not believes or loop.time() >= end:
-            raise refusal
-        await asyncio.sleep(_ASK_AGAIN_S)
-
-
-async def _ask_others(context: NodeContext) -> list[admin_pb2.GetStatusResponse]:
-    """Return what the other nodes say of the group. Who is away, or of an older version, says nothing."""
-
-    async def ask(node: str) -> admin_pb2.GetStatusResponse | None:
-        try:
-            raw = await context.forwarder.unary(node, STATUS, b"", (), ASK_TIMEOUT_S)
-            return cast(admin_pb2.GetStatusResponse, answer_of(node, admin_pb2.GetStatusResponse, raw))
-        except ForwardError:
+    def _refusal_by_absence(self, reign: Reign, answered: set[str]) -> RefusedError | None:
+        """Return why a slave that does not answer any more forbids a promotion for now."""
+        node, last = self._config.node_id, JUST_GONE_MS
+        gone = [
+            peer
+            for peer in self._raft.status().peers
+            if peer.node_id not in (node, reign.master, *answered)
+            and peer.last_contact_ms is not None
+            and peer.last_contact_ms < last
+        ]
+        if not gone:
             return None
+        latest = min(gone, key=lambda peer: peer.last_contact_ms or 0)
+        return RefusedError(
+            route_pb2.CATCHING_UP,
+            f"{latest.node_id} was there {(latest.last_contact_ms or 0) / 1000:.0f} s ago, and does not answer now: it may be"
+            f" starting again as the master. Wait until it answers, or has been away for {last // 1000} s, look again"
+            " (ledgermq cluster status), and repeat this; nothing was changed",
+            retryable=True,
+        )
 
-    others = [node for node in context.config.voters if node != context.config.node_id]
-    return [each for each in await asyncio.gather(*map(ask, others)) if each is not None]
+    def _incomplete(self) -> str:
+        if self._raft.role == "learner":
+            return "was still catching up after it had lost its log, or a part of it"
+        return ""
+
+    def _is_rebuilding(self) -> bool:
+        return self._replica.rebuild is not None or any(
+            peer.catching_up for peer in self._raft.status().peers if peer.node_id == self._config.node_id
+        )
 
 
 def refusal_by_others(
@@ -276,28 +321,6 @@ def _is_beside(reign: Reign, node: str, told_by: str) -> RefusedError:
     )
 
 
-def _refusal_by_absence(context: NodeContext, reign: Reign, answered: set[str]) -> RefusedError | None:
-    """Return why a slave that does not answer any more forbids a promotion for now."""
-    node, last = context.config.node_id, JUST_GONE_MS
-    gone = [
-        peer
-        for peer in context.raft.status().peers
-        if peer.node_id not in (node, reign.master, *answered)
-        and peer.last_contact_ms is not None
-        and peer.last_contact_ms < last
-    ]
-    if not gone:
-        return None
-    latest = min(gone, key=lambda peer: peer.last_contact_ms or 0)
-    return RefusedError(
-        route_pb2.CATCHING_UP,
-        f"{latest.node_id} was there {(latest.last_contact_ms or 0) / 1000:.0f} s ago, and does not answer now: it may be"
-        f" starting again as the master. Wait until it answers, or has been away for {last // 1000} s, look again"
-        " (ledgermq cluster status), and repeat this; nothing was changed",
-        retryable=True,
-    )
-
-
 def _master_is_alive(reign: Reign, node: str, heard_by: str) -> RefusedError:
     heard = f"{heard_by} hears it" if heard_by != reign.master else "it says so itself"
     unheard = f", though {node} does not" if heard_by != node else ""
@@ -305,18 +328,6 @@ def _master_is_alive(reign: Reign, node: str, heard_by: str) -> RefusedError:
         route_pb2.INVALID_ARGUMENT,
         f"the master {reign.master} is alive: {heard}{unheard}. To change the master without a loss, stop {reign.master}"
         f" first (SIGTERM), and then promote {node}; nothing was changed",
-    )
-
-
-def _incomplete(context: NodeContext) -> str:
-    if context.raft.role == "learner":
-        return "was still catching up after it had lost its log, or a part of it"
-    return ""
-
-
-def _is_rebuilding(context: NodeContext) -> bool:
-    return context.replica.rebuild is not None or any(
-        peer.catching_up for peer in context.raft.status().peers if peer.node_id == context.config.node_id
     )
 
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.core.reign import Claim, Reign
+from ledgermq.raft.folder.group_recovery import PromotionPlan
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.types import LogIndex, NodeId
 
-from ..cluster.forwarding import ForwardError, answer_of
+from ..cluster.forwarding import Forwarder, ForwardError, answer_of
+from ..config import BrokerConfig
 from ..refusals import RefusedError
-from ..service.context import NodeContext
 
 NOTE: Final = "/ledgermq.v1.AdminService/NoteClaim"
 #: How long (s) another node may take to store a claim.
@@ -49,129 +52,146 @@ def from_proto(message: admin_pb2.GenerationClaim) -> Claim:
     return Claim(group_id=message.group_id, reign=reign)
 
 
-async def note(context: NodeContext, request: admin_pb2.NoteClaimRequest) -> admin_pb2.NoteClaimResponse:
-    """Store what another node is about to begin, if this one is of a generation that it leaves behind.
+@dataclass(slots=True)
+class PromotionProgress:
+    """What this node does to become the master."""
 
-    Raises: RefusedError: this node knows better, or cannot store it.
-    """
-    claim, node = from_proto(request.claim), context.config.node_id
-    identity, master = context.raft.storage.identity, claim.reign.master
-    if context.raft.config.reign is None or identity.group_id not in claim.reign.former_group_ids:
-        return admin_pb2.NoteClaimResponse()  # what begins here would not be taken for the same generation
-    if master == node or master not in context.config.voters:
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f'{node} knows no other node "{master}" in group {context.config.group}: check the addresses of the nodes;'
-            " nothing was changed",
-        )
-    if context.promoting:
-        raise RefusedError(
-            route_pb2.CATCHING_UP,
-            f"{node} is being promoted just now (it {context.promoting}): of two masters one would lose everything. Wait for"
-            " it: ledgermq cluster status; nothing was changed",
-            retryable=True,
-        )
-    try:
-        known = await context.raft.note_claim(claim)
-    except OSError as error:
-        raise RefusedError(
-            route_pb2.INTERNAL,
-            f"{node} cannot store that {master} is to become the master ({error}): check its disk, or stop it, and repeat"
-            " this; nothing was changed",
-            retryable=True,
-        ) from None
-    if known is not None:
-        raise RefusedError(
-            route_pb2.CATCHING_UP,
-            f"{node} was told just now that {known.reign.master} is to become the master. Look again: ledgermq cluster"
-            " status; nothing was changed",
-            retryable=True,
-        )
-    return admin_pb2.NoteClaimResponse()
+    doing: str = ""  # before it stops; "": it is not being promoted
+    plan: PromotionPlan | None = None  # what its folder begins when it has stopped
+    decided: asyncio.Event = field(default_factory=asyncio.Event)  # it is to be stopped for that
 
 
-async def tell(context: NodeContext, claim: Claim, nodes: Collection[str]) -> None:
-    """Return when all of `nodes` have stored the claim, except those of an older version. Raises: RefusedError."""
-    request = admin_pb2.NoteClaimRequest(claim=to_proto(claim)).SerializeToString()
+class GenerationClaims:
+    """What other nodes have claimed, and what this one tells them."""
 
-    async def one(node: str) -> route_pb2.Refusal | None:
+    def __init__(
+        self, config: BrokerConfig, raft: RaftNode, forwarder: Forwarder, promotion: PromotionProgress
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._forwarder = forwarder
+        self._promotion = promotion
+
+    async def note(self, request: admin_pb2.NoteClaimRequest) -> admin_pb2.NoteClaimResponse:
+        """Store what another node is about to begin, if this one is of a generation that it leaves behind.
+
+        Raises: RefusedError: this node knows better, or cannot store it.
+        """
+        claim, node = from_proto(request.claim), self._config.node_id
+        identity, master = self._raft.storage.identity, claim.reign.master
+        if self._raft.config.reign is None or identity.group_id not in claim.reign.former_group_ids:
+            return (
+                admin_pb2.NoteClaimResponse()
+            )  # what begins here would not be taken for the same generation
+        if master == node or master not in self._config.voters:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f'{node} knows no other node "{master}" in group {self._config.group}: check the addresses of the nodes;'
+                " nothing was changed",
+            )
+        if self._promotion.doing:
+            raise RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{node} is being promoted just now (it {self._promotion.doing}): of two masters one would lose everything. Wait for"
+                " it: ledgermq cluster status; nothing was changed",
+                retryable=True,
+            )
         try:
-            raw = await context.forwarder.unary(node, NOTE, request, (), NOTE_TIMEOUT_S)
-            refusal: route_pb2.Refusal = answer_of(node, admin_pb2.NoteClaimResponse, raw).refusal
-        except ForwardError as error:
-            return None if error.unknown_there else _not_told(context, node, error)
-        return refusal if refusal.code else None
+            known = await self._raft.note_claim(claim)
+        except OSError as error:
+            raise RefusedError(
+                route_pb2.INTERNAL,
+                f"{node} cannot store that {master} is to become the master ({error}): check its disk, or stop it, and repeat"
+                " this; nothing was changed",
+                retryable=True,
+            ) from None
+        if known is not None:
+            raise RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{node} was told just now that {known.reign.master} is to become the master. Look again: ledgermq cluster"
+                " status; nothing was changed",
+                retryable=True,
+            )
+        return admin_pb2.NoteClaimResponse()
 
-    for refusal in await asyncio.gather(*map(one, sorted(nodes))):
-        if refusal is not None:
-            raise RefusedError(refusal.code, refusal.message, retryable=refusal.retryable)
+    async def tell(self, claim: Claim, nodes: Collection[str]) -> None:
+        """Return when all of `nodes` have stored the claim, except those of an older version. Raises: RefusedError."""
+        request = admin_pb2.NoteClaimRequest(claim=to_proto(claim)).SerializeToString()
 
+        async def one(node: str) -> route_pb2.Refusal | None:
+            try:
+                raw = await self._forwarder.unary(node, NOTE, request, (), NOTE_TIMEOUT_S)
+                refusal: route_pb2.Refusal = answer_of(node, admin_pb2.NoteClaimResponse, raw).refusal
+            except ForwardError as error:
+                return None if error.unknown_there else self._not_told(node, error)
+            return refusal if refusal.code else None
 
-def _not_told(context: NodeContext, node: str, error: ForwardError) -> route_pb2.Refusal:
-    return route_pb2.Refusal(
-        code=route_pb2.CATCHING_UP,
-        message=f"{node} answers, but could not be told that {context.config.node_id} is to become the master ({error}): it"
-        " must not be promoted without knowing that. Repeat this; if it stays so, stop that node first; nothing was changed",
-        retryable=True,
-    )
+        for refusal in await asyncio.gather(*map(one, sorted(nodes))):
+            if refusal is not None:
+                raise RefusedError(refusal.code, refusal.message, retryable=refusal.retryable)
 
-
-def known_claims(context: NodeContext, answers: Iterable[admin_pb2.GetStatusResponse]) -> frozenset[Claim]:
-    """Return what other nodes have claimed, as this one was told or those that answer, and this folder does not follow."""
-    identity = context.raft.storage.identity
-    told = [from_proto(claim) for answer in answers for claim in answer.claims]
-    own = identity.reign.former_group_ids if identity.reign is not None else ()
-    return frozenset(
-        claim
-        for claim in (*identity.claims, *told)
-        if claim.reign.master != identity.node_id and claim.group_id not in (identity.group_id, *own)
-    )
-
-
-def given_up(context: NodeContext, instead_of: Collection[str], claims: frozenset[Claim]) -> frozenset[Claim]:
-    """Return all that the promotion leaves behind: every claim, and of the generations beside this one those named."""
-    beside = context.raft.generations_beside()
-    return claims | {claim for claim in beside if claim.reign.master in instead_of}
-
-
-def refusal_by_claims(
-    context: NodeContext,
-    reign: Reign,
-    instead_of: Collection[str],
-    answers: Collection[admin_pb2.GetStatusResponse],
-    claims: frozenset[Claim],
-) -> RefusedError | None:
-    """Return why what other nodes have claimed, or have begun, forbids a promotion: a person has to name each of them."""
-    node = context.config.node_id
-    beside = {claim.reign.master: claim.reign for claim in context.raft.generations_beside()}
-    claimed = {claim.reign.master: claim.reign for claim in claims}
-    if unnamed := sorted(beside.keys() - set(instead_of)):
-        of_each = [
-            f"{n} (generation {beside[n].generation}, from entry {beside[n].began_after + 1:,} on)"
-            for n in unnamed
-        ]
-        names = " ".join(f"--instead-of {n}" for n in sorted({*unnamed, *instead_of}))
-        return RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the group has from there since then:"
-            f" ledgermq cluster promote {node} {names}; nothing was changed",
-        )
-    if unknown := sorted(set(instead_of) - beside.keys() - claimed.keys()):
-        return RefusedError(
-            route_pb2.INVALID_ARGUMENT,
-            f"{node} knows of no promotion of {', '.join(unknown)} that it could take the place of: leave out --instead-of"
-            f" {unknown[0]}, or start that node, so that {node} hears it; nothing was changed",
-        )
-    there = {answer.node_id: answer for answer in answers}
-    for master, claim in sorted(claimed.items()):
-        answer = there.get(master)
-        if master in instead_of or (answer is not None and answer.generation < claim.generation):
-            continue  # named, or it is there and has not become the master
-        return RefusedError(
-            route_pb2.CATCHING_UP,
-            f"{master} is to become the master (generation {claim.generation}) and does not answer: it may be starting. Wait"
-            f" for it: ledgermq cluster status. If it does not come back: ledgermq cluster promote {node} --instead-of"
-            f" {master}; nothing was changed",
+    def _not_told(self, node: str, error: ForwardError) -> route_pb2.Refusal:
+        return route_pb2.Refusal(
+            code=route_pb2.CATCHING_UP,
+            message=f"{node} answers, but could not be told that {self._config.node_id} is to become the master ({error}): it"
+            " must not be promoted without knowing that. Repeat this; if it stays so, stop that node first; nothing was changed",
             retryable=True,
         )
-    return None
+
+    def known(self, answers: Iterable[admin_pb2.GetStatusResponse]) -> frozenset[Claim]:
+        """Return what other nodes have claimed, as this one was told or those that answer, and this folder does not follow."""
+        identity = self._raft.storage.identity
+        told = [from_proto(claim) for answer in answers for claim in answer.claims]
+        own = identity.reign.former_group_ids if identity.reign is not None else ()
+        return frozenset(
+            claim
+            for claim in (*identity.claims, *told)
+            if claim.reign.master != identity.node_id and claim.group_id not in (identity.group_id, *own)
+        )
+
+    def given_up(self, instead_of: Collection[str], claims: frozenset[Claim]) -> frozenset[Claim]:
+        """Return all that the promotion leaves behind: every claim, and of the generations beside this one those named."""
+        beside = self._raft.generations_beside()
+        return claims | {claim for claim in beside if claim.reign.master in instead_of}
+
+    def refusal(
+        self,
+        reign: Reign,
+        instead_of: Collection[str],
+        answers: Collection[admin_pb2.GetStatusResponse],
+        claims: frozenset[Claim],
+    ) -> RefusedError | None:
+        """Return why what other nodes have claimed, or have begun, forbids a promotion: a person has to name each of them."""
+        node = self._config.node_id
+        beside = {claim.reign.master: claim.reign for claim in self._raft.generations_beside()}
+        claimed = {claim.reign.master: claim.reign for claim in claims}
+        if unnamed := sorted(beside.keys() - set(instead_of)):
+            of_each = [
+                f"{n} (generation {beside[n].generation}, from entry {beside[n].began_after + 1:,} on)"
+                for n in unnamed
+            ]
+            names = " ".join(f"--instead-of {n}" for n in sorted({*unnamed, *instead_of}))
+            return RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the group has from there since then:"
+                f" ledgermq cluster promote {node} {names}; nothing was changed",
+            )
+        if unknown := sorted(set(instead_of) - beside.keys() - claimed.keys()):
+            return RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"{node} knows of no promotion of {', '.join(unknown)} that it could take the place of: leave out --instead-of"
+                f" {unknown[0]}, or start that node, so that {node} hears it; nothing was changed",
+            )
+        there = {answer.node_id: answer for answer in answers}
+        for master, claim in sorted(claimed.items()):
+            answer = there.get(master)
+            if master in instead_of or (answer is not None and answer.generation < claim.generation):
+                continue  # named, or it is there and has not become the master
+            return RefusedError(
+                route_pb2.CATCHING_UP,
+                f"{master} is to become the master (generation {claim.generation}) and does not answer: it may be starting. Wait"
+                f" for it: ledgermq cluster status. If it does not come back: ledgermq cluster promote {node} --instead-of"
+                f" {master}; nothing was changed",
+                retryable=True,
+            )
+        return None

@@ -9,26 +9,26 @@ from collections import Counter
 
 from ledgermq.proto import admin_pb2, log_pb2
 
-from ..service.context import NodeContext
 from ..state.backlog import progress
 from ..state.consumer_groups import ConsumerGroup
+from ..state.machine import BrokerState
 from ..state.memberships import GroupMembership
 from ..state.topics import Topic
 from .broker_group_view import topic_info
 from .changes import known_group, known_topic
 
 
-def list_topics(context: NodeContext, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
+def list_topics(state: BrokerState, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
     """Return all topics, by name."""
-    topics = sorted(context.replica.state.topics, key=lambda topic: topic.name)
+    topics = sorted(state.topics, key=lambda topic: topic.name)
     return admin_pb2.ListTopicsResponse(topics=[topic_info(topic) for topic in topics])
 
 
 def describe_topic(
-    context: NodeContext, request: admin_pb2.DescribeTopicRequest
+    state: BrokerState, request: admin_pb2.DescribeTopicRequest
 ) -> admin_pb2.DescribeTopicResponse:
     """Return a topic and the ranges of its queues."""
-    topic = known_topic(context, request.topic)
+    topic = known_topic(state, request.topic)
     queues = [
         log_pb2.QueueOffset(
             topic=topic.name,
@@ -37,61 +37,60 @@ def describe_topic(
             begin_offset=queue.begin,
             end_offset=queue.end,
         )
-        for queue in context.replica.state.queues_of(topic)
+        for queue in state.queues_of(topic)
     ]
     consumers = [
         admin_pb2.TopicProgress(group=row.group, topic=row.topic, lost=row.lost, parked=row.parked)
-        for row in progress(context.replica.state, topic=topic.name)
+        for row in progress(state, topic=topic.name)
         if row.lost or row.parked
     ]
     deleted = sum(queue.begin_offset for queue in queues)
-    if deleted and not any(key[1] == topic.topic_id for key in context.replica.state.consumption.copy()):
+    if deleted and not any(key[1] == topic.topic_id for key in state.consumption.copy()):
         consumers.append(admin_pb2.TopicProgress(topic=topic.name, lost=deleted))
     return admin_pb2.DescribeTopicResponse(topic=topic_info(topic), queues=queues, consumers=consumers)
 
 
 def list_groups(
-    context: NodeContext, request: admin_pb2.ListConsumerGroupsRequest
+    state: BrokerState, request: admin_pb2.ListConsumerGroupsRequest
 ) -> admin_pb2.ListConsumerGroupsResponse:
     """Return all consumer groups, by name."""
-    groups = sorted(context.replica.state.groups, key=lambda group: group.name)
-    return admin_pb2.ListConsumerGroupsResponse(groups=[_group_info(context, group) for group in groups])
+    groups = sorted(state.groups, key=lambda group: group.name)
+    return admin_pb2.ListConsumerGroupsResponse(groups=[_group_info(state, group) for group in groups])
 
 
 def describe_group(
-    context: NodeContext, request: admin_pb2.DescribeGroupRequest
+    state: BrokerState, request: admin_pb2.DescribeGroupRequest
 ) -> admin_pb2.DescribeGroupResponse:
     """Return a group and its progress in one topic, or in all that it has consumed."""
-    state = context.replica.state
-    group = known_group(context, request.name)
+    group = known_group(state, request.name)
     if request.topic:
-        topics: list[Topic] = [known_topic(context, request.topic)]
+        topics: list[Topic] = [known_topic(state, request.topic)]
     else:
         found = [state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id)]
         topics = [topic for topic in found if topic is not None]
-    queues = [progress for topic in topics for progress in _progress(context, group, topic)]
+    queues = [progress for topic in topics for progress in _progress(state, group, topic)]
     return admin_pb2.DescribeGroupResponse(
-        group=_group_info(context, group), queues=queues, members=_members(context, group)
+        group=_group_info(state, group), queues=queues, members=_members(state, group)
     )
 
 
-def _group_info(context: NodeContext, group: ConsumerGroup) -> admin_pb2.ConsumerGroupInfo:
+def _group_info(state: BrokerState, group: ConsumerGroup) -> admin_pb2.ConsumerGroupInfo:
     return admin_pb2.ConsumerGroupInfo(
         name=group.name,
         start_position=str(group.start),
         max_attempts=group.max_attempts,
         fifo=group.fifo,
-        connected_clients=len(_membership(context, group).members),
+        connected_clients=len(_membership(state, group).members),
     )
 
 
-def _membership(context: NodeContext, group: ConsumerGroup) -> GroupMembership:
-    return context.replica.state.memberships.get(group.group_id) or GroupMembership()
+def _membership(state: BrokerState, group: ConsumerGroup) -> GroupMembership:
+    return state.memberships.get(group.group_id) or GroupMembership()
 
 
-def _members(context: NodeContext, group: ConsumerGroup) -> list[admin_pb2.GroupMember]:
+def _members(state: BrokerState, group: ConsumerGroup) -> list[admin_pb2.GroupMember]:
     """The members of a queue-exclusive group, oldest first."""
-    membership = _membership(context, group)
+    membership = _membership(state, group)
     owned = Counter(owner.member for owner in membership.owners.values())
     return [
         admin_pb2.GroupMember(
@@ -107,8 +106,8 @@ def _members(context: NodeContext, group: ConsumerGroup) -> list[admin_pb2.Group
     ]
 
 
-def _progress(context: NodeContext, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.GroupQueueProgress]:
-    state, membership = context.replica.state, _membership(context, group)
+def _progress(state: BrokerState, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.GroupQueueProgress]:
+    membership = _membership(state, group)
     found = []
     for queue in state.queues_of(topic):
         committed = state.committed_offset(group.group_id, *queue.key)

@@ -6,145 +6,175 @@ in the node's own log, and what concerns one node (status, dump) is never forwar
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import grpc
 
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.types import NodeId
 
-from ..native.log_service import up_to_date
+from ..config import BrokerConfig
 from ..refusals import REFUSABLE, RefusedError
-from ..service.context import NodeContext
-from ..service.handlers import Serve, leader_handler, parsed, refusal
-from . import broker_group_mode as group_mode
-from . import changes as admin_changes
-from . import deliveries, promotion, promotion_claims
-from . import reads as admin_reads
-from .broker_group_view import status
-from .dump_call import dump_chunks
+from ..replica import Replica
+from ..service.answers import LeaderHandlers, Refusals, Serve, parsed
+from ..service.read_barrier import ReadBarrier
+from ..state.machine import BrokerState
+from .broker_group_mode import BrokerGroupModes
+from .broker_group_view import NodeStatus
+from .changes import ConsumerGroupChanges, TopicChanges
+from .deliveries import Deliveries
+from .dump_call import Dumps
 from .message_query import MessageQueries
+from .promotion import Promotions
+from .promotion_claims import GenerationClaims
+from .reads import describe_group, describe_topic, list_groups, list_topics
 
 SERVICE: Final = "ledgermq.v1.AdminService"
 
 
-async def transfer_leadership(
-    context: NodeContext, request: admin_pb2.TransferLeadershipRequest
-) -> admin_pb2.TransferLeadershipResponse:
-    """Hand the lead over. Raises: RefusedError, RaftErrors."""
-    if request.to_node and request.to_node not in context.config.voters:
-        known = ", ".join(context.config.voters)
-        raise RefusedError(
-            route_pb2.INVALID_ARGUMENT, f'node "{request.to_node}" is not in this group; it has {known}'
-        )
-    if (reign := context.raft.config.reign) is not None:
-        raise RefusedError(
-            route_pb2.NOT_SUPPORTED,
-            f"group {context.config.group} has a master, {reign.master}, which alone leads. To make another node the master,"
-            f" stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing was changed",
-        )
-    if request.to_node == context.config.node_id:
-        return admin_pb2.TransferLeadershipResponse(leader_id=request.to_node)
-    leader = await context.raft.transfer_leadership(NodeId(request.to_node) if request.to_node else None)
-    return admin_pb2.TransferLeadershipResponse(leader_id=leader)
+class LeadershipTransfer:
+    """Hands the lead over."""
+
+    def __init__(self, config: BrokerConfig, raft: RaftNode) -> None:
+        self._config = config
+        self._raft = raft
+
+    async def transfer(
+        self, request: admin_pb2.TransferLeadershipRequest
+    ) -> admin_pb2.TransferLeadershipResponse:
+        """Hand the lead over. Raises: RefusedError, RaftErrors."""
+        config = self._config
+        if request.to_node and request.to_node not in config.voters:
+            known = ", ".join(config.voters)
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT, f'node "{request.to_node}" is not in this group; it has {known}'
+            )
+        if (reign := self._raft.config.reign) is not None:
+            raise RefusedError(
+                route_pb2.NOT_SUPPORTED,
+                f"group {config.group} has a master, {reign.master}, which alone leads. To make another node the master,"
+                f" stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing was changed",
+            )
+        if request.to_node == config.node_id:
+            return admin_pb2.TransferLeadershipResponse(leader_id=request.to_node)
+        leader = await self._raft.transfer_leadership(NodeId(request.to_node) if request.to_node else None)
+        return admin_pb2.TransferLeadershipResponse(leader_id=leader)
+
+
+def changes_by_name(
+    topics: TopicChanges,
+    groups: ConsumerGroupChanges,
+    deliveries: Deliveries,
+    modes: BrokerGroupModes,
+    leadership: LeadershipTransfer,
+    clean: Serve,
+) -> dict[str, Serve]:
+    """Return what serves each call that goes to the leader. `clean`: that of retention."""
+    return {
+        "CreateTopic": topics.create,
+        "UpdateTopic": topics.update,
+        "DeleteTopic": topics.delete,
+        "CreateGroup": groups.create,
+        "DeleteGroup": groups.delete,
+        "ResetOffsets": groups.reset_offsets,
+        "GetDeliveries": deliveries.get,
+        "ReleaseParked": deliveries.release,
+        "TransferLeadership": leadership.transfer,
+        "Clean": clean,
+        "SetBrokerGroupMode": modes.set,
+    }
 
 
 class AdminService:
     """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
 
-    def __init__(self, context: NodeContext, clean: Serve) -> None:
-        self._context = context
-        self._started = time.monotonic()
-        self._queries = MessageQueries(context)
-        self._changes: dict[str, tuple[Any, Any, Serve]] = {
-            "CreateTopic": (
-                admin_pb2.CreateTopicRequest,
-                admin_pb2.CreateTopicResponse,
-                admin_changes.create_topic,
-            ),
-            "UpdateTopic": (
-                admin_pb2.UpdateTopicRequest,
-                admin_pb2.UpdateTopicResponse,
-                admin_changes.update_topic,
-            ),
-            "DeleteTopic": (
-                admin_pb2.DeleteTopicRequest,
-                admin_pb2.DeleteTopicResponse,
-                admin_changes.delete_topic,
-            ),
-            "CreateGroup": (
-                admin_pb2.CreateGroupRequest,
-                admin_pb2.CreateGroupResponse,
-                admin_changes.create_group,
-            ),
-            "DeleteGroup": (
-                admin_pb2.DeleteGroupRequest,
-                admin_pb2.DeleteGroupResponse,
-                admin_changes.delete_group,
-            ),
-            "ResetOffsets": (
-                admin_pb2.ResetOffsetsRequest,
-                log_pb2.CommitOffsetsResponse,
-                admin_changes.reset_offsets,
-            ),
-            "GetDeliveries": (
-                admin_pb2.GetDeliveriesRequest,
-                admin_pb2.GetDeliveriesResponse,
-                deliveries.get_deliveries,
-            ),
-            "ReleaseParked": (
-                admin_pb2.ReleaseParkedRequest,
-                admin_pb2.ReleaseParkedResponse,
-                deliveries.release_parked,
-            ),
-            "TransferLeadership": (
-                admin_pb2.TransferLeadershipRequest,
-                admin_pb2.TransferLeadershipResponse,
-                transfer_leadership,
-            ),
-            "Clean": (admin_pb2.CleanRequest, admin_pb2.CleanResponse, clean),
-            "SetBrokerGroupMode": (
-                admin_pb2.SetBrokerGroupModeRequest,
-                admin_pb2.SetBrokerGroupModeResponse,
-                group_mode.set_mode,
-            ),
-        }
+    def __init__(
+        self,
+        leader_handlers: LeaderHandlers,
+        changes: Mapping[str, Serve],
+        replica: Replica,
+        barrier: ReadBarrier,
+        modes: BrokerGroupModes,
+        refusals: Refusals,
+        node_calls: NodeCalls,
+    ) -> None:
+        self._leader_handlers = leader_handlers
+        self._changes = changes
+        self._replica = replica
+        self._barrier = barrier
+        self._modes = modes
+        self._refusals = refusals
+        self._node_calls = node_calls
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what a port of that listener serves."""
-        methods = {
-            name: leader_handler(self._context, f"/{SERVICE}/{name}", request, response, serve, listener)
-            for name, (request, response, serve) in self._changes.items()
-        }
-        methods["GetStatus"] = self._status(listener)
+        methods = {name: self._change(name, serve, listener) for name, serve in self._changes.items()}
         if listener:
             methods |= {
-                "ListTopics": self._read("ListTopics", admin_reads.list_topics, listener),
-                "DescribeTopic": self._read("DescribeTopic", admin_reads.describe_topic, listener),
-                "ListGroups": self._read("ListConsumerGroups", admin_reads.list_groups, listener),
-                "DescribeGroup": self._read("DescribeGroup", admin_reads.describe_group, listener),
-                "GetProgress": self._read("GetProgress", group_mode.get_progress, listener),
-                "Promote": self._promote(listener),
-                "NoteClaim": self._note_claim(listener),
-                "Dump": self._dump(listener),
-                "QueryMessages": self._query(listener),
+                "ListTopics": self._read("ListTopics", list_topics, listener),
+                "DescribeTopic": self._read("DescribeTopic", describe_topic, listener),
+                "ListGroups": self._read("ListConsumerGroups", list_groups, listener),
+                "DescribeGroup": self._read("DescribeGroup", describe_group, listener),
+                "GetProgress": self._read(
+                    "GetProgress", lambda _, request: self._modes.progress(request), listener
+                ),
             }
+        methods |= self._node_calls.methods(listener)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _read(self, name: str, serve: Callable[[NodeContext, Any], Any], listener: str) -> Any:
+    def _change(self, name: str, serve: Serve, listener: str) -> Any:
+        request = getattr(admin_pb2, f"{name}Request")
+        response = (
+            log_pb2.CommitOffsetsResponse if name == "ResetOffsets" else getattr(admin_pb2, f"{name}Response")
+        )
+        return self._leader_handlers.unary(f"/{SERVICE}/{name}", request, response, serve, listener)
+
+    def _read(self, name: str, serve: Callable[[BrokerState, Any], Any], listener: str) -> Any:
         kind, response = getattr(admin_pb2, f"{name}Request"), getattr(admin_pb2, f"{name}Response")
 
         async def handle(raw: bytes, context: Any) -> Any:
             try:
                 request = parsed(kind, raw)
-                await up_to_date(self._context, context.time_remaining())
-                return serve(self._context, request)
+                await self._barrier.wait(context.time_remaining())
+                return serve(self._replica.state, request)
             except REFUSABLE as error:
-                return response(refusal=refusal(self._context, error, listener))
+                return response(refusal=self._refusals.of(error, listener))
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=response.SerializeToString)
+
+
+class NodeCalls:
+    """The calls that concern one node, which serves them itself."""
+
+    def __init__(
+        self,
+        status: NodeStatus,
+        promotions: Promotions,
+        claims: GenerationClaims,
+        queries: MessageQueries,
+        dumps: Dumps,
+        refusals: Refusals,
+    ) -> None:
+        self._node_status = status
+        self._promotions = promotions
+        self._claims = claims
+        self._queries = queries
+        self._dumps = dumps
+        self._refusals = refusals
+
+    def methods(self, listener: str) -> dict[str, Any]:
+        """Return the handlers of a port of that listener, by method."""
+        methods = {"GetStatus": self._status(listener)}
+        if listener:
+            methods |= {
+                "Promote": self._promote(listener),
+                "NoteClaim": self._note_claim(listener),
+                "Dump": self._dump(listener),
+                "QueryMessages": self._query(listener),
+            }
+        return methods
 
     def _query(self, listener: str) -> Any:
         async def handle(raw: bytes, context: Any) -> admin_pb2.QueryMessagesResponse:
@@ -152,7 +182,7 @@ class AdminService:
                 request = parsed(admin_pb2.QueryMessagesRequest, raw)
                 return await self._queries.answer(request, context.time_remaining())
             except REFUSABLE as error:
-                return admin_pb2.QueryMessagesResponse(refusal=refusal(self._context, error, listener))
+                return admin_pb2.QueryMessagesResponse(refusal=self._refusals.of(error, listener))
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.QueryMessagesResponse.SerializeToString
@@ -164,7 +194,7 @@ class AdminService:
                 request = parsed(admin_pb2.GetStatusRequest, raw)
             except RefusedError as error:  # its response has no place for a refusal
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            return status(self._context, listener, self._started, readers=request.readers)
+            return self._node_status.status(listener, readers=request.readers)
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.GetStatusResponse.SerializeToString
@@ -173,9 +203,9 @@ class AdminService:
     def _promote(self, listener: str) -> Any:
         async def handle(raw: bytes, context: Any) -> admin_pb2.PromoteResponse:
             try:
-                return await promotion.accept(self._context, parsed(admin_pb2.PromoteRequest, raw))
+                return await self._promotions.accept(parsed(admin_pb2.PromoteRequest, raw))
             except RefusedError as error:
-                return admin_pb2.PromoteResponse(refusal=refusal(self._context, error, listener))
+                return admin_pb2.PromoteResponse(refusal=self._refusals.of(error, listener))
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.PromoteResponse.SerializeToString
@@ -184,9 +214,9 @@ class AdminService:
     def _note_claim(self, listener: str) -> Any:
         async def handle(raw: bytes, context: Any) -> admin_pb2.NoteClaimResponse:
             try:
-                return await promotion_claims.note(self._context, parsed(admin_pb2.NoteClaimRequest, raw))
+                return await self._claims.note(parsed(admin_pb2.NoteClaimRequest, raw))
             except RefusedError as error:
-                return admin_pb2.NoteClaimResponse(refusal=refusal(self._context, error, listener))
+                return admin_pb2.NoteClaimResponse(refusal=self._refusals.of(error, listener))
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.NoteClaimResponse.SerializeToString
@@ -196,10 +226,10 @@ class AdminService:
         async def handle(raw: bytes, context: Any) -> AsyncIterator[admin_pb2.DumpChunk]:
             try:
                 request = parsed(admin_pb2.DumpRequest, raw)
-                async for chunk in dump_chunks(self._context, request):
+                async for chunk in self._dumps.chunks(request):
                     yield chunk
             except REFUSABLE as error:
-                yield admin_pb2.DumpChunk(refusal=refusal(self._context, error, listener))
+                yield admin_pb2.DumpChunk(refusal=self._refusals.of(error, listener))
 
         return grpc.unary_stream_rpc_method_handler(
             handle, response_serializer=admin_pb2.DumpChunk.SerializeToString

@@ -81,7 +81,10 @@ class ForwardError(Exception):
 class Forwarder:
     """Calls other nodes of the group by id. `addresses` are their Raft addresses."""
 
-    def __init__(self, own_id: str, addresses: Mapping[str, str]) -> None:
+    def __init__(
+        self, own_id: str, addresses: Mapping[str, str], on_unclaimed: Callable[[bytes], None]
+    ) -> None:
+        """`on_unclaimed` gets the answer to a poll whose caller was gone when it came: what it grants is nobody's."""
         self._own_id = own_id
         self._addresses = dict(addresses)
         self._channels: dict[str, Any] = {}
@@ -89,8 +92,7 @@ class Forwarder:
         self._poll_lanes: dict[str, list[ForwardLane]] = {}
         self._polls = 0  # under way
         self._polls_alone: set[asyncio.Task[bytes]] = set()
-        #: Told the answer to a poll whose caller was gone when it came: what it grants is nobody's.
-        self.on_unclaimed: Callable[[bytes], None] = lambda answer: None
+        self._on_unclaimed = on_unclaimed
         self._unary_calls: dict[tuple[str, str], Any] = {}
         self._under_way: dict[Any, str] = {}  # open calls and their nodes; "": it was given up
 
@@ -147,7 +149,7 @@ class Forwarder:
         lanes = self._poll_lanes.setdefault(node_id, [])
         found = next((lane for lane in lanes if lane.takes(size)), None)
         if found is None and len(lanes) < MAX_POLL_LANES:
-            lane = self._new_lane(node_id, lambda answer: self.on_unclaimed(answer))
+            lane = self._new_lane(node_id, self._on_unclaimed)
             lanes.append(lane)
             found = lane if lane.takes(size) else None
         return found
@@ -192,7 +194,7 @@ class Forwarder:
 
     def _poll_unclaimed(self, task: asyncio.Task[bytes]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self.on_unclaimed(task.result())
+            self._on_unclaimed(task.result())
 
     async def _alone(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float

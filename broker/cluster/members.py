@@ -92,6 +92,11 @@ class Members:
         node = self._nodes.get(node_id or "")
         return pick(node, listener) if node is not None and node.listeners else None
 
+    def own_messaging_address(self, listener: str) -> str:
+        """Return this node's address for official clients of that listener."""
+        addresses = self.addresses(self.own.node_id, listener)
+        return addresses.messaging_address if addresses is not None else ""
+
 
 def pick(node: NodeInfo, listener: str) -> ListenerAddresses:
     """Return the listener of that name, or the node's first."""

@@ -267,6 +267,8 @@ class AppendPipeline:
         self._flights: dict[int, Flight] = {}  # by index, until applied
         self._scheduled = False
         self.turns = 0
+        #: Why services refuse messages ("" = they take them): the disk is too full.
+        self.produce_refusal = ""
         #: Why nothing but essential works is taken ("" = all are): the disk is nearly full.
         self.refusal = ""
 

@@ -16,14 +16,15 @@ import grpc.aio
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import NotLeaderError, TransferringError
 
+from ..cluster.known_leader import Leadership
 from ..leader.allocation import STRATEGIES
-from ..leader.coordination import MembershipStream
+from ..leader.coordination import Coordination, MembershipStream
 from ..leader.coordinator import MemberView
 from ..refusals import REFUSABLE, RefusedError
-from ..service.context import NodeContext
-from ..service.ensure import ensure_group
-from ..service.handlers import parsed, refusal
-from ..service.meant_group import MeantGroup
+from ..replica import Replica
+from ..service.answers import Refusals, parsed
+from ..service.broker_group_identity import BrokerGroupIdentity
+from ..service.creation import Creation
 from ..state.commands import JoinGroup
 from ..state.topics import MAX_QUEUES
 from ..wire.validation import group_problem, text_problem, topic_problem
@@ -45,35 +46,54 @@ ELECTION_PATIENCE_S: Final = 0.3
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
 
-def membership_handler(context: NodeContext, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
-    """Return the handler of a port of that listener."""
+class Memberships:
+    """The Membership streams of a node."""
 
-    async def serve(_requests: Any, grpc_context: Any) -> None:
-        try:
+    def __init__(
+        self,
+        coordination: Coordination,
+        leadership: Leadership,
+        replica: Replica,
+        creation: Creation,
+        identity: BrokerGroupIdentity,
+        refusals: Refusals,
+    ) -> None:
+        self.coordination = coordination
+        self.leadership = leadership
+        self.replica = replica
+        self.creation = creation
+        self.identity = identity
+        self._refusals = refusals
+
+    def handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
+        """Return the handler of a port of that listener."""
+
+        async def serve(_requests: Any, grpc_context: Any) -> None:
             try:
-                await _Session(context, grpc_context).run()
-            except REFUSABLE as error:
-                if isinstance(error, NotLeaderError | TransferringError):
-                    await context.leadership.wait_settled(ELECTION_PATIENCE_S)
-                refused = refusal(context, error, listener)
-                await grpc_context.write(log_pb2.MembershipResponse(refusal=refused))
-        except grpc.aio.InternalError:
-            raise asyncio.CancelledError from None  # the client is gone: nobody to answer, nothing to log
+                try:
+                    await _Session(self, grpc_context).run()
+                except REFUSABLE as error:
+                    if isinstance(error, NotLeaderError | TransferringError):
+                        await self.leadership.wait_settled(ELECTION_PATIENCE_S)
+                    refused = self._refusals.of(error, listener)
+                    await grpc_context.write(log_pb2.MembershipResponse(refusal=refused))
+            except grpc.aio.InternalError:
+                raise asyncio.CancelledError from None  # the client is gone: nobody to answer, nothing to log
 
-    return serve
+        return serve
 
 
 class _Session:
     """One stream, from its first request to its end."""
 
-    def __init__(self, context: NodeContext, grpc_context: Any) -> None:
-        self._context = context
+    def __init__(self, node: Memberships, grpc_context: Any) -> None:
+        self._node = node
         self._grpc = grpc_context
         self._join: JoinGroup
 
     async def run(self) -> None:
         """Serve until the member leaves or its stream ends. Raises: REFUSABLE."""
-        meant = MeantGroup(self._context, self._grpc)
+        meant = self._node.identity.meant_by(self._grpc)
         meant.check()
         try:
             async with asyncio.timeout(FIRST_REQUEST_SECONDS):
@@ -87,14 +107,14 @@ class _Session:
             return
         request = parsed(log_pb2.MembershipRequest, raw)
         check_request(request, first=True)
-        if not self._context.leadership.ready:
-            await self._context.leadership.wait_settled(ELECTION_PATIENCE_S)
-        if not self._context.leadership.ready:
+        if not self._node.leadership.ready:
+            await self._node.leadership.wait_settled(ELECTION_PATIENCE_S)
+        if not self._node.leadership.ready:
             raise NotLeaderError(None)
         meant.check()
-        group = await ensure_group(self._context, request.group)
+        group = await self._node.creation.ensure_group(request.group)
         self._join = join_command(group.group_id, request)
-        stream = await self._context.coordination.open(self._join)
+        stream = await self._node.coordination.open(self._join)
         listening = asyncio.create_task(self._listen(stream))
         listening.add_done_callback(lambda _: stream.changed.set())
         try:
@@ -103,25 +123,25 @@ class _Session:
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
-            self._context.coordination.close(stream)
+            self._node.coordination.close(stream)
 
     async def _listen(self, stream: MembershipStream) -> None:
         """Take in what the member says. Raises: REFUSABLE."""
         while (raw := await self._grpc.read()) is not _EOF:
             request = parsed(log_pb2.MembershipRequest, raw)
             check_request(request, first=False)
-            self._context.coordination.heard(stream)
+            self._node.coordination.heard(stream)
             if request.topics:
                 self._join = changed_subscription(self._join, request)
-                await self._context.coordination.subscribe(self._join)
+                await self._node.coordination.subscribe(self._join)
             self._take(stream, request)
 
     def _take(self, stream: MembershipStream, request: log_pb2.MembershipRequest) -> None:
         if request.released:
             rows = [((each.topic_id, each.queue_id), each.epoch) for each in request.released]
-            self._context.coordination.released(stream, rows)
+            self._node.coordination.released(stream, rows)
         if request.leave:
-            self._context.coordination.leave(stream)
+            self._node.coordination.leave(stream)
 
     async def _tell(self, stream: MembershipStream, listening: asyncio.Task[None]) -> None:
         """Tell the member what it owns, after each change. Raises: REFUSABLE."""
@@ -130,7 +150,7 @@ class _Session:
             stream.changed.clear()
             if listening.done() and not stream.leaving:
                 return listening.result()  # the member closed its half, or said what cannot be understood
-            view = self._context.coordination.view(stream)
+            view = self._node.coordination.view(stream)
             if view is None:  # it left
                 await self._grpc.write(log_pb2.MembershipResponse())
                 return None
@@ -151,7 +171,7 @@ class _Session:
         )
 
     def _ownership(self, key: tuple[int, int], epoch: int) -> log_pb2.QueueOwnership:
-        state = self._context.replica.state
+        state = self._node.replica.state
         topic = state.topics.get(key[0])
         offset = state.committed_offset(self._join.group_id, *key)
         return log_pb2.QueueOwnership(

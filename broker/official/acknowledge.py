@@ -13,10 +13,11 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.foreign_text import safe_text
 
 from ..errors import InvalidReceiptHandleError
-from ..leader.pipeline import TooManyRequestsError
+from ..leader.pipeline import AppendPipeline, TooManyRequestsError
+from ..leader.recent_deliveries import LeaseHolders
 from ..refusals import RefusedError
-from ..service import features
-from ..service.context import NodeContext
+from ..replica import Replica
+from ..service.features import Features
 from ..state.commands import (
     PARKED_MESSAGES,
     Ack,
@@ -40,127 +41,143 @@ def _invalid(reason: str) -> v2.Status:
 _EXPIRED = "receipt handle is expired"
 
 
-def _checked_handle(context: NodeContext, text: str, group: str) -> ReceiptHandle:
-    """Return a handle that belongs to this broker group and to the consumer group. Raises: InvalidReceiptHandleError."""
-    handle = parse_handle(text)
-    known = context.replica.state.groups.get(handle.group_id)
-    if handle.broker_group != context.config.group:
-        raise InvalidReceiptHandleError(f"it is of broker group {safe_text(handle.broker_group, 100)}")
-    if known is None or known.name != group:
-        raise InvalidReceiptHandleError(f"it is not of consumer group {group}")
-    return handle
+class Acknowledgements:
+    """Serves what consumers say of messages that they hold."""
 
+    def __init__(
+        self,
+        broker_group: str,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        holders: LeaseHolders,
+        features: Features,
+    ) -> None:
+        self._broker_group = broker_group
+        self._replica = replica
+        self._pipeline = pipeline
+        self._holders = holders
+        self._features = features
 
-async def acknowledge(context: NodeContext, request: v2.AckMessageRequest) -> v2.AckMessageResponse:
-    """Acknowledge; one result per entry. Raises: StatusError, and what the pipeline raises."""
-    check_group(request.group.name)
-    check_topic(request.topic.name)
-    if not request.entries:
-        raise StatusError(v2.INTERNAL_SERVER_ERROR, "ack message result is empty")
-    if len(request.entries) > MAX_ENTRIES:
-        what = f"{len(request.entries):,} deliveries in one request; acknowledge at most {MAX_ENTRIES:,}"
-        raise StatusError(v2.BAD_REQUEST, what)
-    statuses: list[v2.Status] = [ok()] * len(request.entries)
-    wanted: defaultdict[tuple[int, int], list[tuple[int, ReceiptHandle]]] = defaultdict(list)
-    for place, entry in enumerate(request.entries):
+    def _checked_handle(self, text: str, group: str) -> ReceiptHandle:
+        """Return a handle that belongs to this broker group and to the consumer group. Raises: InvalidReceiptHandleError."""
+        handle = parse_handle(text)
+        known = self._replica.state.groups.get(handle.group_id)
+        if handle.broker_group != self._broker_group:
+            raise InvalidReceiptHandleError(f"it is of broker group {safe_text(handle.broker_group, 100)}")
+        if known is None or known.name != group:
+            raise InvalidReceiptHandleError(f"it is not of consumer group {group}")
+        return handle
+
+    async def acknowledge(self, request: v2.AckMessageRequest) -> v2.AckMessageResponse:
+        """Acknowledge; one result per entry. Raises: StatusError, and what the pipeline raises."""
+        check_group(request.group.name)
+        check_topic(request.topic.name)
+        if not request.entries:
+            raise StatusError(v2.INTERNAL_SERVER_ERROR, "ack message result is empty")
+        if len(request.entries) > MAX_ENTRIES:
+            what = f"{len(request.entries):,} deliveries in one request; acknowledge at most {MAX_ENTRIES:,}"
+            raise StatusError(v2.BAD_REQUEST, what)
+        statuses: list[v2.Status] = [ok()] * len(request.entries)
+        wanted: defaultdict[tuple[int, int], list[tuple[int, ReceiptHandle]]] = defaultdict(list)
+        for place, entry in enumerate(request.entries):
+            try:
+                handle = self._checked_handle(entry.receipt_handle, request.group.name)
+            except InvalidReceiptHandleError as error:
+                statuses[place] = _invalid(str(error))
+            else:
+                wanted[handle.group_id, handle.topic_id].append((place, handle))
+        for (group_id, topic_id), handles in wanted.items():
+            rows = lease_rows([(each.queue_id, each.queue_offset, each.lease_id) for _, each in handles])
+            try:
+                applied = await self._pipeline.run(Ack(group_id, topic_id, rows))
+            except TooManyRequestsError as error:
+                raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+            for (place, _), accepted in zip(handles, applied.result.accepted, strict=True):
+                if not accepted:
+                    statuses[place] = _invalid(_EXPIRED)
+        entries = [
+            v2.AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+            )
+            for entry, status in zip(request.entries, statuses, strict=True)
+        ]
+        return v2.AckMessageResponse(status=overall(statuses), entries=entries)
+
+    async def change_invisible(
+        self, request: v2.ChangeInvisibleDurationRequest, client_id: str
+    ) -> v2.ChangeInvisibleDurationResponse:
+        """Move the end of a lease; the answer carries the new handle. Raises: StatusError, and what the pipeline raises."""
+        check_group(request.group.name)
+        check_topic(request.topic.name)
+        duration = request.invisible_duration.ToMilliseconds()
+        if not 0 <= duration <= MAX_INVISIBLE_MS:
+            raise StatusError(
+                v2.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime must be between 0 and {MAX_INVISIBLE_MS} ms"
+            )
         try:
-            handle = _checked_handle(context, entry.receipt_handle, request.group.name)
+            handle = self._checked_handle(request.receipt_handle, request.group.name)
         except InvalidReceiptHandleError as error:
-            statuses[place] = _invalid(str(error))
-        else:
-            wanted[handle.group_id, handle.topic_id].append((place, handle))
-    for (group_id, topic_id), handles in wanted.items():
-        rows = lease_rows([(each.queue_id, each.queue_offset, each.lease_id) for _, each in handles])
+            raise StatusError(v2.INVALID_RECEIPT_HANDLE, str(error)) from None
+        rows = change_rows([(handle.queue_id, handle.queue_offset, handle.lease_id, duration)])
         try:
-            applied = await context.pipeline.run(Ack(group_id, topic_id, rows))
+            applied = await self._pipeline.run(ChangeInvisible(handle.group_id, handle.topic_id, rows))
         except TooManyRequestsError as error:
             raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
-        for (place, _), accepted in zip(handles, applied.result.accepted, strict=True):
-            if not accepted:
-                statuses[place] = _invalid(_EXPIRED)
-    entries = [
-        v2.AckMessageResultEntry(
-            message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
+        if not applied.result.accepted[0]:
+            raise StatusError(v2.INVALID_RECEIPT_HANDLE, _EXPIRED)
+        self._holders.moved(client_id, applied.index)
+        renewed = ReceiptHandle(
+            handle.broker_group,
+            handle.group_id,
+            handle.topic_id,
+            handle.queue_id,
+            handle.queue_offset,
+            applied.index,
+            handle.attempt,
         )
-        for entry, status in zip(request.entries, statuses, strict=True)
-    ]
-    return v2.AckMessageResponse(status=overall(statuses), entries=entries)
+        return v2.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=renewed.encode())
 
+    async def forward_to_dead_letters(
+        self, request: v2.ForwardMessageToDeadLetterQueueRequest
+    ) -> v2.ForwardMessageToDeadLetterQueueResponse:
+        """Park a message that a consumer gives up; its queue goes on. (Queues of dead letters are not built yet.)
 
-async def change_invisible(
-    context: NodeContext, request: v2.ChangeInvisibleDurationRequest, client_id: str
-) -> v2.ChangeInvisibleDurationResponse:
-    """Move the end of a lease; the answer carries the new handle. Raises: StatusError, and what the pipeline raises."""
-    check_group(request.group.name)
-    check_topic(request.topic.name)
-    duration = request.invisible_duration.ToMilliseconds()
-    if not 0 <= duration <= MAX_INVISIBLE_MS:
-        raise StatusError(
-            v2.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime must be between 0 and {MAX_INVISIBLE_MS} ms"
-        )
-    try:
-        handle = _checked_handle(context, request.receipt_handle, request.group.name)
-    except InvalidReceiptHandleError as error:
-        raise StatusError(v2.INVALID_RECEIPT_HANDLE, str(error)) from None
-    rows = change_rows([(handle.queue_id, handle.queue_offset, handle.lease_id, duration)])
-    try:
-        applied = await context.pipeline.run(ChangeInvisible(handle.group_id, handle.topic_id, rows))
-    except TooManyRequestsError as error:
-        raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
-    if not applied.result.accepted[0]:
-        raise StatusError(v2.INVALID_RECEIPT_HANDLE, _EXPIRED)
-    context.holders.moved(client_id, applied.index)
-    renewed = ReceiptHandle(
-        handle.broker_group,
-        handle.group_id,
-        handle.topic_id,
-        handle.queue_id,
-        handle.queue_offset,
-        applied.index,
-        handle.attempt,
-    )
-    return v2.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=renewed.encode())
-
-
-async def forward_to_dead_letters(
-    context: NodeContext, request: v2.ForwardMessageToDeadLetterQueueRequest
-) -> v2.ForwardMessageToDeadLetterQueueResponse:
-    """Park a message that a consumer gives up; its queue goes on. (Queues of dead letters are not built yet.)
-
-    Clients repeat it until it succeeds, so it does when there is nothing left to park: the message is parked already, done,
-    deleted, or somebody else has it by now. Raises: StatusError, and what the pipeline raises.
-    """
-    check_group(request.group.name)
-    check_topic(request.topic.name)
-    try:
-        handle = parse_handle(request.receipt_handle)
-    except InvalidReceiptHandleError as error:
-        raise StatusError(v2.INVALID_RECEIPT_HANDLE, str(error)) from None
-    group = context.replica.state.groups.get(handle.group_id)
-    if handle.broker_group != context.config.group or (
-        group is not None and group.name != request.group.name
-    ):
-        raise StatusError(v2.INVALID_RECEIPT_HANDLE, f"it is not of consumer group {request.group.name} here")
-    done = v2.ForwardMessageToDeadLetterQueueResponse(status=ok())
-    if group is None:
+        Clients repeat it until it succeeds, so it does when there is nothing left to park: the message is parked already, done,
+        deleted, or somebody else has it by now. Raises: StatusError, and what the pipeline raises.
+        """
+        check_group(request.group.name)
+        check_topic(request.topic.name)
+        try:
+            handle = parse_handle(request.receipt_handle)
+        except InvalidReceiptHandleError as error:
+            raise StatusError(v2.INVALID_RECEIPT_HANDLE, str(error)) from None
+        group = self._replica.state.groups.get(handle.group_id)
+        if handle.broker_group != self._broker_group or (
+            group is not None and group.name != request.group.name
+        ):
+            raise StatusError(
+                v2.INVALID_RECEIPT_HANDLE, f"it is not of consumer group {request.group.name} here"
+            )
+        done = v2.ForwardMessageToDeadLetterQueueResponse(status=ok())
+        if group is None:
+            return done
+        try:
+            await self._features.require(PARKED_MESSAGES, "park messages that failed")
+        except RefusedError as error:
+            code = v2.HA_NOT_AVAILABLE if error.refusal.retryable else v2.NOT_IMPLEMENTED
+            raise StatusError(code, str(error)) from None
+        row = (handle.queue_id, handle.queue_offset, handle.lease_id, max(request.delivery_attempt, 0))
+        command = ParkMessages(handle.group_id, handle.topic_id, park_rows([row]), ParkReason.FORWARDED)
+        try:
+            applied = await self._pipeline.run(command)
+        except TooManyRequestsError as error:
+            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+        found = self._replica.state.consumption.get((handle.group_id, handle.topic_id, handle.queue_id))
+        held = found is not None and found.holds(np.array([handle.queue_offset]), handle.lease_id)[0]
+        if held and not applied.result.accepted[0]:
+            raise StatusError(
+                v2.TOO_MANY_REQUESTS,
+                f"{PARKED_MAX} messages of topic {request.topic.name} queue {handle.queue_id} are parked for consumer group "
+                f"{group.name}, more are not: this one stays with its consumer. Release some: ledgermq group release {group.name}",
+            )
         return done
-    try:
-        await features.require(context, PARKED_MESSAGES, "park messages that failed")
-    except RefusedError as error:
-        code = v2.HA_NOT_AVAILABLE if error.refusal.retryable else v2.NOT_IMPLEMENTED
-        raise StatusError(code, str(error)) from None
-    row = (handle.queue_id, handle.queue_offset, handle.lease_id, max(request.delivery_attempt, 0))
-    command = ParkMessages(handle.group_id, handle.topic_id, park_rows([row]), ParkReason.FORWARDED)
-    try:
-        applied = await context.pipeline.run(command)
-    except TooManyRequestsError as error:
-        raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
-    found = context.replica.state.consumption.get((handle.group_id, handle.topic_id, handle.queue_id))
-    held = found is not None and found.holds(np.array([handle.queue_offset]), handle.lease_id)[0]
-    if held and not applied.result.accepted[0]:
-        raise StatusError(
-            v2.TOO_MANY_REQUESTS,
-            f"{PARKED_MAX} messages of topic {request.topic.name} queue {handle.queue_id} are parked for consumer group "
-            f"{group.name}, more are not: this one stays with its consumer. Release some: ledgermq group release {group.name}",
-        )
-    return done

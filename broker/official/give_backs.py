@@ -14,10 +14,11 @@ from typing import Final
 
 from ledgermq.proto import peer_pb2
 
-from ..cluster.calls import Call
+from ..cluster.calls import Call, LeaderCalls
 from ..cluster.forwarding import ForwardError, answer_of
+from ..cluster.known_leader import Leadership
+from ..leader.releases import LeaseReleases
 from ..refusals import REFUSABLE
-from ..service.context import NodeContext
 from ..state.commands import ReleaseLeases
 from .hand_out import peer_of_release, release_of_peer
 
@@ -35,9 +36,10 @@ MAX_UNDER_WAY: Final = 8
 class GiveBacks:
     """Use: `give_back(command)`; `await stop(seconds)`."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
-        self._releases = context.replica.releases
+    def __init__(self, releases: LeaseReleases, leadership: Leadership, calls: LeaderCalls) -> None:
+        self._releases = releases
+        self._leadership = leadership
+        self._calls = calls
         self._releases.on_owed = self._wake
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -73,7 +75,7 @@ class GiveBacks:
     async def _run(self) -> None:
         failing = False
         while self._releases.owed:
-            changes = self._context.leadership.changes
+            changes = self._leadership.changes
             commands = [self._releases.take() for _ in range(MAX_UNDER_WAY)]
             told = await asyncio.gather(*(self._tell(each) for each in commands if each is not None))
             refused = list(filter(None, told))
@@ -83,8 +85,8 @@ class GiveBacks:
             if not failing:
                 logger.info("leases not given back, they are again in a moment reason=%s", refused[0])
             failing = True
-            if self._context.leadership.changes == changes:
-                await self._context.leadership.wait_change(PAUSE_SECONDS)
+            if self._leadership.changes == changes:
+                await self._leadership.wait_change(PAUSE_SECONDS)
             self._releases.forget_ended()
 
     async def _tell(self, command: ReleaseLeases) -> str:
@@ -99,12 +101,12 @@ class GiveBacks:
 
     async def _told(self, command: ReleaseLeases) -> str:
         async def local() -> bytes:
-            return (await give_back(self._context, granted)).SerializeToString()
+            return (await give_back(self._releases, granted)).SerializeToString()
 
         granted = peer_of_release(command)
         call = Call("", "", "", "", time.monotonic() + TRY_SECONDS, ())
         try:
-            raw = await self._context.calls.unary(METHOD, granted.SerializeToString(), call, local)
+            raw = await self._calls.unary(METHOD, granted.SerializeToString(), call, local)
             answer = answer_of("the leader", peer_pb2.GiveBackAnswer, raw)
         except REFUSABLE as error:
             return str(error) or type(error).__name__
@@ -116,7 +118,7 @@ class GiveBacks:
         return answer.refusal.message or "refused" if answer.HasField("refusal") else ""
 
 
-async def give_back(context: NodeContext, granted: peer_pb2.GrantedMessages) -> peer_pb2.GiveBackAnswer:
+async def give_back(releases: LeaseReleases, granted: peer_pb2.GrantedMessages) -> peer_pb2.GiveBackAnswer:
     """At the leader: end the leases of messages that did not leave, without counting an attempt."""
-    await context.replica.releases.propose(release_of_peer(granted))
+    await releases.propose(release_of_peer(granted))
     return peer_pb2.GiveBackAnswer()

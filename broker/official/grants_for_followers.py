@@ -15,70 +15,91 @@ from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, StorageError
 
-from ..cluster.calls import Call
+from ..cluster.calls import Call, LeaderCalls
 from ..cluster.lane_server import unless_arrived
 from ..leader.leader_view import Delivery
+from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
-from ..service.context import NodeContext
-from ..service.handlers import ENDING, end_call, leader_handler, parsed
+from ..replica import Replica
+from ..service.answers import ENDING, LeaderHandlers, Refusals, parsed
+from ..service.signs_of_life import SignsOfLife
 from ..state.commands import ReleaseLeases
 from .give_backs import METHOD as GIVE_BACK
 from .give_backs import give_back
 from .hand_out import RecordReader, deliveries_of_peer
 from .receive_at_follower import GRANT
-from .receive_at_leader import grant
+from .receive_at_leader import LeaderReceives
 from .refusals import IN_BAND, in_band_status
 
 
 class GrantService:
     """Make the handler with `handler()`."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        replica: Replica,
+        receives: LeaderReceives,
+        reader: LogReader,
+        calls: LeaderCalls,
+        leader_handlers: LeaderHandlers,
+        clients: SignsOfLife,
+        refusals: Refusals,
+    ) -> None:
+        self._replica = replica
+        self._receives = receives
+        self._reader = reader
+        self._calls = calls
+        self._leader_handlers = leader_handlers
+        self._clients = clients
+        self._refusals = refusals
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what the Raft port serves. Requests and answers are bytes."""
         methods = {
             "Grant": grpc.unary_unary_rpc_method_handler(self._grant),
             "ReadGranted": grpc.unary_stream_rpc_method_handler(self._read_granted),
-            "GiveBack": leader_handler(
-                self._context, GIVE_BACK, peer_pb2.GrantedMessages, peer_pb2.GiveBackAnswer, give_back, ""
+            "GiveBack": self._leader_handlers.unary(
+                GIVE_BACK,
+                peer_pb2.GrantedMessages,
+                peer_pb2.GiveBackAnswer,
+                partial(give_back, self._replica.releases),
+                "",
             ),
         }
         return grpc.method_handlers_generic_handler("ledgermq.v1.PeerService", methods)
 
     async def _grant(self, raw: bytes, grpc_context: Any) -> bytes:
-        context, call = self._context, Call.of(grpc_context, "")
+        call = Call.of(grpc_context, "")
 
         async def local() -> bytes:
             request = parsed(v2.ReceiveMessageRequest, raw)
-            answer, noted = await grant(context, request, call)
+            answer, noted = await self._receives.grant(request, call)
             if noted is not None:
                 unless_arrived(grpc_context, partial(self._not_arrived, noted))
             return answer.SerializeToString()
 
         try:
-            context.sign_of_life(call.client_id, here=False)
-            return await context.calls.unary(GRANT, raw, call, local)
+            self._clients.heard(call.client_id, here=False)
+            return await self._calls.unary(GRANT, raw, call, local)
         except RefusedError as error:  # it cannot be decoded
             await grpc_context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
         except IN_BAND as error:
-            return peer_pb2.GrantAnswer(status=in_band_status(context, error)).SerializeToString()
+            return peer_pb2.GrantAnswer(status=in_band_status(self._refusals, error)).SerializeToString()
         except ENDING as error:
-            await end_call(context, grpc_context, error)
+            await self._refusals.end_call(grpc_context, error)
 
     def _not_arrived(self, granted: ReleaseLeases) -> None:
         """The stream ended on which these were told. The next leader releases what is young by itself."""
-        if self._context.replica.view is not None:
-            self._context.replica.releases.propose(granted)
+        if self._replica.view is not None:
+            self._replica.releases.propose(granted)
 
     async def _read_granted(self, raw: bytes, grpc_context: Any) -> AsyncIterator[bytes]:
         """Also after the lead is lost: what was granted is committed. Not before it is applied: then it would seem deleted."""
         try:
             granted = parsed(peer_pb2.GrantedMessages, raw)
-            records = RecordReader(self._context.reader)
-            applied = self._context.replica.state.applied_index
+            records = RecordReader(self._reader)
+            applied = self._replica.state.applied_index
             if any(each.lease_id > applied for each in granted.messages):
                 await grpc_context.abort(
                     grpc.StatusCode.UNAVAILABLE,
@@ -96,7 +117,7 @@ class GrantService:
         self, records: RecordReader, topic_id: int, delivery: Delivery
     ) -> peer_pb2.GrantedRecord:
         """Return one message; an empty one when retention has deleted it, or its topic is gone."""
-        queue = self._context.replica.state.queues.get(topic_id, delivery.queue_id)
+        queue = self._replica.state.queues.get(topic_id, delivery.queue_id)
         if queue is None or not queue.begin <= delivery.queue_offset < queue.end:
             return peer_pb2.GrantedRecord()
         try:

@@ -22,11 +22,16 @@ from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.record import RecordView, decode_record
 from ledgermq.raft.errors import NodeStoppedError, StorageError
 
-from ..cluster.forwarding import ForwardError, Metadata, answer_of
+from ..cluster.forwarding import Forwarder, ForwardError, Metadata, answer_of
+from ..config import BrokerConfig
 from ..leader.leader_view import Delivery
 from ..leader.recent_deliveries import release_rows
-from ..reading.polls import TooManyPollsError
-from ..service.context import NodeContext
+from ..leader.releases import LeaseReleases
+from ..metrics import Metrics
+from ..reading.commit_watch import CommitWatch
+from ..reading.log_reader import LogReader
+from ..reading.polls import Polls, TooManyPollsError
+from ..replica import Replica
 from .give_backs import GiveBacks
 from .hand_out import HandOut, RecordReader, deliveries_of_peer, first_frame, release_of_peer, to_peer
 from .receive_at_leader import count_out, last_frame
@@ -50,13 +55,16 @@ _Found = tuple[RecordView, int]  # and ms of log time when it was stored
 class GrantedReceives:
     """The receives of consumers that talk to this node while another one leads."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
-        self._give_backs = GiveBacks(context)
-        context.forwarder.on_unclaimed = self._unclaimed
+    def __init__(
+        self, config: BrokerConfig, forwarder: Forwarder, give_backs: GiveBacks, own: OwnLog, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._forwarder = forwarder
+        self._give_backs = give_backs
+        self._own = own
+        self._metrics = metrics
         self._holding = 0  # receives that hold leases
         self._released = asyncio.Event()  # one of them holds none any more
-        metrics = context.metrics
         self._from_log = metrics.granted_messages.labels("own_log")
         self._from_leader = metrics.granted_messages.labels("leader")
 
@@ -81,7 +89,7 @@ class GrantedReceives:
             for frame in frames:
                 yield frame
                 del left[0]
-        count_out(self._context, frames)
+        count_out(self._metrics, frames)
         yield last_frame()
 
     @contextmanager
@@ -97,16 +105,6 @@ class GrantedReceives:
             if left:
                 self._give_backs.give_back(release_rows(granted.group_id, granted.topic_id, left))
 
-    def _unclaimed(self, raw: bytes) -> None:
-        """An answer came when its receive was over: cancelled, or at its deadline."""
-        self._count_bytes("grant", raw)
-        try:
-            answer = answer_of("the leader", peer_pb2.GrantAnswer, raw)
-        except ForwardError as error:
-            logger.warning("leases of a late answer end by time only reason=%s", error)
-            return
-        self._give_backs.give_back(release_of_peer(answer.granted))
-
     async def _grant(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
     ) -> peer_pb2.GrantAnswer | None:
@@ -114,30 +112,25 @@ class GrantedReceives:
 
         Raises: ForwardError; TooManyPollsError (the consumer is told to repeat after a moment).
         """
-        if not self._context.config.follower_reads:
+        if not self._config.follower_reads:
             return None
         try:
-            raw = await self._context.forwarder.poll(leader, GRANT, request, metadata, timeout)
+            raw = await self._forwarder.poll(leader, GRANT, request, metadata, timeout)
         except ForwardError as error:
             if error.unknown_there:
                 return None
             raise
-        self._count_bytes("grant", raw)
+        _count_bytes(self._metrics, "grant", raw)
         return cast(peer_pb2.GrantAnswer, answer_of(leader, peer_pb2.GrantAnswer, raw))
 
     async def _passed_on(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
     ) -> AsyncGenerator[bytes, None]:
         """Yield the frames of a leader that reads the messages itself."""
-        async with aclosing(
-            self._context.forwarder.stream(leader, RECEIVE, request, metadata, timeout)
-        ) as frames:
+        async with aclosing(self._forwarder.stream(leader, RECEIVE, request, metadata, timeout)) as frames:
             async for frame in frames:
-                self._count_bytes("messages", frame)
+                _count_bytes(self._metrics, "messages", frame)
                 yield frame
-
-    def _count_bytes(self, kind: str, raw: bytes) -> None:
-        self._context.metrics.bytes_from_leader.labels(kind).inc(len(raw))
 
     # --- reading --------------------------------------------------------------------------------------------
     async def _frames(
@@ -151,7 +144,7 @@ class GrantedReceives:
     ) -> tuple[list[Delivery], list[bytes]]:
         """Return what of a grant is still stored, in its order, and the frames. Raises: ForwardError."""
         group_id, topic_id = answer.granted.group_id, answer.granted.topic_id
-        found = await self._own(topic_id, deliveries, until)
+        found = await self._own.read(topic_id, deliveries, until)
         missing = [place for place, each in enumerate(found) if each is None]
         self._from_log.inc(len(found) - len(missing))
         if missing:
@@ -160,7 +153,7 @@ class GrantedReceives:
             for place, each in zip(missing, from_leader, strict=True):
                 found[place] = each
             self._from_leader.inc(len(missing))
-        hand_out = HandOut(self._context.config.group, answer.store_host, group_id, topic_id, topic)
+        hand_out = HandOut(self._config.group, answer.store_host, group_id, topic_id, topic)
         stored, frames = list[Delivery](), list[bytes]()
         for delivery, each in zip(deliveries, found, strict=True):
             if each is not None:  # else retention was quicker; the lease ends by itself
@@ -168,12 +161,74 @@ class GrantedReceives:
                 frames.append(hand_out.frame(delivery, *each))
         return stored, frames
 
-    async def _own(self, topic_id: int, deliveries: Sequence[Delivery], until: float) -> list[_Found | None]:
+    async def _of_leader(
+        self, leader: str, wanted: peer_pb2.GrantedMessages, metadata: Metadata, until: float
+    ) -> list[_Found | None]:
+        """Get messages from the leader's log; None for each that it has deleted. Raises: ForwardError."""
+        found: list[_Found | None] = []
+        timeout = max(until - time.monotonic(), 0.0)
+        async with aclosing(
+            self._forwarder.stream(leader, READ_GRANTED, wanted.SerializeToString(), metadata, timeout)
+        ) as frames:
+            async for frame in frames:
+                _count_bytes(self._metrics, "messages", frame)
+                each = answer_of(leader, peer_pb2.GrantedRecord, frame)
+                try:
+                    found.append((decode_record(each.record), each.store_timestamp) if each.record else None)
+                except LayoutError as error:
+                    raise ForwardError(False, f"{leader} sent a damaged record: {error}") from None
+        if len(found) != len(wanted.messages):
+            raise ForwardError(
+                False, f"{leader} sent {len(found)} of {len(wanted.messages)} granted messages"
+            )
+        return found
+
+    # --- life -----------------------------------------------------------------------------------------------
+    async def stop(self) -> None:
+        """Give back what the receives that ended just now held, and what is owed still, within a bound. Serve none any more."""
+        until = time.monotonic() + STOP_SECONDS
+        while self._holding and (remaining := until - time.monotonic()) > 0:
+            self._released.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._released.wait(), remaining)
+        await self._give_backs.stop(max(until - time.monotonic(), 0.0))
+
+
+class UnclaimedGrants:
+    """Grants that came when their receive was over, cancelled or at its deadline: nobody's, so they are given back."""
+
+    def __init__(self, releases: LeaseReleases, metrics: Metrics) -> None:
+        self._releases = releases
+        self._metrics = metrics
+
+    def take(self, raw: bytes) -> None:
+        """Take the answer to a `Grant` whose caller is gone."""
+        _count_bytes(self._metrics, "grant", raw)
+        try:
+            answer = answer_of("the leader", peer_pb2.GrantAnswer, raw)
+        except ForwardError as error:
+            logger.warning("leases of a late answer end by time only reason=%s", error)
+            return
+        command = release_of_peer(answer.granted)
+        if len(command.rows):
+            self._releases.owe(command)
+
+
+class OwnLog:
+    """Granted messages as this node's own log has them."""
+
+    def __init__(self, replica: Replica, reader: LogReader, polls: Polls, commits: CommitWatch) -> None:
+        self._replica = replica
+        self._reader = reader
+        self._polls = polls
+        self._commits = commits
+
+    async def read(self, topic_id: int, deliveries: Sequence[Delivery], until: float) -> list[_Found | None]:
         """Read what this node's log has; None for each message that is to be had of the leader, in the time that is left."""
         found: list[_Found | None] = []
-        if self._context.replica.rebuild is None:
+        if self._replica.rebuild is None:
             await self._wait_applied(topic_id, deliveries, until)
-            records = RecordReader(self._context.reader)
+            records = RecordReader(self._reader)
             seconds = _share(READ_SECONDS, until)
             try:
                 async with asyncio.timeout(seconds):
@@ -197,7 +252,7 @@ class GrantedReceives:
         return found
 
     def _has_applied(self, topic_id: int, queue_id: int, queue_offset: int) -> bool:
-        queue = self._context.replica.state.queues.get(topic_id, queue_id)
+        queue = self._replica.state.queues.get(topic_id, queue_id)
         return queue is not None and queue_offset < queue.end
 
     async def _wait_applied(self, topic_id: int, deliveries: Sequence[Delivery], until: float) -> None:
@@ -212,10 +267,10 @@ class GrantedReceives:
         if is_applied():
             return
         enough = time.monotonic() + _share(APPLY_SECONDS, until)
-        with self._context.waiting_reader():
+        with self._commits.waiting():
             while (remaining := enough - time.monotonic()) > 0:
                 try:
-                    waiter = self._context.polls.open(("queue", topic_id, queue_id) for queue_id in last)
+                    waiter = self._polls.open(("queue", topic_id, queue_id) for queue_id in last)
                 except TooManyPollsError:
                     return
                 try:
@@ -225,39 +280,9 @@ class GrantedReceives:
                 finally:
                     waiter.close()
 
-    async def _of_leader(
-        self, leader: str, wanted: peer_pb2.GrantedMessages, metadata: Metadata, until: float
-    ) -> list[_Found | None]:
-        """Get messages from the leader's log; None for each that it has deleted. Raises: ForwardError."""
-        found: list[_Found | None] = []
-        timeout = max(until - time.monotonic(), 0.0)
-        async with aclosing(
-            self._context.forwarder.stream(
-                leader, READ_GRANTED, wanted.SerializeToString(), metadata, timeout
-            )
-        ) as frames:
-            async for frame in frames:
-                self._count_bytes("messages", frame)
-                each = answer_of(leader, peer_pb2.GrantedRecord, frame)
-                try:
-                    found.append((decode_record(each.record), each.store_timestamp) if each.record else None)
-                except LayoutError as error:
-                    raise ForwardError(False, f"{leader} sent a damaged record: {error}") from None
-        if len(found) != len(wanted.messages):
-            raise ForwardError(
-                False, f"{leader} sent {len(found)} of {len(wanted.messages)} granted messages"
-            )
-        return found
 
-    # --- life -----------------------------------------------------------------------------------------------
-    async def stop(self) -> None:
-        """Give back what the receives that ended just now held, and what is owed still, within a bound. Serve none any more."""
-        until = time.monotonic() + STOP_SECONDS
-        while self._holding and (remaining := until - time.monotonic()) > 0:
-            self._released.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._released.wait(), remaining)
-        await self._give_backs.stop(max(until - time.monotonic(), 0.0))
+def _count_bytes(metrics: Metrics, kind: str, raw: bytes) -> None:
+    metrics.bytes_from_leader.labels(kind).inc(len(raw))
 
 
 def _share(seconds: float, until: float) -> float:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from ledgermq.proto import peer_pb2
@@ -19,16 +20,23 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.foreign_text import safe_text
 from ledgermq.proto.record import hash_text
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
+from ledgermq.raft.node.node import RaftNode
 
 from ..cluster.calls import Call
+from ..cluster.known_leader import Leadership
+from ..cluster.members import Members
+from ..config import BrokerConfig
 from ..errors import ConsumeQueueError, QueueNotFoundError
 from ..leader.leader_view import Delivery, GrantPlan, ReceiveRequest
-from ..leader.pipeline import Flight, TooManyRequestsError, settle, settle_error
-from ..leader.recent_deliveries import release_of
-from ..native.fetch import offset_at_time
-from ..reading.polls import TooManyPollsError
-from ..service.context import NodeContext
-from ..service.ensure import ensure_group, ensure_topic
+from ..leader.pipeline import AppendPipeline, Flight, TooManyRequestsError, settle, settle_error
+from ..leader.recent_deliveries import LeaseHolders, RecentDeliveries, release_of
+from ..leader.releases import LeaseReleases
+from ..metrics import Metrics
+from ..reading.log_reader import LogReader
+from ..reading.polls import Polls, TooManyPollsError
+from ..reading.queue_reader import QueueReader
+from ..replica import Replica
+from ..service.creation import Creation
 from ..service.sessions import session_of
 from ..state.commands import ReleaseLeases, SetPositions, position_rows
 from ..state.consumer_groups import ConsumerGroup
@@ -164,58 +172,265 @@ def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> floa
     return max(min(wanted, MAX_POLLING, remaining - POLLING_MARGIN), 0.0)
 
 
-async def receive(
-    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
-) -> AsyncGenerator[bytes, None]:
-    """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
-    receiver, left = await lease(context, request, call)  # what may not have left yet
-    try:
-        left, frames = await _frames(context, receiver, left, call)
-        context.deliveries.add(time.monotonic(), call.via, receiver.request, left)
-        yield first_frame(receiver.status, frames)
-        for frame in frames:
-            yield frame
-            left = left[1:]
-    except BaseException:  # whatever it was: a lease of a session that nobody knows of would never end
-        release(context, receiver.request, left)
-        raise
-    count_out(context, frames)
-    yield last_frame()
+class LeaderReceives:
+    """Serves receives where the leader is: the messages themselves, or a grant for the node that asks."""
+
+    def __init__(
+        self,
+        broker_group: str,
+        leasing: Leasing,
+        deliveries: RecentDeliveries,
+        releases: LeaseReleases,
+        reader: LogReader,
+        members: Members,
+        metrics: Metrics,
+    ) -> None:
+        self._broker_group = broker_group
+        self._leasing = leasing
+        self._deliveries = deliveries
+        self._releases = releases
+        self._reader = reader
+        self._members = members
+        self._metrics = metrics
+
+    async def receive(self, request: v2.ReceiveMessageRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
+        receiver, left = await self._leasing.lease(request, call)  # what may not have left yet
+        try:
+            left, frames = await self._frames(receiver, left, call)
+            self._deliveries.add(time.monotonic(), call.via, receiver.request, left)
+            yield first_frame(receiver.status, frames)
+            for frame in frames:
+                yield frame
+                left = left[1:]
+        except BaseException:  # whatever it was: a lease of a session that nobody knows of would never end
+            release(self._releases, receiver.request, left)
+            raise
+        count_out(self._metrics, frames)
+        yield last_frame()
+
+    async def grant(
+        self, request: v2.ReceiveMessageRequest, call: Call
+    ) -> tuple[peer_pb2.GrantAnswer, ReleaseLeases | None]:
+        """Serve one receive but for the messages themselves, which the node that asks reads. Raises: as `receive`.
+
+        The command releases the leases if the answer does not arrive; None when they end by themselves.
+        """
+        receiver, leased = await self._leasing.lease(request, call)
+        noted = self._deliveries.add(time.monotonic(), call.via, receiver.request, leased)
+        answer = peer_pb2.GrantAnswer(
+            status=receiver.status,
+            store_host=self._members.own_messaging_address(call.listener),
+            granted=to_peer(receiver.group.group_id, receiver.topic.topic_id, leased),
+        )
+        return answer, noted
+
+    async def _frames(
+        self, receiver: Receiver, deliveries: list[Delivery], call: Call
+    ) -> tuple[list[Delivery], list[bytes]]:
+        """Read the messages; return those that are still stored, and their frames."""
+        hand_out = HandOut(
+            self._broker_group,
+            self._members.own_messaging_address(call.listener),
+            receiver.group.group_id,
+            receiver.topic.topic_id,
+            receiver.topic.name,
+        )
+        records = RecordReader(self._reader)
+        stored, frames = list[Delivery](), list[bytes]()
+        for delivery in deliveries:
+            try:
+                record, store_timestamp = await records.read(delivery)
+            except LogCompactedError:
+                continue  # retention was quicker; the lease ends by itself and the position passes it
+            stored.append(delivery)
+            frames.append(hand_out.frame(delivery, record, store_timestamp))
+        return stored, frames
 
 
-async def grant(
-    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
-) -> tuple[peer_pb2.GrantAnswer, ReleaseLeases | None]:
-    """Serve one receive but for the messages themselves, which the node that asks reads. Raises: as `receive`.
+class Leasing:
+    """Leases messages for a consumer: checks the request, releases what an earlier attempt left, waits for a selection."""
 
-    The command releases the leases if the answer does not arrive; None when they end by themselves.
-    """
-    receiver, leased = await lease(context, request, call)
-    noted = context.deliveries.add(time.monotonic(), call.via, receiver.request, leased)
-    answer = peer_pb2.GrantAnswer(
-        status=receiver.status,
-        store_host=context.own_messaging_address(call.listener),
-        granted=to_peer(receiver.group.group_id, receiver.topic.topic_id, leased),
-    )
-    return answer, noted
+    def __init__(
+        self,
+        config: BrokerConfig,
+        replica: Replica,
+        creation: Creation,
+        selections: Selections,
+        deliveries: RecentDeliveries,
+        holders: LeaseHolders,
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._creation = creation
+        self._selections = selections
+        self._deliveries = deliveries
+        self._holders = holders
+
+    async def lease(self, request: v2.ReceiveMessageRequest, call: Call) -> tuple[Receiver, list[Delivery]]:
+        """Lease messages for a consumer, waiting for some until its poll ends. They must leave, or be released.
+
+        Raises: StatusError, and what the pipeline raises.
+        """
+        receiver = await self._checked(request, call)
+        released = map(self._replica.releases.propose, self._deliveries.repeated(request.attempt_id))
+        await asyncio.gather(*released)
+        leased = await self._selections.granted(receiver)
+        self._holders.granted(call.client_id, leased)
+        return receiver, leased
+
+    async def _checked(self, request: v2.ReceiveMessageRequest, call: Call) -> Receiver:
+        name, group_name = request.message_queue.topic.name, request.group.name
+        check_topic(name)
+        check_group(group_name)
+        tags = tags_of(request.filter_expression)
+        duration = AUTO_RENEW_INVISIBLE_MS
+        if not request.auto_renew:
+            duration = invisible_ms(request, self._config.min_invisible_ms)
+        topic = await self._creation.ensure_topic(name)
+        if topic is None:
+            raise topic_not_found(name)
+        group = await self._creation.ensure_group(group_name)
+        check_not_exclusive(self._replica.state, group, name)
+        wanted = ReceiveRequest(
+            group.group_id,
+            topic.topic_id,
+            min(request.batch_size, MAX_BATCH) if request.batch_size > 0 else MAX_BATCH,
+            duration,
+            tags,
+            session_of(call.client_id) if request.auto_renew else 0,
+            request.attempt_id,
+        )
+        polling = polling_seconds(request, call.deadline - time.monotonic())
+        receiver = Receiver(topic, group, wanted, time.monotonic() + polling)
+        self._selections.compare_filters(receiver, request.filter_expression.expression)
+        return receiver
 
 
-async def lease(
-    context: NodeContext, request: v2.ReceiveMessageRequest, call: Call
-) -> tuple[Receiver, list[Delivery]]:
-    """Lease messages for a consumer, waiting for some until its poll ends. They must leave, or be released."""
-    receiver = await _checked(context, request, call)
-    released = map(context.replica.releases.propose, context.deliveries.repeated(request.attempt_id))
-    await asyncio.gather(*released)
-    leased = await _granted(context, receiver)
-    context.holders.granted(call.client_id, leased)
-    return receiver, leased
+class Selections:
+    """Selections of the leader's view, one after the other through the pipeline, until one grants something."""
+
+    def __init__(
+        self,
+        raft: RaftNode,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        polls: Polls,
+        leadership: Leadership,
+        queues: QueueReader,
+    ) -> None:
+        self._raft = raft
+        self._replica = replica
+        self._pipeline = pipeline
+        self._polls = polls
+        self._leadership = leadership
+        self._queues = queues
+
+    def compare_filters(self, receiver: Receiver, expression: str) -> None:
+        """Say here, and to this consumer, when the consumers of its group filter differently."""
+        request, view = receiver.request, self._replica.view
+        if view is None:
+            return
+        now = self._raft.next_timestamp()
+        differing = view.filters.look(request.group_id, request.topic_id, request.tags, expression, now)
+        if differing:
+            text = (
+                f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: by "
+                f"{', by '.join(differing)}. What one of them leaves out, the others never get: give each filter a group of "
+                "its own"
+            )
+            logger.warning("%s", text)
+            receiver.notes.append(text)
+
+    async def granted(self, receiver: Receiver) -> list[Delivery]:
+        """Return leased messages, waiting for some until the poll ends. A node that lost its queue files serves no more.
+
+        Raises: StatusError, NodeStoppedError, and what the pipeline raises.
+        """
+        try:
+            return await self._poll(receiver)
+        except ConsumeQueueError as error:
+            raise NodeStoppedError(str(error)) from None
+        except QueueNotFoundError:  # deleted while a start position was looked up
+            raise topic_not_found(receiver.topic.name) from None
+
+    async def _poll(self, receiver: Receiver) -> list[Delivery]:
+        key = ("topic", receiver.topic.topic_id)
+        while True:
+            try:
+                waiter = self._polls.open((key, "leader"))
+            except TooManyPollsError as error:
+                raise StatusError(v2.TOO_MANY_REQUESTS, f"polling full: {error}") from None
+            try:
+                deliveries = await self._select(receiver)
+                remaining = receiver.until - time.monotonic()
+                if deliveries or remaining <= 0:
+                    return deliveries
+                await waiter.wait(min(remaining, self._until_expiry(receiver)))
+            finally:
+                waiter.close()
+            if not self._leadership.ready:
+                raise NotLeaderError(self._leadership.leader_id)
+
+    def _until_expiry(self, receiver: Receiver) -> float:
+        """Return the seconds until a lease of the group may end by itself."""
+        view = self._replica.view
+        if view is None:
+            return 0.0
+        expiry = view.next_expiry(receiver.group.group_id, receiver.topic.topic_id)
+        if expiry is None:
+            return MAX_POLLING
+        return max((expiry - self._raft.next_timestamp()) / 1000, 0.001)
+
+    async def _select(self, receiver: Receiver) -> list[Delivery]:
+        """Select once, fetching what the selection needs from disk or log first."""
+        request = receiver.request
+        while True:
+            view = self._replica.view
+            if view is None:
+                raise NotLeaderError(self._leadership.leader_id)
+            if not view.has_deliverable(request, self._raft.next_timestamp()):
+                return []
+            work = ReceiveWork(request, partial(release, self._replica.releases, request), receiver.note)
+            try:
+                self._pipeline.submit(work)
+            except TooManyRequestsError as error:
+                raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+            try:
+                plan, deliveries = await work.future
+            except asyncio.CancelledError:
+                work.give_back()
+                raise
+            except ConsumeQueueError as error:
+                await self._replica.mended(error)
+                continue
+            found: list[Delivery] = deliveries
+            if found:
+                return found  # leased: they must leave, whatever other queues still need
+            if plan.cold:
+                await self._replica.warm(plan.cold)
+            elif plan.unresolved:
+                await self._resolve_start(request, plan.unresolved)
+            elif (plan.unfinished or plan.parks) and time.monotonic() < receiver.until:
+                continue  # a filter looks through a long queue turn by turn; behind what was parked there may be more
+            elif plan.slot is None or time.monotonic() >= receiver.until:
+                return found  # else something was applied before the grant: what is there now is chosen anew
+
+    async def _resolve_start(self, request: ReceiveRequest, queue_ids: Any) -> None:
+        """Propose where a group with a start time begins in queues that it has not consumed from."""
+        group = self._replica.state.groups.get(request.group_id)
+        start = group.start.timestamp_ms if group is not None else None
+        rows = []
+        for queue_id in queue_ids:
+            offset = await self._queues.offset_at_time(request.topic_id, int(queue_id), start or 0)
+            rows.append((request.topic_id, int(queue_id), offset))
+        await self._pipeline.run(SetPositions(request.group_id, position_rows(rows)))
 
 
-def count_out(context: NodeContext, frames: list[bytes]) -> None:
+def count_out(metrics: Metrics, frames: list[bytes]) -> None:
     """Count what was handed to a consumer here."""
-    context.metrics.messages_out.labels("messaging").inc(len(frames))
-    context.metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
+    metrics.messages_out.labels("messaging").inc(len(frames))
+    metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
 
 
 def last_frame() -> bytes:
@@ -235,160 +450,7 @@ def check_not_exclusive(state: BrokerState, group: ConsumerGroup, topic: str) ->
         )
 
 
-async def _checked(context: NodeContext, request: v2.ReceiveMessageRequest, call: Call) -> Receiver:
-    name, group_name = request.message_queue.topic.name, request.group.name
-    check_topic(name)
-    check_group(group_name)
-    tags = tags_of(request.filter_expression)
-    duration = AUTO_RENEW_INVISIBLE_MS
-    if not request.auto_renew:
-        duration = invisible_ms(request, context.config.min_invisible_ms)
-    topic = await ensure_topic(context, name)
-    if topic is None:
-        raise topic_not_found(name)
-    group = await ensure_group(context, group_name)
-    check_not_exclusive(context.replica.state, group, name)
-    wanted = ReceiveRequest(
-        group.group_id,
-        topic.topic_id,
-        min(request.batch_size, MAX_BATCH) if request.batch_size > 0 else MAX_BATCH,
-        duration,
-        tags,
-        session_of(call.client_id) if request.auto_renew else 0,
-        request.attempt_id,
-    )
-    polling = polling_seconds(request, call.deadline - time.monotonic())
-    receiver = Receiver(topic, group, wanted, time.monotonic() + polling)
-    _compare_filters(context, receiver, request.filter_expression.expression)
-    return receiver
-
-
-def _compare_filters(context: NodeContext, receiver: Receiver, expression: str) -> None:
-    """Say here, and to this consumer, when the consumers of its group filter differently."""
-    request, view = receiver.request, context.replica.view
-    if view is None:
-        return
-    now = context.raft.next_timestamp()
-    differing = view.filters.look(request.group_id, request.topic_id, request.tags, expression, now)
-    if differing:
-        text = (
-            f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: by {', by '.join(differing)}. "
-            "What one of them leaves out, the others never get: give each filter a group of its own"
-        )
-        logger.warning("%s", text)
-        receiver.notes.append(text)
-
-
-async def _granted(context: NodeContext, receiver: Receiver) -> list[Delivery]:
-    """Return leased messages, waiting for some until the poll ends. A node that lost its queue files serves no more."""
-    try:
-        return await _poll(context, receiver)
-    except ConsumeQueueError as error:
-        raise NodeStoppedError(str(error)) from None
-    except QueueNotFoundError:  # deleted while a start position was looked up
-        raise topic_not_found(receiver.topic.name) from None
-
-
-async def _poll(context: NodeContext, receiver: Receiver) -> list[Delivery]:
-    key = ("topic", receiver.topic.topic_id)
-    while True:
-        try:
-            waiter = context.polls.open((key, "leader"))
-        except TooManyPollsError as error:
-            raise StatusError(v2.TOO_MANY_REQUESTS, f"polling full: {error}") from None
-        try:
-            deliveries = await _select(context, receiver)
-            remaining = receiver.until - time.monotonic()
-            if deliveries or remaining <= 0:
-                return deliveries
-            await waiter.wait(min(remaining, _until_expiry(context, receiver)))
-        finally:
-            waiter.close()
-        if not context.leadership.ready:
-            raise NotLeaderError(context.leadership.leader_id)
-
-
-def _until_expiry(context: NodeContext, receiver: Receiver) -> float:
-    """Return the seconds until a lease of the group may end by itself."""
-    view = context.replica.view
-    if view is None:
-        return 0.0
-    expiry = view.next_expiry(receiver.group.group_id, receiver.topic.topic_id)
-    if expiry is None:
-        return MAX_POLLING
-    return max((expiry - context.raft.next_timestamp()) / 1000, 0.001)
-
-
-async def _select(context: NodeContext, receiver: Receiver) -> list[Delivery]:
-    """Select once, fetching what the selection needs from disk or log first."""
-    request = receiver.request
-    while True:
-        view = context.replica.view
-        if view is None:
-            raise NotLeaderError(context.leadership.leader_id)
-        if not view.has_deliverable(request, context.raft.next_timestamp()):
-            return []
-        work = ReceiveWork(request, lambda deliveries: release(context, request, deliveries), receiver.note)
-        try:
-            context.pipeline.submit(work)
-        except TooManyRequestsError as error:
-            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
-        try:
-            plan, deliveries = await work.future
-        except asyncio.CancelledError:
-            work.give_back()
-            raise
-        except ConsumeQueueError as error:
-            await context.replica.mended(error)
-            continue
-        found: list[Delivery] = deliveries
-        if found:
-            return found  # leased: they must leave, whatever other queues still need
-        if plan.cold:
-            await context.replica.warm(plan.cold)
-        elif plan.unresolved:
-            await _resolve_start(context, request, plan.unresolved)
-        elif (plan.unfinished or plan.parks) and time.monotonic() < receiver.until:
-            continue  # a filter looks through a long queue turn by turn; behind what was parked there may be more
-        elif plan.slot is None or time.monotonic() >= receiver.until:
-            return found  # else something was applied before the grant: what is there now is chosen anew
-
-
-async def _resolve_start(context: NodeContext, request: ReceiveRequest, queue_ids: Any) -> None:
-    """Propose where a group with a start time begins in queues that it has not consumed from."""
-    group = context.replica.state.groups.get(request.group_id)
-    start = group.start.timestamp_ms if group is not None else None
-    rows = []
-    for queue_id in queue_ids:
-        offset = await offset_at_time(context, request.topic_id, int(queue_id), start or 0)
-        rows.append((request.topic_id, int(queue_id), offset))
-    await context.pipeline.run(SetPositions(request.group_id, position_rows(rows)))
-
-
-async def _frames(
-    context: NodeContext, receiver: Receiver, deliveries: list[Delivery], call: Call
-) -> tuple[list[Delivery], list[bytes]]:
-    """Read the messages; return those that are still stored, and their frames."""
-    hand_out = HandOut(
-        context.config.group,
-        context.own_messaging_address(call.listener),
-        receiver.group.group_id,
-        receiver.topic.topic_id,
-        receiver.topic.name,
-    )
-    records = RecordReader(context.reader)
-    stored, frames = list[Delivery](), list[bytes]()
-    for delivery in deliveries:
-        try:
-            record, store_timestamp = await records.read(delivery)
-        except LogCompactedError:
-            continue  # retention was quicker; the lease ends by itself and the position passes it
-        stored.append(delivery)
-        frames.append(hand_out.frame(delivery, record, store_timestamp))
-    return stored, frames
-
-
-def release(context: NodeContext, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
+def release(releases: LeaseReleases, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
     """The client went away: what it did not get becomes visible at once, without counting an attempt."""
     if deliveries:
-        context.replica.releases.propose(release_of(request, deliveries))
+        releases.propose(release_of(request, deliveries))

@@ -11,7 +11,7 @@ from ..cluster.calls import LeaderUnavailableError
 from ..errors import LimitReachedError
 from ..leader.pipeline import TooManyRequestsError
 from ..reading.polls import TooManyPollsError
-from ..service.context import NodeContext
+from ..service.answers import Refusals
 from ..service.sessions import TooManyClientsError
 from ..wire.status import StatusError
 
@@ -21,17 +21,17 @@ _LIMITS: Final = (TooManyRequestsError, TooManyPollsError, TooManyClientsError, 
 IN_BAND: Final = (StatusError, LeaderUnavailableError, LimitReachedError, *_LIMITS, StorageError)
 
 
-def in_band_status(context: NodeContext, error: Exception) -> v2.Status:
+def in_band_status(refusals: Refusals, error: Exception) -> v2.Status:
     """Return the status of an error; count it."""
     if isinstance(error, LeaderUnavailableError):
         if error.unknown:
             error = StatusError(v2.MASTER_PERSISTENCE_TIMEOUT, str(error))
         else:
-            error = StatusError(v2.HA_NOT_AVAILABLE, context.without_master() or str(error))
+            error = StatusError(v2.HA_NOT_AVAILABLE, refusals.without_master() or str(error))
     elif isinstance(error, LimitReachedError):
         error = StatusError(v2.FORBIDDEN, str(error))  # no repeat helps, so none is asked for
     elif not isinstance(error, StatusError):
         code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
         error = StatusError(code, str(error))
-    context.metrics.refusals.labels(v2.Code.Name(error.code)).inc()
+    refusals.count(v2.Code.Name(error.code))
     return error.status()

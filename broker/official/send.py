@@ -8,14 +8,15 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.varint import varint
 from ledgermq.raft.errors import BusyError, DiskFullError, EntryTooLargeError
 
-from ..cluster.slaves import SlavesAwayError, SlaveTimeoutError
+from ..cluster.slaves import SlaveGate, SlavesAwayError, SlaveTimeoutError
+from ..config import BrokerConfig
 from ..leader.leader_view import Verdict
-from ..leader.pipeline import TooManyRequestsError
+from ..leader.pipeline import AppendPipeline, TooManyRequestsError
 from ..leader.works import SendWork, SentMessage
+from ..metrics import Metrics
 from ..reading.polls import TooManyPollsError
 from ..refusals import DRAINING_TEXT
-from ..service.context import NodeContext
-from ..service.ensure import ensure_topic
+from ..service.creation import Creation
 from ..state.topics import Topic
 from ..wire.official import OutgoingRecord, outgoing_record
 from ..wire.route import accepted_types
@@ -30,44 +31,61 @@ _NOT_BUILT: Final = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions
 _STATUS_OK: Final = b"\x0a" + varint(ok().ByteSize()) + ok().SerializeToString()
 
 
-async def send(context: NodeContext, request: v2.SendMessageRequest, remaining: float | None = None) -> bytes:
-    """Store the messages; return the encoded answer when they are on as many disks as the mode of replication promises.
+class Sends:
+    """Serves SendMessage. `slaves`: what an answer waits for besides commit (sync_master)."""
 
-    `remaining`: seconds until the answer must leave.
+    def __init__(
+        self,
+        config: BrokerConfig,
+        pipeline: AppendPipeline,
+        creation: Creation,
+        slaves: SlaveGate | None,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._pipeline = pipeline
+        self._creation = creation
+        self._slaves = slaves
+        self._metrics = metrics
 
-    Raises: StatusError, and what the pipeline raises.
-    """
-    name = check_messages(request.messages, context.config.max_message_bytes)
-    if refused := context.replica.produce_refusal:
-        raise StatusError(v2.TOO_MANY_REQUESTS, refused)
-    topic = await ensure_topic(context, name)
-    if topic is None:
-        raise topic_not_found(name)
-    ids = [message.system_properties.message_id for message in request.messages]
-    work = SendWork(topic, _records(topic, request))
-    try:
-        context.pipeline.submit(work)
-        placed: list[SentMessage] = await work.future
-        if context.slaves is not None:
-            await context.slaves.wait(work.index, work.committed_at, remaining)
-    except SlaveTimeoutError as error:
-        raise StatusError(v2.SLAVE_PERSISTENCE_TIMEOUT, str(error)) from None
-    except SlavesAwayError as error:
-        raise StatusError(v2.HA_NOT_AVAILABLE, str(error)) from None
-    except (TooManyRequestsError, BusyError, DiskFullError, TooManyPollsError) as error:
-        raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
-    except EntryTooLargeError as error:
-        raise StatusError(v2.PAYLOAD_TOO_LARGE, str(error)) from None
-    duplicates = sum([sent.verdict is Verdict.DUPLICATE for sent in placed])
-    context.metrics.messages_sent.inc(len(ids) - duplicates)
-    if duplicates:
-        context.metrics.duplicates.labels("messaging").inc(duplicates)
-    if len(placed) == 1 and placed[0].verdict in _STORED:
-        return answer_of_one(ids[0], placed[0].offset)
-    group = context.config.group
-    entries = [_entry(message_id, sent, group) for message_id, sent in zip(ids, placed, strict=True)]
-    answer = v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
-    return bytes(answer.SerializeToString())
+    async def send(self, request: v2.SendMessageRequest, remaining: float | None = None) -> bytes:
+        """Store the messages; return the encoded answer when they are on as many disks as the mode of replication promises.
+
+        `remaining`: seconds until the answer must leave.
+
+        Raises: StatusError, and what the pipeline raises.
+        """
+        name = check_messages(request.messages, self._config.max_message_bytes)
+        if refused := self._pipeline.produce_refusal:
+            raise StatusError(v2.TOO_MANY_REQUESTS, refused)
+        topic = await self._creation.ensure_topic(name)
+        if topic is None:
+            raise topic_not_found(name)
+        ids = [message.system_properties.message_id for message in request.messages]
+        work = SendWork(topic, _records(topic, request))
+        try:
+            self._pipeline.submit(work)
+            placed: list[SentMessage] = await work.future
+            if self._slaves is not None:
+                await self._slaves.wait(work.index, work.committed_at, remaining)
+        except SlaveTimeoutError as error:
+            raise StatusError(v2.SLAVE_PERSISTENCE_TIMEOUT, str(error)) from None
+        except SlavesAwayError as error:
+            raise StatusError(v2.HA_NOT_AVAILABLE, str(error)) from None
+        except (TooManyRequestsError, BusyError, DiskFullError, TooManyPollsError) as error:
+            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+        except EntryTooLargeError as error:
+            raise StatusError(v2.PAYLOAD_TOO_LARGE, str(error)) from None
+        duplicates = sum([sent.verdict is Verdict.DUPLICATE for sent in placed])
+        self._metrics.messages_sent.inc(len(ids) - duplicates)
+        if duplicates:
+            self._metrics.duplicates.labels("messaging").inc(duplicates)
+        if len(placed) == 1 and placed[0].verdict in _STORED:
+            return answer_of_one(ids[0], placed[0].offset)
+        group = self._config.group
+        entries = [_entry(message_id, sent, group) for message_id, sent in zip(ids, placed, strict=True)]
+        answer = v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
+        return bytes(answer.SerializeToString())
 
 
 def answer_of_one(message_id: str, offset: int) -> bytes:

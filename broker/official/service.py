@@ -18,22 +18,19 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-from ..cluster.calls import Call
+from ..cluster.calls import Call, LeaderCalls
 from ..cluster.forwarding import ForwardError
-from ..service.context import NodeContext
-from ..service.ensure import ensure_topic
-from ..service.handlers import ENDING, end_call
-from ..service.sessions import session_of
-from ..state.commands import BrokerGroupMode
-from ..state.topics import Topic
-from ..wire.route import GroupQueues, assignments, route
-from ..wire.status import StatusError, ok, topic_not_found
-from ..wire.validation import check_client_id, check_group, check_resource
-from .acknowledge import acknowledge, change_invisible, forward_to_dead_letters
+from ..service.answers import ENDING, Refusals
+from ..service.signs_of_life import SignsOfLife
+from ..service.telemetry import TelemetryStreams
+from ..wire.status import StatusError, ok
+from ..wire.validation import check_client_id, check_resource
+from .acknowledge import Acknowledgements
 from .receive_at_follower import GrantedReceives
-from .receive_at_leader import last_frame, receive
+from .receive_at_leader import LeaderReceives, last_frame
 from .refusals import IN_BAND, in_band_status
-from .send import send
+from .send import Sends
+from .topic_answers import TopicAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +53,56 @@ _UNARY: Final = (
 )
 
 
+class Receives:
+    """Receives wherever the leader is: a follower gets a grant, and asks the next leader again when the first is lost."""
+
+    def __init__(self, calls: LeaderCalls, at_leader: LeaderReceives, at_follower: GrantedReceives) -> None:
+        self._calls = calls
+        self._at_leader = at_leader
+        self._at_follower = at_follower
+
+    def frames(
+        self, message: v2.ReceiveMessageRequest, request: bytes, call: Call
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of the answer. `request`: the bytes of `message`. Raises: as `LeaderCalls.stream`."""
+        return self._calls.stream(
+            call,
+            lambda: self._at_leader.receive(message, call),
+            lambda leader, metadata, timeout: self._at_follower.receive(
+                leader, message.message_queue.topic.name, request, metadata, timeout
+            ),
+        )
+
+
 class MessagingService:
     """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
-        self._granted = GrantedReceives(context)
+    def __init__(
+        self,
+        calls: LeaderCalls,
+        clients: SignsOfLife,
+        refusals: Refusals,
+        sends: Sends,
+        receives: Receives,
+        acknowledgements: Acknowledgements,
+        topics: TopicAnswers,
+        telemetry: TelemetryStreams,
+    ) -> None:
+        self._calls = calls
+        self._clients = clients
+        self._refusals = refusals
+        self._receives = receives
+        self._topics = topics
+        self._telemetry = telemetry
         self._at_leader: dict[str, Callable[[Any, Call], Awaitable[Any]]] = {
-            "SendMessage": lambda request, call: send(context, request, call.remaining),
-            "AckMessage": lambda request, call: acknowledge(context, request),
-            "ChangeInvisibleDuration": lambda request, call: change_invisible(
-                context, request, call.client_id
+            "SendMessage": lambda request, call: sends.send(request, call.remaining),
+            "AckMessage": lambda request, call: acknowledgements.acknowledge(request),
+            "ChangeInvisibleDuration": lambda request, call: acknowledgements.change_invisible(
+                request, call.client_id
             ),
-            "ForwardMessageToDeadLetterQueue": lambda request, call: forward_to_dead_letters(
-                context, request
+            "ForwardMessageToDeadLetterQueue": lambda request, call: acknowledgements.forward_to_dead_letters(
+                request
             ),
-        }
-        self._from_table: dict[str, Callable[[Any, Topic | None, Call], bytes]] = {
-            "QueryRoute": self._route,
-            "QueryAssignment": self._assignment,
         }
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
@@ -91,10 +119,6 @@ class MessagingService:
             )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def stop(self) -> None:
-        """Give back what receives hold that the stop ended."""
-        await self._granted.stop()
-
     # --- unary ----------------------------------------------------------------------------------------------
     def _unary_handler(self, name: str, listener: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         response = getattr(v2, f"{name}Response")
@@ -106,16 +130,16 @@ class MessagingService:
                 self._note_client(call)
                 return await answer(request, call)
             except IN_BAND as error:
-                return bytes(response(status=in_band_status(self._context, error)).SerializeToString())
+                return bytes(response(status=in_band_status(self._refusals, error)).SerializeToString())
             except ENDING as error:
-                await end_call(self._context, context, error)
+                await self._refusals.end_call(context, error)
 
         return serve
 
     def _note_client(self, call: Call) -> None:
         """Take a call as a sign of life. Raises: StatusError, TooManyClientsError."""
         check_client_id(call.client_id)
-        self._context.sign_of_life(call.client_id, here=not call.forwarded)
+        self._clients.heard(call.client_id, here=not call.forwarded)
 
     def _answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
         """Return what serves or forwards a call of that name.
@@ -124,7 +148,7 @@ class MessagingService:
         """
         if name in self._at_leader:
             return self._leader_answerer(name)
-        if name in self._from_table:
+        if name in ("QueryRoute", "QueryAssignment"):
             return partial(self._from_topics, name)
         if name == "NotifyClientTermination":
             return self._terminated
@@ -142,67 +166,33 @@ class MessagingService:
                 answer = await serve(_parsed(kind, request), call)
                 return answer if type(answer) is bytes else bytes(answer.SerializeToString())
 
-            return self._context.calls.unary(method, request, call, local)
+            return self._calls.unary(method, request, call, local)
 
         return answer
 
-    # --- routes ---------------------------------------------------------------------------------------------
     async def _from_topics(self, name: str, request: bytes, call: Call) -> bytes:
         """Answer from the replicated topic table; what is not there (yet) is asked of the leader."""
-        build = self._from_table[name]
+        answer_to = self._topics.route if name == "QueryRoute" else self._topics.assignment
         message = _parsed(getattr(v2, f"{name}Request"), request)
-        wanted = message.topic.name
         check_resource(message.topic)  # each queue of the answer names it
-        topic = self._context.replica.state.topics.find(wanted)
-        if topic is not None or self._context.others.queues(wanted, call.listener):
-            return build(message, topic, call)
+        known = self._topics.find(message.topic.name, call.listener)
+        if known is not None:
+            return answer_to(message, known)
 
         async def local() -> bytes:
-            before = self._context.replica.state.topics.find(wanted)
-            created = before or await ensure_topic(self._context, wanted)
-            if created is None:
-                raise topic_not_found(wanted)
-            if before is None:
-                await self._context.others.create(wanted)
-            return build(message, created, call)
+            return answer_to(message, await self._topics.ensure(message.topic.name, call.listener))
 
-        return await self._context.calls.unary(f"/{SERVICE}/{name}", request, call, local)
-
-    def _queues(self, name: str, own: Topic | None, call: Call) -> tuple[list[GroupQueues], int]:
-        """Return a topic's queues in all groups, by name, and the type of its messages."""
-        context = self._context
-        others = context.others.queues(name, call.listener)
-        groups = [queues for queues, _ in others]
-        if own is not None:
-            nodes = sorted(context.members.alive(call.listener), key=lambda node: node[0])
-            writable = context.replica.state.mode is BrokerGroupMode.ACTIVE
-            groups.append(GroupQueues(context.config.group, own.queue_count, nodes, writable))
-        message_type = int(own.message_type) if own is not None else others[0][1]
-        return sorted(groups, key=lambda each: each.group), message_type
-
-    def _route(self, message: v2.QueryRouteRequest, topic: Topic | None, call: Call) -> bytes:
-        groups, message_type = self._queues(message.topic.name, topic, call)
-        queues = route(message.topic, groups, message_type)
-        return bytes(v2.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString())
-
-    def _assignment(self, message: v2.QueryAssignmentRequest, topic: Topic | None, call: Call) -> bytes:
-        check_group(message.group.name)
-        group = self._context.replica.state.groups.find(message.group.name)
-        groups, _ = self._queues(message.topic.name, topic, call)
-        found = assignments(message.topic, groups, fifo=group is not None and group.fifo)
-        return bytes(v2.QueryAssignmentResponse(status=ok(), assignments=found).SerializeToString())
+        return await self._calls.unary(f"/{SERVICE}/{name}", request, call, local)
 
     # --- clients --------------------------------------------------------------------------------------------
     async def _terminated(self, request: bytes, call: Call) -> bytes:
         """The client says goodbye: its auto-renewed leases end."""
 
         async def local() -> bytes:
-            if self._context.replica.view is not None:
-                self._context.replica.view.session_closed(session_of(call.client_id))
-                self._context.replica.keep_house()
+            self._clients.gone(call.client_id)
             return bytes(v2.NotifyClientTerminationResponse(status=ok()).SerializeToString())
 
-        return await self._context.calls.unary(f"/{SERVICE}/NotifyClientTermination", request, call, local)
+        return await self._calls.unary(f"/{SERVICE}/NotifyClientTermination", request, call, local)
 
     def _telemetry_handler(self, listener: str) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -211,7 +201,7 @@ class MessagingService:
                 check_client_id(call.client_id)
             except StatusError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-            await self._context.telemetry.serve(requests, context, call.client_id, call.language)
+            await self._telemetry.serve(requests, context, call.client_id, call.language)
 
         return serve
 
@@ -224,25 +214,18 @@ class MessagingService:
                     async for frame in frames:
                         yield frame
             except IN_BAND as error:
-                status = in_band_status(self._context, error)
+                status = in_band_status(self._refusals, error)
                 yield v2.ReceiveMessageResponse(status=status).SerializeToString()
                 yield last_frame()
             except (*ENDING, ForwardError) as error:
-                await end_call(self._context, context, error)
+                await self._refusals.end_call(context, error)
 
         return serve
 
     async def _receive(self, request: bytes, call: Call) -> AsyncGenerator[bytes, None]:
-        """A follower gets a grant of the leader, and asks the next leader again when the first is lost."""
         self._note_client(call)
         message = _parsed(v2.ReceiveMessageRequest, request)
-        answer = self._context.calls.stream(
-            call,
-            lambda: receive(self._context, message, call),
-            lambda leader, metadata, timeout: self._granted.receive(
-                leader, message.message_queue.topic.name, request, metadata, timeout
-            ),
-        )
+        answer = self._receives.frames(message, request, call)
         async with aclosing(answer) as frames:
             async for frame in frames:
                 yield frame

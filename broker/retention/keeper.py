@@ -13,24 +13,29 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.disk.files import DiskUse
 from ledgermq.raft.errors import RaftError
 from ledgermq.raft.log.segment import SegmentInfo
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.types import LogIndex
 
+from ..cluster.known_leader import Leadership
+from ..config import BrokerConfig
 from ..errors import BrokerError
-from ..leader.pipeline import TooManyRequestsError
+from ..leader.pipeline import AppendPipeline, TooManyRequestsError
+from ..metrics import Metrics
 from ..refusals import RefusedError
-from ..service.context import NodeContext
+from ..replica import Replica
 from ..service.disk_steps import (
     DiskStep,
     DiskWatch,
+    RetentionView,
     Use,
     bytes_to_free,
     hindering_share,
@@ -65,24 +70,43 @@ def next_clean(now: datetime, clean_at: str) -> datetime:
     return today if today > now else today + timedelta(days=1)
 
 
+class Checkpoints(Protocol):
+    """The part of Checkpointing that retention needs."""
+
+    @property
+    def floor(self) -> int: ...
+
+    async def write_now(self) -> int: ...
+
+
 class Retention:
     """Runs the disk watch, expiry and deletion of one node, and the Clean call. Use: `start`, `stop`."""
 
     def __init__(
         self,
-        context: NodeContext,
+        config: BrokerConfig,
+        raft: RaftNode,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        leadership: Leadership,
+        checkpoints: Checkpoints,
+        metrics: Metrics,
         *,
         disk_use: Callable[[], DiskUse],
-        checkpoint_now: Callable[[], Awaitable[int]],
-        floor: Callable[[], int],
         on_change: Callable[[], None],
     ) -> None:
-        config = context.config
-        self._context = context
+        """`on_change`: messages are refused, or taken again."""
+        self._config = config
+        self._raft = raft
+        self._replica = replica
+        self._pipeline = pipeline
+        self._leadership = leadership
+        self._checkpoints = checkpoints
+        self._metrics = metrics
         self._disk_use = disk_use
-        self._checkpoint_now = checkpoint_now
-        self._floor = floor
         self._on_change = on_change
+        #: What is decided and done, for status and metrics.
+        self.view = RetentionView()
         self._keep_ms = int(config.retention_hours * _HOUR_MS)
         self._limits = limits_of(
             config.disk_delete_expired_percent,
@@ -109,8 +133,8 @@ class Retention:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._context.replica.observe(self._on_effects)
-        state = self._context.replica.state
+        self._replica.observe(self._on_effects)
+        state = self._replica.state
         self._note_start(state.applied_index, state.log_start_index)
         self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._decide_often())]
 
@@ -128,27 +152,25 @@ class Retention:
                 self.look()
                 self._unlink()
             except Exception:  # as in `_decide_often`: what nobody watches would fill up
-                logger.exception(
-                    "disk not watched, the next look follows node=%s", self._context.config.node_id
-                )
+                logger.exception("disk not watched, the next look follows node=%s", self._config.node_id)
             is_close = self._watch.use.share > self._limits[DiskStep.DELETE_OLDEST] - CLOSE
             await asyncio.sleep(CLOSE_INTERVAL if is_close else CHECK_INTERVAL)
 
     def look(self) -> None:
         """Look at the disk once and refuse or take messages accordingly."""
-        use, config, raft = self._disk_use(), self._context.config, self._context.raft
+        use, config, raft = self._disk_use(), self._config, self._raft
         used, limit = use.total - use.available, use.total
         if config.max_store_bytes:
             used, limit = raft.log.end_offset - raft.log.first_offset, config.max_store_bytes
-        before, watch, replica = self._watch.step, self._watch, self._context.replica
+        before, watch, pipeline = self._watch.step, self._watch, self._pipeline
         changed = watch.look(Use(used, limit, raft.storage.statistics().disk_full))
-        view = self._context.retention
+        view = self.view
         view.step, view.use = watch.step, watch.use
         view.going = raft.log.deleting
         if self._wanted_start > raft.first_index:  # rarely: a long log has many segments
             view.going += sum(segment.last_index < self._wanted_start for segment in raft.log.segments()[:-1])
-        refused_before = replica.produce_refusal
-        replica.produce_refusal, self._context.pipeline.refusal = watch.refusal, watch.write_refusal
+        refused_before = pipeline.produce_refusal
+        pipeline.produce_refusal, pipeline.refusal = watch.refusal, watch.write_refusal
         if not changed:
             return
         level = logging.ERROR if watch.step >= DiskStep.REFUSE_MESSAGES else logging.WARNING
@@ -162,10 +184,10 @@ class Retention:
 
     def _note_group(self) -> None:
         """Leader: take the disks of the others into account; `max_store_bytes` is the same on all of them."""
-        use, raft = self._watch.use, self._context.raft.status()
+        use, raft = self._watch.use, self._raft.status()
         others = []
-        if not self._context.config.max_store_bytes:
-            own = self._context.config.node_id
+        if not self._config.max_store_bytes:
+            own = self._config.node_id
             others = [
                 peer.disk_used_ratio
                 for peer in raft.peers
@@ -182,8 +204,8 @@ class Retention:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
             due = self._is_due(datetime.now())
-            if not self._context.leadership.ready:
-                self._context.retention.hold = self._watch.hold = ""
+            if not self._leadership.ready:
+                self.view.hold = self._watch.hold = ""
                 continue
             try:
                 await self._decide(due=due)
@@ -192,9 +214,7 @@ class Retention:
                     logger.warning("nothing deleted, the next try follows reason=%s", error)
                 self._last_failure = str(error)
             except Exception:  # a defect: yet a disk that nobody cleans any more would be worse
-                logger.exception(
-                    "retention failed, the next try follows node=%s", self._context.config.node_id
-                )
+                logger.exception("retention failed, the next try follows node=%s", self._config.node_id)
             else:
                 self._last_failure = ""
 
@@ -202,7 +222,7 @@ class Retention:
         """Tell whether the daily expiry is to be done; every node follows the clock, whoever leads does it."""
         if now >= self._clean_at:
             self._make_up_until = self._clean_at + MAKE_UP
-            self._clean_at = next_clean(now, self._context.config.clean_at)
+            self._clean_at = next_clean(now, self._config.clean_at)
         if self._make_up_until is not None and now >= self._make_up_until:
             self._make_up_until = None
         return self._make_up_until is not None
@@ -210,9 +230,9 @@ class Retention:
     async def _decide(self, *, due: bool) -> None:
         """Delete what the steps and the time of day want. One decision at a time: its effect on the disk must be seen first."""
         self._note_group()
-        log = self._context.raft.log
+        log = self._raft.log
         kept = await self._note_hold()
-        if self._context.retention.going:
+        if self.view.going:
             await self._push_on()
             return
         if due or self._fullest >= DiskStep.DELETE_EXPIRED:
@@ -224,8 +244,8 @@ class Retention:
                 return
         elif time.monotonic() - self._protection_looked >= PROTECTION_INTERVAL:
             await self._first_unexpired(self._keep_ms)
-        if self._hindering >= DiskStep.DELETE_OLDEST and self._context.config.delete_unexpired:
-            floor = self._context.raft.applied_index + 1
+        if self._hindering >= DiskStep.DELETE_OLDEST and self._config.delete_unexpired:
+            floor = self._raft.applied_index + 1
             first_kept = oldest_before(
                 list(log.segments()), self._need, floor, kept.physical_offset if kept else None
             )
@@ -237,9 +257,9 @@ class Retention:
         kept = None
         if max(self._hindering, self._watch.step) >= DiskStep.DELETE_OLDEST:
             kept = await self._protection(kept_only=True)
-        segments = self._context.raft.log.segments()
+        segments = self._raft.log.segments()
         holds = kept is not None and len(segments) > 1 and segments[0].end_offset > kept.physical_offset
-        self._context.retention.hold = self._watch.hold = kept.hold if kept and holds else ""
+        self.view.hold = self._watch.hold = kept.hold if kept and holds else ""
         return kept
 
     async def _first_unexpired(self, keep_ms: int, *, protect: bool = True) -> SegmentInfo | None:
@@ -247,8 +267,8 @@ class Retention:
 
         `protect` False: only for topics that keep what is unread.
         """
-        raft, view = self._context.raft, self._context.retention
-        protect = protect and self._context.config.protect_unconsumed
+        raft, view = self._raft, self.view
+        protect = protect and self._config.protect_unconsumed
         held = await self._protection(kept_only=not protect or self._hindering >= DiskStep.DELETE_OLDEST)
         expiry = Expiry(self._now(), keep_ms, raft.applied_index + 1, held.physical_offset if held else None)
         segments = list(raft.log.segments())
@@ -260,11 +280,11 @@ class Retention:
         return expired_before(segments, expiry)
 
     def _now(self) -> int:
-        return age_clock(self._context.raft.next_timestamp(), time.time() * 1000)
+        return age_clock(self._raft.next_timestamp(), time.time() * 1000)
 
     async def _protection(self, *, kept_only: bool) -> Protection | None:
         """Return from where on the log is needed."""
-        replica = self._context.replica
+        replica = self._replica
         known: dict[tuple[QueueKey, int], int] = {}
         while isinstance(found := protection(replica.state, known, kept_only=kept_only), list):
             await replica.warm(found)
@@ -276,8 +296,8 @@ class Retention:
 
         Raises: RefusedError (the checkpoint cannot be written), and what the pipeline raises.
         """
-        config, applied = self._context.config, first_kept.first_index - 1
-        if await self._checkpoint_now() < applied:
+        config, applied = self._config, first_kept.first_index - 1
+        if await self._checkpoints.write_now() < applied:
             raise RefusedError(
                 route_pb2.DISK_FULL,
                 f"{config.node_id} deleted nothing: the checkpoint that must come first could not be written to "
@@ -290,7 +310,7 @@ class Retention:
             raise RefusedError(
                 route_pb2.DISK_FULL, f"{config.node_id} deleted nothing. {kept.hold}", retryable=True
             )
-        before = self._context.raft.log.first_offset
+        before = self._raft.log.first_offset
         await self._propose_start(first_kept)
         logger.log(
             logging.WARNING if reason == "oldest" else logging.INFO,
@@ -301,24 +321,24 @@ class Retention:
 
     async def _propose_start(self, first_kept: SegmentInfo) -> None:
         """Replicate that the log begins at a segment."""
-        context, state = self._context, self._context.replica.state
+        state = self._replica.state
         known: dict[QueueKey, int] = {}
         while isinstance(
             command := state.log_start_command(first_kept.first_index, first_kept.start_offset, known),
             ColdRead,
         ):
-            await context.replica.warm((command,))
+            await self._replica.warm((command,))
         self._proposed_at = time.monotonic()
-        await context.pipeline.run(command)
+        await self._pipeline.run(command)
 
     async def _push_on(self) -> None:
         """Segments below the start wait for checkpoints, and without entries there are none: repeat the start now and then."""
-        state, now = self._context.replica.state, time.monotonic()
-        deletable = min(self._in_checkpoints(), self._floor())
-        waits = self._context.raft.log.deleting == 0 and deletable < state.log_start_index
+        state, now = self._replica.state, time.monotonic()
+        deletable = min(self._in_checkpoints(), self._checkpoints.floor)
+        waits = self._raft.log.deleting == 0 and deletable < state.log_start_index
         if waits and now - self._proposed_at >= PUSH_INTERVAL:
             self._proposed_at = now
-            await self._context.pipeline.run(
+            await self._pipeline.run(
                 LogStart(state.log_start_index, state.log_start_offset, position_rows([]))
             )
 
@@ -331,15 +351,15 @@ class Retention:
             logger.info("segments go with the next checkpoints reason=%s", error)
 
     # --- by hand --------------------------------------------------------------------------------------------
-    async def clean(self, context: NodeContext, request: admin_pb2.CleanRequest) -> admin_pb2.CleanResponse:
+    async def clean(self, request: admin_pb2.CleanRequest) -> admin_pb2.CleanResponse:
         """Delete (or name) expired segments, on the leader. Raises: RefusedError, and what the pipeline raises."""
         if request.older_than_ms < 0:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, "an age cannot be negative")
         keep_ms = 0 if request.even_unexpired else request.older_than_ms or self._keep_ms
-        segments = list(context.raft.log.segments())
+        segments = list(self._raft.log.segments())
         first_kept = await self._first_unexpired(keep_ms, protect=not request.even_unexpired)
         answer = admin_pb2.CleanResponse(
-            log_start_index=context.replica.state.log_start_index,
+            log_start_index=self._replica.state.log_start_index,
             note=self._note(segments, first_kept, keep_ms),
         )
         if first_kept is None:
@@ -358,7 +378,7 @@ class Retention:
         oldest = first_kept or (segments[0] if segments else None)
         if oldest is None or oldest is segments[-1]:
             return "the newest segment always stays"
-        if kept := self._context.retention.protection:
+        if kept := self.view.protection:
             return kept
         age = (now - oldest.last_timestamp) / _HOUR_MS
         return f"the oldest segment that stays ends {age:.1f} hours ago; what is older than {keep_ms / _HOUR_MS:g} hours goes"
@@ -377,19 +397,19 @@ class Retention:
 
     def _in_checkpoints(self) -> int:
         """Return where the log begins by every kept checkpoint."""
-        floor = self._floor()
+        floor = self._checkpoints.floor
         while self._starts and self._starts[0][0] < floor:
             self._known_start = self._starts.popleft()[1]
         return self._known_start
 
     def _tell_losses(self, losses: list[Loss]) -> None:
         """One line per group and topic: `ledgermq group describe` shows the queues."""
-        state, counts = self._context.replica.state, Counter[tuple[int, int]]()
+        state, counts = self._replica.state, Counter[tuple[int, int]]()
         for loss in losses:
             counts[loss.group_id, loss.topic_id] += loss.count
         for (group_id, topic_id), count in sorted(counts.items()):
             topic, group = state.topics.get(topic_id), state.groups.get(group_id)
-            self._context.metrics.messages_lost.inc(count)
+            self._metrics.messages_lost.inc(count)
             logger.warning(
                 "messages deleted before they were consumed group=%s topic=%s count=%d",
                 group.name if group else group_id, topic.name if topic else topic_id, count,
@@ -397,8 +417,8 @@ class Retention:
 
     def _unlink(self) -> None:
         """Unlink segments below the replicated start, as far as this node's checkpoint and the rate allow."""
-        raft = self._context.raft
-        below = min(self._in_checkpoints(), self._floor())
+        raft = self._raft
+        below = min(self._in_checkpoints(), self._checkpoints.floor)
         if below <= raft.first_index or raft.log.deleting:
             return
         ready = [segment for segment in raft.log.segments()[:-1] if segment.last_index < below]
@@ -409,7 +429,7 @@ class Retention:
         deleted = raft.delete_segments_before(stop)
         if not deleted:
             return  # a follower that is being reset starts from them
-        self._context.metrics.segments_deleted.inc(deleted)
+        self._metrics.segments_deleted.inc(deleted)
         logger.info(
             "segments deleted count=%d below=%d seconds=%.3f", deleted, stop, time.monotonic() - started
         )

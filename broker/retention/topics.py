@@ -13,12 +13,15 @@ import time
 from typing import Final
 
 from ledgermq.raft.errors import LogCompactedError, RaftError
+from ledgermq.raft.node.node import RaftNode
 
+from ..cluster.known_leader import Leadership
+from ..config import BrokerConfig
 from ..errors import BrokerError
-from ..leader.pipeline import TooManyRequestsError
-from ..native.fetch import offset_at_time, stored_at
-from ..service.context import NodeContext
-from ..service.disk_steps import DiskStep
+from ..leader.pipeline import AppendPipeline, TooManyRequestsError
+from ..reading.queue_reader import QueueReader
+from ..replica import Replica
+from ..service.disk_steps import DiskStep, RetentionView
 from ..state.commands import TrimQueues, position_rows
 from ..state.consume_queue import ConsumeQueue, QueueKey
 from ..state.topics import Topic
@@ -34,8 +37,23 @@ _ROWS_MAX: Final = 4096  # of one command
 class TopicRetention:
     """Hides what topics keep no longer, while this node leads. Use: `start`, `stop`."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        config: BrokerConfig,
+        raft: RaftNode,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        leadership: Leadership,
+        queues: QueueReader,
+        retention: RetentionView,
+    ) -> None:
+        self._config = config
+        self._raft = raft
+        self._replica = replica
+        self._pipeline = pipeline
+        self._leadership = leadership
+        self._queues = queues
+        self._retention = retention
         self._task: asyncio.Task[None] | None = None
         # Of each queue the begin that was looked at last, and the log time at which the message there was stored.
         self._oldest: dict[QueueKey, tuple[int, int]] = {}
@@ -53,7 +71,7 @@ class TopicRetention:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TRIM_INTERVAL)
-            if not self._context.leadership.ready:
+            if not self._leadership.ready:
                 continue
             try:
                 await self.trim()
@@ -64,9 +82,9 @@ class TopicRetention:
 
     async def trim(self) -> int:
         """Hide what is too old now; return how many messages that were. Raises: RaftError, TooManyRequestsError."""
-        now = age_clock(self._context.raft.next_timestamp(), time.time() * 1000)
+        now = age_clock(self._raft.next_timestamp(), time.time() * 1000)
         old: list[tuple[ConsumeQueue, int]] = []
-        for topic in [topic for topic in self._context.replica.state.topics if topic.retention_ms]:
+        for topic in [topic for topic in self._replica.state.topics if topic.retention_ms]:
             for queue in self._queues_of(topic):
                 begin = await self._begin(queue, now - topic.retention_ms)
                 if begin > queue.begin:
@@ -75,7 +93,7 @@ class TopicRetention:
         for start in range(0, len(old), _ROWS_MAX):
             rows, count = self._not_needed(old[start : start + _ROWS_MAX])
             if rows:
-                await self._context.pipeline.run(TrimQueues(position_rows(rows)))
+                await self._pipeline.run(TrimQueues(position_rows(rows)))
                 hidden += count
         if hidden:
             logger.debug("messages of topics hidden count=%d", hidden)
@@ -83,10 +101,10 @@ class TopicRetention:
 
     def _not_needed(self, old: list[tuple[ConsumeQueue, int]]) -> tuple[list[tuple[int, int, int]], int]:
         """Return the rows of what may go of these, as of now (finding what is old took time), and how many messages that are."""
-        protect = self._context.config.protect_unconsumed
+        protect = self._config.protect_unconsumed
         needs = unconsumed(
-            self._context.replica.state,
-            kept_only=not protect or self._context.retention.step >= DiskStep.DELETE_OLDEST,
+            self._replica.state,
+            kept_only=not protect or self._retention.step >= DiskStep.DELETE_OLDEST,
         )
         rows, count = [], 0
         for queue, begin in old:
@@ -99,7 +117,7 @@ class TopicRetention:
 
     def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
         """The queues of a topic, none when it was deleted meanwhile."""
-        state = self._context.replica.state
+        state = self._replica.state
         return state.queues_of(topic) if state.topics.get(topic.topic_id) is not None else []
 
     async def _begin(self, queue: ConsumeQueue, before: int) -> int:
@@ -110,8 +128,8 @@ class TopicRetention:
         known, stored = self._oldest.get(queue.key, (-1, 0))
         if known != begin:
             try:
-                stored = await stored_at(self._context, *queue.key, begin) or 0
+                stored = await self._queues.stored_at(*queue.key, begin) or 0
             except LogCompactedError:
                 stored = 0
             self._oldest[queue.key] = (begin, stored)
-        return begin if stored >= before else await offset_at_time(self._context, *queue.key, before)
+        return begin if stored >= before else await self._queues.offset_at_time(*queue.key, before)

@@ -1,6 +1,7 @@
-"""What all services share: the node's parts, handlers, features, sessions, probes, reports to the leader.
+"""What several services need: answers to errors, creation by use, read barriers, sessions, probes, reports to the leader.
 
-Owns the context that services get, and what a node tells of itself. Must not: implement a call of a protocol.
+Owns the rules that hold for every call, and what a node tells of itself. Must not: implement a call of a protocol.
 
-Begin with `context.py`. Then: `handlers.py`, `features.py`, `sessions.py`, `peers.py`, `probes.py`, `disk_steps.py`.
+Begin with `answers.py`. Then: `broker_group_identity.py`, `creation.py`, `read_barrier.py`, `features.py`, `sessions.py`,
+`probes.py`.
 """

@@ -21,7 +21,7 @@ from ..cluster.forwarding import Forwarder, ForwardError, answer_of
 from ..cluster.known_leader import Leadership
 from ..cluster.members import Members
 from ..refusals import RefusedError
-from .handlers import parsed
+from .answers import parsed
 
 logger = logging.getLogger(__name__)
 

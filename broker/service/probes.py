@@ -18,13 +18,20 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ledgermq.raft.node.node import RaftNode
 from ledgermq.raft.status import RaftStatus
 
-from ..metrics import Metrics
+from ..cluster.known_leader import Leadership
+from ..leader.pipeline import AppendPipeline
+from ..metrics import Metrics, Reading
 from ..ports.http import TEXT, Answer, HttpServer, Routes
+from ..reading.key_index import KeyIndex
+from ..reading.polls import Polls
+from ..replica import Replica
 from ..state.backlog import progress
 from ..state.machine import BrokerState
-from .context import NodeContext
+from .disk_steps import RetentionView
+from .shutdown import Shutdown
 
 #: Pairs of consumer group and topic with a line of their own.
 MAX_PAIRS: Final = 500
@@ -69,9 +76,6 @@ class LagMetrics(Collector):
         yield parked
 
 
-_Reading = tuple[str, str, Callable[[], float]]  # name, help, where the value is
-
-
 class Probed(Protocol):
     """A node: its answers."""
 
@@ -104,18 +108,23 @@ class ProcessProbes:
 class Probes:
     """The answers of one node. Make `routes()` and give them to the HTTP port."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        raft: RaftNode,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        leadership: Leadership,
+        shutdown: Shutdown,
+        metrics: Metrics,
+    ) -> None:
+        self._raft = raft
+        self._replica = replica
+        self._pipeline = pipeline
+        self._leadership = leadership
+        self._shutdown = shutdown
+        self._metrics = metrics
         self._goal: int | None = None  # commit index when a leader was first known
-        for name, text, read in (
-            *_node_readings(context),
-            *_disk_readings(context),
-            *_index_readings(context),
-        ):
-            context.metrics.add_reading(name, "gauge", text, read)
-        context.metrics.registry.register(
-            LagMetrics(lambda: context.replica.state if context.leadership.ready else None)
-        )
+        metrics.registry.register(LagMetrics(lambda: replica.state if leadership.ready else None))
 
     def routes(self) -> Routes:
         """Return the paths."""
@@ -124,19 +133,19 @@ class Probes:
             "/startupz": self._live,
             "/readyz": self._ready,
             "/healthz": self._healthy,
-            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, self._context.metrics.render()),
+            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, self._metrics.render()),
         }
 
     def not_ready(self) -> str:
         """Return why the node is not ready, "" when it is."""
-        context, raft = self._context, self._context.raft
+        raft = self._raft
         if raft.fault is not None:
             return f"faulted: {raft.fault}"
-        if context.stopping:
+        if self._shutdown.begun:
             return "stopping"
-        if self._context.leadership.leader_id is None:
+        if self._leadership.leader_id is None:
             return f"no leader is known: {_why_no_leader(raft.status())}"
-        if (rebuild := self._context.replica.rebuild) is not None:
+        if (rebuild := self._replica.rebuild) is not None:
             return f"its queues are being made again from the log: entry {rebuild.applied_index} of {rebuild.target}"
         if self._goal is None:
             self._goal = raft.commit_index
@@ -144,13 +153,13 @@ class Probes:
             return f"catching up: applied {raft.applied_index} of {self._goal}"
         if raft.role == "learner":
             return "catching up as a learner"
-        if any(peer.catching_up for peer in raft.status().peers if peer.node_id == context.config.node_id):
+        if any(peer.catching_up for peer in raft.status().peers if peer.node_id == self._leadership.node_id):
             return "catching up: it fetches the leader's state"
-        leads = self._context.leadership.leader_id == self._context.config.node_id
-        return "leads, but does not serve yet" if leads and not self._context.leadership.ready else ""
+        leads = self._leadership.is_elected
+        return "leads, but does not serve yet" if leads and not self._leadership.ready else ""
 
     def _live(self) -> Answer:
-        status = 503 if self._context.raft.fault else 200
+        status = 503 if self._raft.fault else 200
         return status, TEXT, f"{self.not_ready() or 'ok'}\n".encode()
 
     def _ready(self) -> Answer:
@@ -158,7 +167,7 @@ class Probes:
         return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
 
     def _healthy(self) -> Answer:
-        reason = self.not_ready() or self._context.replica.produce_refusal
+        reason = self.not_ready() or self._pipeline.produce_refusal
         return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
 
 
@@ -174,38 +183,46 @@ def _why_no_leader(status: RaftStatus) -> str:
     return f"waits for a majority: {status.voters_reachable} of {status.voters} voters are connected{named}"
 
 
-def _node_readings(context: NodeContext) -> tuple[_Reading, ...]:
-    raft = context.raft
+def node_readings(
+    raft: RaftNode, replica: Replica, pipeline: AppendPipeline, polls: Polls
+) -> tuple[Reading, ...]:
+    """Return the gauges of what this node holds."""
     return (
-        ("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
-        ("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: context.pipeline.bytes_waiting),
-        ("ledgermq_waiting_polls", "Long polls that wait", lambda: context.polls.count),
-        ("ledgermq_topics", "Topics of this group", lambda: len(context.replica.state.topics)),
-        ("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
-        (
+        _gauge("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
+        _gauge("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: pipeline.bytes_waiting),
+        _gauge("ledgermq_waiting_polls", "Long polls that wait", lambda: polls.count),
+        _gauge("ledgermq_topics", "Topics of this group", lambda: len(replica.state.topics)),
+        _gauge("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
+        _gauge(
             "ledgermq_broker_group_mode",
             "0 takes messages, 1 is drained, 2 was removed",
-            lambda: context.replica.state.mode,
+            lambda: replica.state.mode,
         ),
     )
 
 
-def _disk_readings(context: NodeContext) -> tuple[_Reading, ...]:
-    retention = context.retention
+def disk_readings(pipeline: AppendPipeline, retention: RetentionView) -> tuple[Reading, ...]:
+    """Return the gauges of the disk and of what retention does about it."""
     return (
-        (
+        _gauge(
             "ledgermq_disk_step",
             "0 normal, 1 expired segments go at once, 2 the oldest too, 3 messages refused, 4 writes refused",
             lambda: retention.step,
         ),
-        ("ledgermq_disk_share", "Used part of the disk, as retention counts it", lambda: retention.use.share),
-        (
+        _gauge(
+            "ledgermq_disk_share",
+            "Used part of the disk, as retention counts it",
+            lambda: retention.use.share,
+        ),
+        _gauge(
             "ledgermq_produce_refused",
             "1: the disk is too full",
-            lambda: bool(context.replica.produce_refusal),
+            lambda: bool(pipeline.produce_refusal),
         ),
-        ("ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going),
-        (
+        _gauge(
+            "ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going
+        ),
+        _gauge(
             "ledgermq_retention_protected_bytes",
             "Expired, and kept for consumer groups (protect_unconsumed, topics that keep what is unread)",
             lambda: retention.protected_bytes,
@@ -213,22 +230,26 @@ def _disk_readings(context: NodeContext) -> tuple[_Reading, ...]:
     )
 
 
-def _index_readings(context: NodeContext) -> tuple[_Reading, ...]:
-    keys = context.keys
+def index_readings(keys: KeyIndex) -> tuple[Reading, ...]:
+    """Return the gauges of the key index."""
     return (
-        (
+        _gauge(
             "ledgermq_key_index_entries_behind",
             "Applied entries whose messages cannot be looked up yet",
             lambda: keys.entries_behind,
         ),
-        (
+        _gauge(
             "ledgermq_key_index_segments_missing",
             "Old log segments whose messages cannot be looked up yet",
             lambda: keys.segments_missing,
         ),
-        (
+        _gauge(
             "ledgermq_key_index_damaged",
             "Index files that were damaged and are made again, since the start",
             lambda: keys.damaged,
         ),
     )
+
+
+def _gauge(name: str, text: str, read: Callable[[], float]) -> Reading:
+    return Reading(name, "gauge", text, read)

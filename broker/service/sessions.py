@@ -7,6 +7,7 @@ stream, on any node, is a sign of life; followers report those of their clients,
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
@@ -37,6 +38,35 @@ def session_of(client_id: str) -> int:
     """Return the session id of a client: 64 bits, never 0."""
     digest = hashlib.blake2b(client_id.encode(), digest_size=8, person=b"session").digest()
     return int.from_bytes(digest, "little") or 1
+
+
+class OpenStreams:
+    """The clients with an open Telemetry stream at this node: at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: Counter[str] = Counter()
+
+    def client_ids(self) -> Iterable[str]:
+        """Return the clients with an open stream."""
+        return list(self._open)
+
+    def check_room(self, client_id: str) -> None:
+        """Check that one more stream may be opened. Raises: TooManyClientsError."""
+        if client_id not in self._open and len(self._open) >= self._limit:
+            raise TooManyClientsError(self._limit)
+
+    def opened(self, client_id: str) -> None:
+        """Note a stream."""
+        self._open[client_id] += 1
+
+    def closed(self, client_id: str) -> bool:
+        """Forget a stream; return whether it was the client's last."""
+        self._open[client_id] -= 1
+        if self._open[client_id]:
+            return False
+        del self._open[client_id]
+        return True
 
 
 class ClientsHere:

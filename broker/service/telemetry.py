@@ -1,71 +1,66 @@
 """Telemetry streams: settings up, merged settings down, for the life of a client.
 
-Owns: which clients have a stream open at this node. Must not: rely on settings (a client may send none for minutes
+Owns: nothing; sessions.py knows who has a stream. Must not: rely on settings (a client may send none for minutes
 after a restart), or wait for a client to read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
+from ..replica import Replica
 from ..wire.status import StatusError
 from ..wire.validation import check_group, check_topic
 from .client_settings import settings_command
-from .sessions import TooManyClientsError
+from .sessions import ClientsHere, OpenStreams, TooManyClientsError
+from .signs_of_life import SignsOfLife
 
 logger = logging.getLogger(__name__)
 
-#: (fifo, max attempts) of a consumer group.
-GroupPolicy = Callable[[str], tuple[bool, int]]
+#: (fifo, max attempts) of a consumer group that does not exist yet.
+DEFAULT_GROUP_POLICY: Final = (False, 17)
 
 
 class TelemetryStreams:
-    """The open streams of this node, by client id."""
+    """Serves the streams of this node."""
 
     def __init__(
         self,
-        group_policy: GroupPolicy,
-        on_sign_of_life: Callable[[str], None],
-        on_end: Callable[[str], None],
+        streams: OpenStreams,
+        clients: ClientsHere,
+        signs_of_life: SignsOfLife,
+        replica: Replica,
         max_message_bytes: int,
-        max_clients: int,
     ) -> None:
-        self._group_policy = group_policy
-        self._on_sign_of_life = on_sign_of_life
-        self._on_end = on_end
+        self._streams = streams
+        self._clients = clients
+        self._signs_of_life = signs_of_life
+        self._replica = replica
         self._max_message_bytes = max_message_bytes
-        self._max_clients = max_clients
-        self._open: Counter[str] = Counter()
-
-    def client_ids(self) -> Iterable[str]:
-        """Return the clients with an open stream."""
-        return list(self._open)
 
     async def serve(
         self, requests: AsyncIterator[bytes], context: Any, client_id: str, language: str
     ) -> None:
         """Serve one stream until the client ends it."""
         try:
-            if client_id not in self._open and len(self._open) >= self._max_clients:
-                raise TooManyClientsError(self._max_clients)
-            self._on_sign_of_life(client_id)
+            self._streams.check_room(client_id)
+            self._signs_of_life.heard(client_id)
         except TooManyClientsError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         await context.send_initial_metadata(())  # some clients wait for the headers before they write
-        self._open[client_id] += 1
+        self._streams.opened(client_id)
         try:
             async for raw in requests:
                 with suppress(TooManyClientsError):  # it is connected, so it lives
-                    self._on_sign_of_life(client_id)
+                    self._signs_of_life.heard(client_id)
                 try:
                     command = v2.TelemetryCommand.FromString(raw)
                 except DecodeError:
@@ -75,17 +70,15 @@ class TelemetryStreams:
                 if command.HasField("settings"):
                     await context.write(await self._answer(command.settings, context, language))
         finally:
-            self._open[client_id] -= 1
-            if not self._open[client_id]:
-                del self._open[client_id]
-                self._on_end(client_id)
+            if self._streams.closed(client_id):
+                self._clients.stream_ended(client_id)
 
     async def _answer(self, settings: v2.Settings, context: Any, language: str) -> v2.TelemetryCommand:
         try:
             check_settings(settings)
         except StatusError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-        fifo, max_attempts = self._group_policy(settings.subscription.group.name)
+        fifo, max_attempts = self._policy_of(settings.subscription.group.name)
         return settings_command(
             settings,
             fifo=fifo,
@@ -93,6 +86,10 @@ class TelemetryStreams:
             language=language,
             max_message_bytes=self._max_message_bytes,
         )
+
+    def _policy_of(self, consumer_group: str) -> tuple[bool, int]:
+        group = self._replica.state.groups.find(consumer_group)
+        return (group.fifo, group.max_attempts) if group is not None else DEFAULT_GROUP_POLICY
 
 
 def check_settings(settings: v2.Settings) -> None:

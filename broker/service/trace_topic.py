@@ -11,11 +11,13 @@ import asyncio
 import logging
 from typing import Final
 
-from ..leader.pipeline import Applied
+from ..cluster.known_leader import Leadership
+from ..leader.pipeline import AppendPipeline, Applied
 from ..refusals import REFUSABLE
+from ..replica import Replica
 from ..state.commands import CreateTopic, MessageType
 from ..state.topics import TRACE_TOPIC
-from .context import NodeContext
+from .shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +31,22 @@ LONGEST_PAUSE_S: Final = 60.0
 
 
 class TraceTopic:
-    """Call `on_leadership` after each change of the leadership."""
+    """Call `on_leadership` after each change of the leadership. `wanted`: this broker group keeps traces."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        replica: Replica,
+        pipeline: AppendPipeline,
+        leadership: Leadership,
+        shutdown: Shutdown,
+        *,
+        wanted: bool,
+    ) -> None:
+        self._replica = replica
+        self._pipeline = pipeline
+        self._leadership = leadership
+        self._shutdown = shutdown
+        self._wanted = wanted
         self._pause_s = FIRST_PAUSE_S
         self._timer: asyncio.TimerHandle | None = None  # of the next attempt
         self._is_creating = False  # an attempt is on its way through the log
@@ -45,14 +59,13 @@ class TraceTopic:
         self._create()
 
     def _create(self) -> None:
-        context = self._context
         self._timer = None
-        if self._is_creating or context.stopping or self._is_there:
+        if self._is_creating or self._shutdown.begun or self._is_there:
             return
-        if not (context.config.trace_topic and context.leadership.ready):
+        if not (self._wanted and self._leadership.ready):
             return
         try:
-            created = context.pipeline.run(CreateTopic(TRACE_TOPIC, _QUEUES, MessageType.NORMAL))
+            created = self._pipeline.run(CreateTopic(TRACE_TOPIC, _QUEUES, MessageType.NORMAL))
         except REFUSABLE as error:
             self._try_again(error)
         else:
@@ -61,7 +74,7 @@ class TraceTopic:
 
     @property
     def _is_there(self) -> bool:
-        return self._context.replica.state.topics.find(TRACE_TOPIC) is not None
+        return self._replica.state.topics.find(TRACE_TOPIC) is not None
 
     def _on_created(self, created: asyncio.Future[Applied]) -> None:
         self._is_creating = False

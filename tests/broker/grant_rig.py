@@ -7,26 +7,33 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from ledgermq.broker.cluster.calls import CLIENT_ID, Call, LeaderCalls
 from ledgermq.broker.cluster.forwarding import FORWARDED_BY, ForwardError
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.members import Members
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
 from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.leader.works import SendWork
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.official import receive_at_follower as granted_receive
+from ledgermq.broker.official.give_backs import GiveBacks
 from ledgermq.broker.official.grants_for_followers import GrantService
-from ledgermq.broker.official.receive_at_follower import GrantedReceives
-from ledgermq.broker.official.receive_at_leader import receive
+from ledgermq.broker.official.receive_at_follower import GrantedReceives, OwnLog, UnclaimedGrants
+from ledgermq.broker.official.receive_at_leader import LeaderReceives, Leasing, Selections
 from ledgermq.broker.reading.log_reader import LogReader
 from ledgermq.broker.reading.polls import Polls
+from ledgermq.broker.service.answers import LeaderHandlers, Refusals
+from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
+from ledgermq.broker.service.creation import Creation
 from ledgermq.broker.state.commands import CreateGroup
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.broker.wire.official import OutgoingRecord
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, encode_entry
+from ledgermq.proto.route_pb2 import ListenerAddresses, NodeInfo
 from ledgermq.raft.errors import LogCompactedError, NotLeaderError
 
 from .fake_raft import FakeRaft, settle
@@ -75,11 +82,9 @@ class ToLeader:
     """The follower's way to the leader; `asked` has the methods of what went there."""
 
     def __init__(self, leader: Any) -> None:
-        self._service = GrantService(leader)
         self._leader = leader
         self.asked: list[str] = []
         self.fail: dict[str, ForwardError] = {}
-        self.on_unclaimed: Callable[[bytes], None]
 
     def metadata(self, received: Any, listener: str) -> Any:
         return (*received, (FORWARDED_BY, "n2"))
@@ -92,7 +97,7 @@ class ToLeader:
 
     def _method(self, method: str) -> Any:
         details: Any = SimpleNamespace(method=method, invocation_metadata=())
-        return self._service.handler().service(details)
+        return self._leader.grants.handler().service(details)
 
     async def unary(
         self,
@@ -116,7 +121,7 @@ class ToLeader:
         self._ask(method)
         if method == granted_receive.RECEIVE:
             call = Call("client", "", "default", "n2", time.monotonic() + 60, metadata)
-            frames = receive(self._leader, v2.ReceiveMessageRequest.FromString(request), call)
+            frames = self._leader.receives.receive(v2.ReceiveMessageRequest.FromString(request), call)
         else:
             frames = self._method(method).unary_stream(request, Grpc(metadata))
         async for frame in frames:
@@ -132,6 +137,8 @@ class GrantRig:
 
     def __init__(self) -> None:
         self.raft = FakeRaft()
+        empty = BytesLog(b"")
+        self.leader_reader, self.follower_reader = LogReader(empty), LogReader(empty)
         self.leader = self._leader()
         self.follower_state = BrokerState()
         self.entries: list[bytes] = []
@@ -139,34 +146,57 @@ class GrantRig:
         self.hurried = 0
         self.to_leader = ToLeader(self.leader)
         self.context = self._follower()
-        self.receives = GrantedReceives(self.context)
+        self.receives = self.receives_by(self.to_leader)
 
-    def _follower(self) -> Any:
+    def _follower(self) -> SimpleNamespace:
         leadership = Leadership("n2")
         leadership.on_changed("n1", 1)
-        forwarder: Any = self.to_leader
+        state = self.follower_state
+        replica = SimpleNamespace(
+            state=state, rebuild=None, releases=LeaseReleases(_follows, lambda: self.follower_state)
+        )
         return SimpleNamespace(
-            replica=SimpleNamespace(
-                state=self.follower_state, rebuild=None, releases=LeaseReleases(_follows, lambda: self.follower_state)
-            ),
-            leadership=leadership, polls=Polls(), metrics=Metrics(),
-            waiting_reader=self._hurry, config=SimpleNamespace(group="g0", follower_reads=True),
-            forwarder=forwarder, calls=LeaderCalls(leadership, forwarder, lambda result: None),
+            replica=replica, leadership=leadership, polls=Polls(), metrics=Metrics(),
+            config=SimpleNamespace(group="g0", follower_reads=True),
         )  # fmt: skip
 
-    def _leader(self) -> Any:
+    def receives_by(self, forwarder: Any) -> GrantedReceives:
+        """Return the follower's receives; `forwarder` is its way to the leader."""
+        node, commits = self.context, cast(Any, SimpleNamespace(waiting=self._hurry))
+        calls = LeaderCalls(node.leadership, forwarder, lambda result: None)
+        give_backs = GiveBacks(node.replica.releases, node.leadership, calls)
+        self.own_log = OwnLog(node.replica, self.follower_reader, node.polls, commits)
+        return GrantedReceives(node.config, forwarder, give_backs, self.own_log, node.metrics)
+
+    @property
+    def unclaimed(self) -> UnclaimedGrants:
+        """What takes the follower's late answers."""
+        return UnclaimedGrants(self.context.replica.releases, self.context.metrics)
+
+    def _leader(self) -> SimpleNamespace:
         raft, leadership = self.raft, Leadership("n1")
         leadership.on_ready(1)
-        no_forwarder: Any = None
-        return SimpleNamespace(
-            raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), holders=LeaseHolders(), metrics=Metrics(),
-            replica=SimpleNamespace(
-                state=raft.state, view=raft.view, releases=LeaseReleases(raft.pipeline.run, lambda: raft.state)
-            ),
-            leadership=leadership, calls=LeaderCalls(leadership, no_forwarder, lambda result: None),
-            config=SimpleNamespace(group="g0", auto_create_topics=False, min_invisible_ms=0),
-            own_messaging_address=lambda listener: "leader:1", sign_of_life=lambda client_id, here=True: None,
+        replica: Any = SimpleNamespace(
+            state=raft.state, view=raft.view, releases=LeaseReleases(raft.pipeline.run, lambda: raft.state)
+        )
+        config, fake, nothing = BrokerConfig(group="g0", min_invisible_ms=0), cast(Any, raft), cast(Any, None)
+        listener = ListenerAddresses(name="default", messaging_address="leader:1")
+        members = Members(NodeInfo(node_id="n1", listeners=[listener]), ("n1",))
+        creation = Creation(config, replica, raft.pipeline, leadership)
+        deliveries, metrics, holders = RecentDeliveries(), Metrics(), LeaseHolders()
+        selections = Selections(fake, replica, raft.pipeline, Polls(), leadership, nothing)
+        leasing = Leasing(config, replica, creation, selections, deliveries, holders)
+        receives = LeaderReceives(
+            "g0", leasing, deliveries, replica.releases, self.leader_reader, members, metrics
+        )
+        calls = LeaderCalls(leadership, nothing, lambda result: None)
+        refusals = Refusals(fake, leadership, members, metrics)
+        clients: Any = SimpleNamespace(heard=lambda client_id, here=True: None)
+        grants = GrantService(
+            replica, receives, self.leader_reader, calls,
+            LeaderHandlers(calls, BrokerGroupIdentity(config, fake), refusals), clients, refusals,
         )  # fmt: skip
+        return SimpleNamespace(replica=replica, receives=receives, grants=grants)
 
     @contextmanager
     def _hurry(self) -> Iterator[None]:
@@ -197,8 +227,8 @@ class GrantRig:
             self.entries.append(bytes(entry))
             crc = decode_header(entry).crc
         self.log = Log(b"".join(self.entries))
-        self.leader.reader = LogReader(BytesLog(self.log.raw))
-        self.context.reader = LogReader(self.log)
+        self.leader_reader._log = BytesLog(self.log.raw)
+        self.follower_reader._log = self.log
 
     def apply(self, entries: int) -> None:
         """The follower applies so many more entries."""
@@ -223,7 +253,7 @@ class GrantRig:
 
     def receive_at_leader(self) -> Any:
         call = Call("client", "", "default", "", time.monotonic() + 60, ())
-        return receive(self.leader, self.request(), call)
+        return self.leader.receives.receive(self.request(), call)
 
     async def begun(self, frames: Any) -> asyncio.Task[Any]:
         """Ask for the first frame; the grant is committed and applied at the leader."""

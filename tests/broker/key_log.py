@@ -16,7 +16,6 @@ import numpy as np
 from ledgermq.broker.reading.key_hashes import ItemForm
 from ledgermq.broker.reading.key_index import KeyIndex
 from ledgermq.broker.reading.key_runs import Builds
-from ledgermq.broker.reading.log_reader import LogReader
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.proto.record import (
@@ -249,6 +248,7 @@ class FakeRaft:
     def __init__(self, log: SegmentedLog) -> None:
         self.log = log
         self.leads = True
+        self.config = SimpleNamespace(node_id="n1")
 
     @property
     def applied_index(self) -> LogIndex:
@@ -269,6 +269,9 @@ class FakeReplica:
     def __init__(self, node: MessageLog) -> None:
         self.state = node.state
 
+    def require_whole_state(self) -> None:
+        """It is whole."""
+
     async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray:
         found = self.state.queues.lookup(topic_id, queue_id, offset, count)
         assert isinstance(found, np.ndarray)
@@ -280,18 +283,3 @@ class FakeLeadership:
 
     async def wait_change(self, timeout: float) -> None:
         await asyncio.sleep(timeout)
-
-
-class FakeContext:
-    """What a query needs of a node's context."""
-
-    def __init__(self, node: MessageLog, index: KeyIndex, raft: FakeRaft) -> None:
-        self.raft = raft
-        self.replica = FakeReplica(node)
-        self.reader = LogReader(node.log)
-        self.keys = index
-        self.config = SimpleNamespace(node_id="n1")
-        self.leadership = FakeLeadership()
-
-    def require_whole_state(self) -> None:
-        """It is whole."""

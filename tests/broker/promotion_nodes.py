@@ -1,7 +1,7 @@
 """A node whose promotion is played: what of it is real, and what stands in for the rest (promotion_world.py).
 
 Real: its core, what greetings decide (hello.py, reign.py), and the whole of a promotion up to the stop of the node
-(promotion.accept, promotion_claims). Played: its disk, the process around it, calls to other nodes. A call, a write and a stop
+(promotion.py, promotion_claims.py). Played: its disk, the process around it, calls to other nodes. A call, a write and a stop
 wait for their turn (`World.hop`), which a seed draws, so that anything may happen between any two steps.
 """
 
@@ -11,9 +11,11 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ledgermq.broker.admin import promotion, promotion_claims
+from ledgermq.broker.admin.promotion import Promotions
+from ledgermq.broker.admin.promotion_claims import GenerationClaims, PromotionProgress
 from ledgermq.broker.cluster.forwarding import ForwardError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
@@ -80,17 +82,12 @@ class Run:
         self.over = asyncio.Event()  # it is to start again from its folder
         self.tasks: set[asyncio.Task[Any]] = set()
         self.asking: list[asyncio.Task[str]] = []  # who waits for the answer to a promotion
-        self.context: Any = SimpleNamespace(
-            config=SimpleNamespace(
-                node_id=name, group="g0", data_dir=Path("/data"), voters=dict.fromkeys(world.names, "")
-            ),
-            raft=self,
-            replica=SimpleNamespace(rebuild=None),
-            forwarder=self,
-            promotion=self.over,
-            promoting="",
-            promotion_plan=None,
-        )
+        voters = dict.fromkeys(world.names, "")
+        config: Any = SimpleNamespace(node_id=name, group="g0", data_dir=Path("/data"), voters=voters)
+        part, replica = cast(Any, self), cast(Any, SimpleNamespace(rebuild=None))
+        self.progress = PromotionProgress(decided=self.over)
+        self.claims = GenerationClaims(config, part, part, self.progress)
+        self.promotions = Promotions(config, part, replica, part, self.claims, self.progress)
         self.spawn(self._live())
 
     @property
@@ -122,7 +119,7 @@ class Run:
         world.cores.crash(self.name)
         self.is_up = False
         world.connect()
-        plan = None if self.is_left_behind else self.context.promotion_plan
+        plan = None if self.is_left_behind else self.progress.plan
         await world.hop()
         if plan is not None:
             world.begin(self.name, plan)
@@ -254,7 +251,7 @@ class Run:
             return self.tell_status().SerializeToString()
         told = pb.NoteClaimRequest.FromString(request)
         served, claim = (
-            self.spawn(promotion_claims.note(self.context, told)),
+            self.spawn(self.claims.note(told)),
             promotion_claims.from_proto(told.claim),
         )
         response = pb.NoteClaimResponse()
@@ -278,6 +275,6 @@ class Run:
             generation=reign.generation,
             master_id=reign.master,
             leader_id=core.leader_id or "",
-            promoting=self.context.promoting,
+            promoting=self.progress.doing,
             claims=[promotion_claims.to_proto(claim) for claim in self.folder.identity.claims],
         )

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from ledgermq.broker.admin import promotion
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core.outputs import Role
@@ -226,7 +225,7 @@ class World:
                 node_id=name, generation=run.config.reign.generation, incomplete=True, instead_of=instead_of
             )
             try:
-                await promotion.accept(run.context, request)
+                await run.promotions.accept(request)
             except RefusedError as error:
                 self.said.append(str(error))
                 named = {*re.findall(r"--instead-of (n\d)", str(error))} - {*instead_of}

@@ -27,8 +27,8 @@ from ledgermq.broker.official.service import _parsed
 from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, items_of
 from ledgermq.broker.reading.key_run import KeyRun, RunRange, RunReader, merged, open_run, write_run
 from ledgermq.broker.refusals import RefusedError
+from ledgermq.broker.service.answers import parsed
 from ledgermq.broker.service.client_settings import settings_command
-from ledgermq.broker.service.handlers import parsed
 from ledgermq.broker.service.sessions import session_of
 from ledgermq.broker.service.telemetry import check_settings
 from ledgermq.broker.state.codecs import decode as decode_command

@@ -91,7 +91,9 @@ def test_a_node_that_is_to_be_promoted_is_told_by_the_others_that_the_master_liv
 
     async def scenario(cluster: Cluster) -> None:
         forwarder = Forwarder(
-            "n2", {"n1": cluster.address("n1", "raft"), "n3": cluster.address("n3", "raft")}
+            "n2",
+            {"n1": cluster.address("n1", "raft"), "n3": cluster.address("n3", "raft")},
+            lambda answer: None,
         )
         try:
             answers = [

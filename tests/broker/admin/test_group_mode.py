@@ -10,15 +10,19 @@ from typing import Any, cast
 
 import pytest
 
-from ledgermq.broker.admin import broker_group_mode as group_mode
+from ledgermq.broker.admin.broker_group_mode import BrokerGroupModes
 from ledgermq.broker.admin.broker_group_view import topic_info
 from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, restore_state, take_snapshot
+from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.leader.leader_view import Turn, Verdict
 from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.leader.works import SentMessage
 from ledgermq.broker.official.send import _entry
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.service import features
+from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
+from ledgermq.broker.service.features import Features
 from ledgermq.broker.state.backlog import progress, unfinished
 from ledgermq.broker.state.commands import (
     LATEST,
@@ -304,12 +308,13 @@ class Leader:
         self.node.command(FeatureLevel(features.SUPPORTED))
         self.first: Callable[[], object] = lambda: None
         self.peers: list[Any] = []
-        self.context: Any = SimpleNamespace(
-            config=SimpleNamespace(cluster="local", group="g0", node_id="n1"),
-            raft=SimpleNamespace(status=lambda: SimpleNamespace(peers=self.peers)),
-            replica=SimpleNamespace(state=self.node.state),
-            pipeline=SimpleNamespace(run=self._run),
-        )
+        config = BrokerConfig(cluster="local", group="g0", node_id="n1")
+        raft: Any = SimpleNamespace(status=lambda: SimpleNamespace(peers=self.peers))
+        replica: Any = SimpleNamespace(state=self.node.state)
+        pipeline: Any = SimpleNamespace(run=self._run)
+        known_features = Features(config, raft, replica, pipeline, Leadership("n1"))
+        identity = BrokerGroupIdentity(config, raft)
+        self.modes = BrokerGroupModes(config, replica, pipeline, identity, known_features)
 
     async def _run(self, command: Command) -> Applied:
         self.first()
@@ -322,7 +327,7 @@ class Leader:
         pairs = [admin_pb2.TopicConsumer(group=name, topic=topic) for name, topic in consumers]
         request = admin_pb2.SetBrokerGroupModeRequest(group=group, force=force, consumers=pairs)
         request.mode = cast("route_pb2.BrokerGroupMode", mode)  # also numbers that have no name
-        return asyncio.run(group_mode.set_mode(self.context, request))
+        return asyncio.run(self.modes.set(request))
 
 
 def test_a_group_is_drained_taken_back_and_removed_by_name() -> None:
@@ -400,7 +405,7 @@ def test_consumer_groups_that_never_came_here_are_named_and_hold_up_a_removal() 
     request = admin_pb2.GetProgressRequest(
         consumers=[admin_pb2.TopicConsumer(group=name, topic=topic) for name, topic in elsewhere]
     )
-    rows = [(row.group, row.behind) for row in group_mode.get_progress(leader.context, request).topics]
+    rows = [(row.group, row.behind) for row in leader.modes.progress(request).topics]
     assert rows == [("audit", 2), ("billing", 0)]
     assert leader.ask(route_pb2.MODE_REMOVED).changed
 
@@ -412,7 +417,7 @@ def test_a_node_does_not_answer_for_who_had_its_address_before(cluster: str, gro
     with pytest.raises(
         RefusedError, match='this is node n1 of broker group "g0" of cluster "local"'
     ) as caught:
-        group_mode.get_progress(leader.context, request)
+        leader.modes.progress(request)
     refusal = caught.value.refusal
     assert (refusal.code, refusal.retryable) == (route_pb2.STALE_ROUTE, True), "another node may be the one"
 
@@ -421,7 +426,7 @@ def test_who_is_meant_answers_and_so_does_who_is_not_named() -> None:
     leader = Leader()
     for cluster, group in (("", ""), ("local", ""), ("", "g0"), ("local", "g0")):
         request = admin_pb2.GetProgressRequest(cluster=cluster, broker_group=group)
-        assert group_mode.get_progress(leader.context, request).mode == route_pb2.MODE_ACTIVE
+        assert leader.modes.progress(request).mode == route_pb2.MODE_ACTIVE
 
 
 def test_a_group_of_another_cluster_is_not_drained() -> None:
@@ -431,12 +436,12 @@ def test_a_group_of_another_cluster_is_not_drained() -> None:
             cluster=cluster, group="g0", mode=route_pb2.MODE_DRAINING
         )
         if cluster == "local":
-            assert asyncio.run(group_mode.set_mode(leader.context, request)).changed
+            assert asyncio.run(leader.modes.set(request)).changed
             continue
         with pytest.raises(
             RefusedError, match=r'not of broker group "g0" of cluster "other".*Nothing was changed'
         ):
-            asyncio.run(group_mode.set_mode(leader.context, request))
+            asyncio.run(leader.modes.set(request))
         assert leader.node.state.mode is BrokerGroupMode.ACTIVE
 
 
@@ -472,7 +477,7 @@ def test_progress_is_told_with_the_mode_and_the_members() -> None:
     orders, billing = node.topic("orders"), node.group("billing")
     node.fill(orders, 0, 5)
     node.command(CommitOffsets(billing, position_rows([(orders, 0, 3)])), DRAIN)
-    answer = group_mode.get_progress(leader.context, admin_pb2.GetProgressRequest())
+    answer = leader.modes.progress(admin_pb2.GetProgressRequest())
     assert answer.mode == route_pb2.MODE_DRAINING
     (row,) = answer.topics
     assert (row.group, row.topic, row.queues, row.behind) == ("billing", "orders", 1, 2)

@@ -8,24 +8,26 @@ import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from ledgermq.broker.admin import message_query
 from ledgermq.broker.admin.message_query import MAX_LIMIT, MAX_RUNNING, MessageQueries
-from ledgermq.broker.native import log_service
 from ledgermq.broker.reading.key_hashes import ItemForm
 from ledgermq.broker.reading.key_index import KeyIndex
+from ledgermq.broker.reading.log_reader import LogReader
 from ledgermq.broker.refusals import RefusedError
+from ledgermq.broker.service import read_barrier
+from ledgermq.broker.service.read_barrier import ReadBarrier
 from ledgermq.broker.state.commands import DeleteTopic, SetTopicRetention, TrimQueues, position_rows
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 from ledgermq.proto.record import decode_record
 
 from ..entry_log import START_MS
-from ..key_log import FakeContext, FakeRaft, MessageLog, Stored, indexed, settled
+from ..key_log import FakeLeadership, FakeRaft, FakeReplica, MessageLog, Stored, indexed, settled
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -42,8 +44,13 @@ class Asking:
     def __init__(self, node: MessageLog, index: KeyIndex) -> None:
         self.node = node
         self.raft = FakeRaft(node.log)
-        context: Any = FakeContext(node, index, self.raft)
-        self.queries = MessageQueries(context)
+        raft, replica, leadership = (
+            cast(Any, self.raft),
+            cast(Any, FakeReplica(node)),
+            cast(Any, FakeLeadership()),
+        )
+        barrier = ReadBarrier(raft, replica, leadership)
+        self.queries = MessageQueries(raft, replica, LogReader(node.log), index, barrier)
 
     async def page(self, **request: Any) -> pb.QueryMessagesResponse:
         return await self.queries.answer(pb.QueryMessagesRequest(**request), 5.0)
@@ -217,17 +224,17 @@ def test_a_query_by_time_keeps_no_more_than_it_answers_however_many_queues_have_
 ) -> None:
     queues, at_most = list(range(1_000)), MAX_LIMIT + 1
 
-    async def newest(context: Any, queue: int, begin: int, end: int, wanted: int) -> np.ndarray:
+    async def newest(self: Any, queue: int, begin: int, end: int, wanted: int) -> np.ndarray:
         return np.arange(wanted) * len(queues) + queue
 
-    monkeypatch.setattr(message_query, "_newest", newest)
+    monkeypatch.setattr(MessageQueries, "_newest", newest)
 
     async def scenario() -> None:
         nothing: Any = None
         every: Any = queues
         tracemalloc.start()
         try:
-            found = await message_query._newest_of_all(nothing, every, 0, 1, at_most)
+            found = await MessageQueries(*[nothing] * 5)._newest_of_all(every, 0, 1, at_most)
             assert tracemalloc.get_traced_memory()[1] < 20 * 8 * at_most
         finally:
             tracemalloc.stop()
@@ -244,12 +251,12 @@ def test_what_vanishes_under_a_query_by_time_hides_nothing_that_is_older(
     topic = node.topic("orders", 2)
     stored = [one for i in range(20) for one in node.send(topic, i % 2, (f"m{i}", []))]
     gone = {each.offset for each in stored[-13:]}
-    place_of = message_query._place_of
+    place_of = MessageQueries._place_of
 
-    async def of_what_is_there(context: Any, offset: int) -> Any:
-        return None if offset in gone else await place_of(context, offset)
+    async def of_what_is_there(self: MessageQueries, offset: int) -> Any:
+        return None if offset in gone else await place_of(self, offset)
 
-    monkeypatch.setattr(message_query, "_place_of", of_what_is_there)
+    monkeypatch.setattr(MessageQueries, "_place_of", of_what_is_there)
 
     async def scenario() -> None:
         async with asking(node, tmp_path) as ask:
@@ -282,8 +289,7 @@ def test_a_query_looks_at_a_bounded_number_of_candidates(
 def test_without_a_leader_a_node_answers_and_says_that_it_may_be_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_query, "STALE_AFTER_S", 0.3)
-    assert log_service.STALE_AFTER_S > 0.3
+    monkeypatch.setattr(read_barrier, "STALE_AFTER_S", 0.3)
     node = MessageLog()
     node.send(node.topic("orders", 1), 0, ("m", []))
 

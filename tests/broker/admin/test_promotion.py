@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ledgermq.broker.admin import promotion, promotion_claims
+from ledgermq.broker.admin.promotion import Promotions
+from ledgermq.broker.admin.promotion_claims import GenerationClaims, PromotionProgress
 from ledgermq.broker.cluster.forwarding import ForwardError
 from ledgermq.broker.node import BrokerNode
 from ledgermq.broker.refusals import RefusedError
@@ -52,20 +54,19 @@ class Slave:
     told: dict[str, pb.GenerationClaim] = field(default_factory=dict)
     refuses: dict[str, route_pb2.Refusal] = field(default_factory=dict)  # to store a claim
     disk_error: OSError | None = None
-    context: Any = None
+    progress: PromotionProgress = field(default_factory=PromotionProgress)
 
-    def __post_init__(self) -> None:
-        self.context = SimpleNamespace(
-            config=SimpleNamespace(
-                node_id="n3", group="g0", data_dir=Path("/data"), voters=dict.fromkeys(("n1", "n2", "n3"), "")
-            ),
-            raft=self,
-            replica=SimpleNamespace(rebuild=self.rebuild),
-            forwarder=self,
-            promotion=asyncio.Event(),
-            promoting="",
-            promotion_plan=None,
+    def parts(self, raft: Any = None, forwarder: Any = None) -> tuple[Promotions, GenerationClaims]:
+        """Return what serves the calls of this node."""
+        voters = dict.fromkeys(("n1", "n2", "n3"), "")
+        config: Any = SimpleNamespace(node_id="n3", group="g0", data_dir=Path("/data"), voters=voters)
+        raft, forwarder, replica = (
+            raft or self,
+            forwarder or self,
+            cast(Any, SimpleNamespace(rebuild=self.rebuild)),
         )
+        claims = GenerationClaims(config, raft, forwarder, self.progress)
+        return Promotions(config, raft, replica, forwarder, claims, self.progress), claims
 
     # --- RaftNode -------------------------------------------------------------------------------------------
     @property
@@ -112,10 +113,10 @@ class Slave:
         )
 
     async def verify(self, progress: Callable[[int], None]) -> int:
-        assert self.context.promoting and not self.context.promotion.is_set()
+        assert self.progress.doing and not self.progress.decided.is_set()
         durable = self.durable
         progress(340)
-        self.log.append(self.context.promoting)
+        self.log.append(self.progress.doing)
         if self.on_read:
             self.on_read.pop(0)()
         return durable
@@ -126,7 +127,7 @@ class Slave:
 
     # --- Forwarder ------------------------------------------------------------------------------------------
     async def unary(self, node: str, method: str, request: bytes, _metadata: object, timeout: float) -> bytes:
-        assert self.context.promoting, "another node that is promoted at the same time sees it"
+        assert self.progress.doing, "another node that is promoted at the same time sees it"
         told = method == promotion_claims.NOTE
         self.log.append(f"{'tells' if told else 'asks'} {node}")
         if node not in self.others:
@@ -143,16 +144,25 @@ def says(node: str, **fields: Any) -> pb.GetStatusResponse:
     return pb.GetStatusResponse(**{"node_id": node, "generation": 1, "master_id": "n2", **fields})
 
 
-def ask(slave: Slave, *, node: str = "n3", generation: int = 1, **more: Any) -> int:
+def ask(
+    slave: Slave,
+    *,
+    node: str = "n3",
+    generation: int = 1,
+    raft: Any = None,
+    forwarder: Any = None,
+    **more: Any,
+) -> int:
     request = pb.PromoteRequest(node_id=node, generation=generation, **more)
-    return asyncio.run(promotion.accept(slave.context, request)).generation
+    promotions, _ = slave.parts(raft, forwarder)
+    return asyncio.run(promotions.accept(request)).generation
 
 
 def refused(slave: Slave, **request: Any) -> route_pb2.Refusal:
     with pytest.raises(RefusedError) as error:
         ask(slave, **request)
     assert "nothing was changed" in error.value.refusal.message
-    assert not slave.context.promotion.is_set() and not slave.context.promoting
+    assert not slave.progress.decided.is_set() and not slave.progress.doing
     return error.value.refusal
 
 
@@ -164,7 +174,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slave_without_a_master_is_stopped_to_become_one() -> None:
     slave = Slave()
     assert ask(slave) == 2
-    assert slave.context.promotion.is_set()
+    assert slave.progress.decided.is_set()
 
 
 def test_the_log_is_verified_while_it_serves_and_everybody_is_asked_before_and_after() -> None:
@@ -247,7 +257,9 @@ def test_a_promotion_is_given_up_when_another_node_was_promoted_before() -> None
     slave = Slave()
     ask(slave)
     for left_behind in (False, True):
-        node: Any = SimpleNamespace(_context=slave.context, _raft=SimpleNamespace(is_left_behind=left_behind))
+        node: Any = SimpleNamespace(
+            _promotion=slave.progress, _raft=SimpleNamespace(is_left_behind=left_behind)
+        )
         assert (plan_of(node) is None) is left_behind
 
 
@@ -269,8 +281,7 @@ def test_a_slave_that_still_believes_in_a_master_that_has_just_gone_is_asked_aga
         slave.others = {"n1": says("n1")}
         return answer
 
-    slave.context.forwarder = SimpleNamespace(unary=unary)
-    assert ask(slave) == 2
+    assert ask(slave, forwarder=SimpleNamespace(unary=unary)) == 2
 
 
 def test_a_master_that_comes_back_while_the_log_is_read_stays_the_master() -> None:
@@ -289,11 +300,11 @@ def test_a_later_generation_that_begins_while_the_log_is_read_is_not_passed_over
 def test_the_last_look_and_the_step_are_one() -> None:
     """What is heard in the very turn of the step is the Raft node's to say."""
     slave = Slave()
-    slave.context.raft = SimpleNamespace(
+    raft = SimpleNamespace(
         config=slave.config, status=slave.status, role="follower", storage=slave.storage, care=slave,
         generations_beside=frozenset, step_aside=lambda though_leading: "n2 leads",
     )  # fmt: skip
-    assert "n2 leads, as n3 has heard just now" in refused(slave).message
+    assert "n2 leads, as n3 has heard just now" in refused(slave, raft=raft).message
 
 
 def test_what_came_while_the_log_was_read_is_read_too() -> None:
@@ -335,10 +346,10 @@ def test_a_node_whose_log_is_damaged_is_not_promoted(error: Exception) -> None:
 
 def test_of_two_requests_at_once_one_is_refused() -> None:
     slave = Slave()
-    slave.context.promoting = "reads and verifies its log (3%)"
+    slave.progress.doing = "reads and verifies its log (3%)"
     with pytest.raises(RefusedError, match="to become the master already"):
         ask(slave)
-    assert slave.context.promoting, "the first one goes on"
+    assert slave.progress.doing, "the first one goes on"
 
 
 def test_who_hangs_up_while_the_log_is_read_ends_it() -> None:
@@ -350,19 +361,19 @@ def test_who_hangs_up_while_the_log_is_read_ends_it() -> None:
         return 0
 
     async def scenario() -> None:
-        slave.context.raft = SimpleNamespace(
+        raft = SimpleNamespace(
             config=slave.config, status=slave.status, role="follower", storage=slave.storage,
             care=SimpleNamespace(verify=verify), generations_beside=frozenset,
         )  # fmt: skip
         request = pb.PromoteRequest(node_id="n3", generation=1)
-        asking = asyncio.create_task(promotion.accept(slave.context, request))
+        asking = asyncio.create_task(slave.parts(raft)[0].accept(request))
         await reading.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
 
     asyncio.run(scenario())
-    assert not slave.context.promotion.is_set() and not slave.context.promoting
+    assert not slave.progress.decided.is_set() and not slave.progress.doing
 
 
 def test_a_folder_that_cannot_be_promoted_is_left_as_it_is(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def note(slave: Slave, claim: Claim) -> route_pb2.Refusal:
     """Tell n3 what is to begin; return its refusal, if any."""
     try:
-        asyncio.run(promotion_claims.note(slave.context, pb.NoteClaimRequest(claim=to_proto(claim))))
+        asyncio.run(slave.parts()[1].note(pb.NoteClaimRequest(claim=to_proto(claim))))
     except RefusedError as error:
         assert "nothing was changed" in error.refusal.message
         return error.refusal
@@ -45,7 +46,8 @@ def note(slave: Slave, claim: Claim) -> route_pb2.Refusal:
 def test_everybody_who_answers_stores_what_begins_before_the_node_steps_aside() -> None:
     slave = Slave(others={"n1": says("n1"), "n2": says("n2")})
     assert ask(slave) == 2
-    plan, last = slave.context.promotion_plan, LogIndex(slave.end[1])
+    plan, last = slave.progress.plan, LogIndex(slave.end[1])
+    assert plan is not None
     assert {node: from_proto(claim) for node, claim in slave.told.items()} == dict.fromkeys(
         ("n1", "n2"), claim_of(slave.storage.identity, plan, last)
     )
@@ -62,8 +64,7 @@ def test_who_answers_only_at_the_last_look_is_told_too() -> None:
             slave.others["n2"] = says("n2")
         return answer
 
-    slave.context.forwarder = type("Forwarder", (), {"unary": staticmethod(unary)})
-    ask(slave)
+    ask(slave, forwarder=SimpleNamespace(unary=unary))
     assert set(slave.told) == {"n1", "n2"} and slave.log.count("tells n1") == 1
 
 
@@ -82,8 +83,7 @@ def test_who_cannot_store_it_stops_the_promotion_and_an_older_version_does_not()
             raise ForwardError(False, "no answer")
         return await asked(node, method, *call)
 
-    slave.context.forwarder = type("Forwarder", (), {"unary": staticmethod(lost)})
-    refusal = refused(slave)
+    refusal = refused(slave, forwarder=SimpleNamespace(unary=lost))
     assert refusal.retryable and "n1 answers, but could not be told" in refusal.message
 
 
@@ -105,7 +105,8 @@ def test_a_generation_that_begins_after_a_claim_is_a_later_one_and_leaves_it_beh
     slave = Slave(claims=(OF_N1,), heard_ms={"n1": 40})
     assert ask(slave, instead_of=["n1"]) == 3
     identity = slave.storage.identity
-    begun = claim_of(identity, slave.context.promotion_plan, LogIndex(100))
+    assert slave.progress.plan is not None
+    begun = claim_of(identity, slave.progress.plan, LogIndex(100))
     assert set(begun.reign.former_group_ids) == {0xA, 0xB, 0xD}
 
 
@@ -181,7 +182,7 @@ def test_a_claim_is_stored_by_a_node_that_it_leaves_behind() -> None:
 
 def test_who_is_promoted_itself_or_was_told_of_another_one_refuses_a_claim() -> None:
     slave = Slave()
-    slave.context.promoting = "tells the other nodes"
+    slave.progress.doing = "tells the other nodes"
     assert "n3 is being promoted just now" in note(slave, OF_N1).message
     slave = Slave(claims=(OF_N1,))
     refusal = note(slave, OF_N2)

@@ -13,7 +13,8 @@ from collections import Counter
 
 import pytest
 
-from ledgermq.broker.admin import promotion, promotion_claims
+from ledgermq.broker.admin import promotion
+from ledgermq.broker.admin.promotion_claims import GenerationClaims
 from ledgermq.proto import admin_pb2 as pb
 
 from ..promotion_world import run_history
@@ -42,7 +43,7 @@ def test_without_claims_two_generations_begin_beside_each_other(monkeypatch: pyt
     async def note(*_: object) -> pb.NoteClaimResponse:
         return pb.NoteClaimResponse()
 
-    monkeypatch.setattr(promotion_claims, "note", note)
+    monkeypatch.setattr(GenerationClaims, "note", note)
     with pytest.raises(AssertionError, match="beside"):
         for seed in SEEDS:
             run_history(seed)

@@ -17,7 +17,6 @@ from ledgermq.broker.errors import CheckpointError, DivergedError
 from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.replica import Replica
-from ledgermq.broker.service.context import NodeContext
 from ledgermq.broker.state.commands import DeleteTopic
 from ledgermq.broker.state.consume_queue import UNIT_SIZE, ColdRead
 from ledgermq.proto import route_pb2
@@ -226,13 +225,12 @@ def test_reads_are_refused_until_the_state_is_whole() -> None:
     disk = follower_disk(leader.send())
     install(disk, leader)
     replica, _ = opened(disk)
-    context: Any = type("Context", (), {"replica": replica, "config": type("Config", (), {"node_id": "n3"})})
     with pytest.raises(RefusedError, match="Ask another node") as refused:
-        NodeContext.require_whole_state(context)
+        replica.require_whole_state()
     assert refused.value.refusal.code == route_pb2.CATCHING_UP
     assert refused.value.refusal.retryable
     take(replica, leader, leader.index)
-    NodeContext.require_whole_state(context)
+    replica.require_whole_state()
 
 
 def test_a_rebuilt_queue_that_is_not_the_received_one_stops_the_node() -> None:

@@ -99,6 +99,7 @@ class Two:
         self.service = Service()
         self.server = grpc.aio.server()
         self.forwarder: Forwarder
+        self.unclaimed: asyncio.Queue[bytes] = asyncio.Queue()
         self.port = 0
 
     async def start(self, handlers: list[Any]) -> None:
@@ -120,7 +121,7 @@ def run(test: Callable[[Two], Awaitable[None]], only: Callable[[Service], list[A
     async def scenario() -> None:
         two = Two()
         await two.start((only or Service.handlers)(two.service))
-        two.forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{two.port}"})
+        two.forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{two.port}"}, two.unclaimed.put_nowait)
         try:
             await asyncio.wait_for(test(two), 60)
         finally:

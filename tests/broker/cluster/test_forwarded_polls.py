@@ -85,8 +85,6 @@ def test_a_large_poll_whose_caller_is_gone_is_answered_all_the_same() -> None:
     """A call of its own that is cancelled may have been served, and nothing would tell what it was given."""
 
     async def test(two: Two) -> None:
-        unclaimed: asyncio.Queue[bytes] = asyncio.Queue()
-        two.forwarder.on_unclaimed = unclaimed.put_nowait
         request = b"x" * (MAX_REQUEST + 1)
         task = asyncio.create_task(poll(two, request=request))
         await two.service.waiting.get()
@@ -95,7 +93,7 @@ def test_a_large_poll_whose_caller_is_gone_is_answered_all_the_same() -> None:
             await task
         assert two.forwarder._polls == 1
         two.service.gate.set()
-        assert await unclaimed.get() == b"held " + request
+        assert await two.unclaimed.get() == b"held " + request
         assert two.forwarder._polls == 0
 
     run(test)

@@ -44,7 +44,7 @@ def run(test: Callable[[Forwarder, Silent], Awaitable[None]]) -> None:
         server.add_generic_rpc_handlers(silent.handlers())
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"})
+        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"}, lambda answer: None)
         try:
             await asyncio.wait_for(test(forwarder, silent), 30)
         finally:
@@ -114,7 +114,7 @@ def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_over_it()
         server = grpc.aio.server()
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"})
+        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"}, lambda answer: None)
         try:
             with pytest.raises(ForwardError) as refused:
                 await large(forwarder)

@@ -11,10 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from ledgermq.broker.cluster.calls import LeaderCalls
 from ledgermq.broker.cluster.forwarding import Forwarder, ForwardError
 from ledgermq.broker.cluster.lane_server import forwarded_calls_handler
-from ledgermq.broker.official.grants_for_followers import GrantService
 from ledgermq.broker.official.receive_at_follower import GRANT, GrantedReceives
 
 from ..grant_rig import BODIES, GrantRig, bodies
@@ -30,18 +28,15 @@ class Wire:
         self.address = ""
         self.forwarder: Forwarder
         self.receives: GrantedReceives
-        self._service = GrantService(rig.leader).handler()
+        self._service = rig.leader.grants.handler()
 
     async def start(self) -> None:
         self.server.add_generic_rpc_handlers((forwarded_calls_handler(self._find), self._service))
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
         self.address = f"127.0.0.1:{port}"
-        self.forwarder = Forwarder("n2", {"n1": self.address})
-        context = self.rig.context
-        context.forwarder = self.forwarder
-        context.calls = LeaderCalls(context.leadership, self.forwarder, lambda result: None)
-        self.receives = self.rig.receives = GrantedReceives(context)
+        self.forwarder = Forwarder("n2", {"n1": self.address}, self.rig.unclaimed.take)
+        self.receives = self.rig.receives = self.rig.receives_by(self.forwarder)
 
     async def stop(self) -> None:
         await self.forwarder.close()

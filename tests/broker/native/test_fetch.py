@@ -6,16 +6,17 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.metrics import Metrics
-from ledgermq.broker.native.fetch import MAX_SECTIONS, fetch
+from ledgermq.broker.native.fetch import MAX_SECTIONS
 from ledgermq.broker.reading.log_reader import StoredSection
-from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.reading.read_advice import ReadAdvice
 from ledgermq.broker.state.commands import DeleteTopic
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import LogCompactedError
 
 from ..entry_log import Node
+from ..fetching import fetches
 
 
 class Rig:
@@ -27,12 +28,16 @@ class Rig:
         for topic in self.topics:
             self.node.fill(topic, 0, 1)
         self.deleted = False
-        self.context: Any = SimpleNamespace(
-            require_whole_state=lambda: None, polls=Polls(), metrics=Metrics(), reader=self, raft=self, stopping=False,
-            replica=SimpleNamespace(state=self.node.state, units=self.units),
-            leadership=SimpleNamespace(ready=True, leader_id="n1"), advice=ReadAdvice(1 << 30), config=SimpleNamespace(node_id="n1"),
-        )  # fmt: skip
-        self.applied_index = 9
+        self.state, self.applied_index = self.node.state, 9
+        leadership = Leadership("n1")
+        leadership.on_ready(1)
+        self.fetches = fetches(self, self, self, leadership, ReadAdvice(1 << 30), Metrics())
+
+    def require_whole_state(self) -> None:
+        """It is whole."""
+
+    def status(self) -> Any:
+        return SimpleNamespace(peers=())
 
     async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
         if not self.deleted:
@@ -52,7 +57,7 @@ class Rig:
         request = log_pb2.FetchRequest()
         for topic in self.topics:
             request.positions.add(topic_id=topic)
-        return log_pb2.FetchResponse.FromString(asyncio.run(fetch(self.context, request)))
+        return log_pb2.FetchResponse.FromString(asyncio.run(self.fetches.fetch(request)))
 
 
 def test_a_topic_that_is_deleted_while_it_is_read_is_refused_alone() -> None:
@@ -69,7 +74,6 @@ class Tiny(Rig):
         super().__init__()
         self.deleted = True
         self.log = SimpleNamespace(end_offset=count)
-        self.context.raft.status = lambda: SimpleNamespace(peers=())
         self.node.fill(self.topics[0], 0, count)
 
     async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
@@ -97,7 +101,7 @@ def test_many_small_sections_end_an_answer_and_let_others_have_their_turn() -> N
         request = log_pb2.FetchRequest()
         for _ in range(3):
             request.positions.add(topic_id=tiny.topics[0])
-        answer = await fetch(tiny.context, request)
+        answer = await tiny.fetches.fetch(request)
         task.cancel()
         return log_pb2.FetchResponse.FromString(answer)
 

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc.aio
 import pytest
 
 from ledgermq.broker.cluster.calls import LeaderCalls
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.members import Members
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.leader.leader_view import Verdict
 from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.leader.works import ProduceWork, SectionOutcome
-from ledgermq.broker.native import log_service
-from ledgermq.broker.native.log_service import LogService, commit_offsets
+from ledgermq.broker.metrics import Metrics
+from ledgermq.broker.native import offsets, produce
+from ledgermq.broker.native.log_service import FetchStreams
+from ledgermq.broker.native.offsets import ConsumerOffsets
+from ledgermq.broker.native.produce import ProduceStreams
 from ledgermq.broker.reading.live_readers import LiveReaders
 from ledgermq.broker.refusals import RefusedError
-from ledgermq.broker.service.handlers import leader_handler
+from ledgermq.broker.service.answers import LeaderHandlers, Refusals
+from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
+from ledgermq.broker.service.creation import Creation
+from ledgermq.broker.service.read_barrier import ReadBarrier
 from ledgermq.broker.state.commands import AssignQueues, Command, JoinGroup, assignment_rows
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.call_metadata import group_metadata
+from ledgermq.proto.route_pb2 import NodeInfo
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError, TransferringError
 
 from ..entry_log import Node, records, section
-
-
-class Counter:
-    def labels(self, *_names: str) -> Counter:
-        return self
-
-    def inc(self, count: float = 1) -> None:
-        pass
 
 
 class Stream:
@@ -67,15 +68,8 @@ async def answer(
             raise NotLeaderError(None)
         return 1
 
-    context: Any = SimpleNamespace(
-        raft=SimpleNamespace(read_index=read_index),
-        slaves=slaves,
-        metrics=SimpleNamespace(
-            messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
-        ),
-        leader_addresses=lambda listener: None,
-        without_master=str,
-        leadership=following("n2"),
+    streams = streams_of(
+        following("n2"), RefusingPipeline(NotLeaderError(None)), read_index=read_index, slaves=slaves
     )
     work: Any = SimpleNamespace(
         future=asyncio.get_running_loop().create_future(), timestamp=timestamp, size=100, index=timestamp,
@@ -86,7 +80,7 @@ async def answer(
     for item in ((7, work), None):
         under_way.put_nowait(item)
     stream = Stream()
-    await LogService(context)._answer(under_way, stream, "")
+    await streams._answer(under_way, stream, "")
     written: log_pb2.ProduceResponse
     (written,) = stream.written
     return written
@@ -155,6 +149,7 @@ class RefusingPipeline:
 
     def __init__(self, error: Exception) -> None:
         self._error = error
+        self.produce_refusal = ""
         self.works: list[ProduceWork] = []
 
     def submit(self, work: ProduceWork) -> None:
@@ -162,34 +157,46 @@ class RefusingPipeline:
         work.fail(self._error)
 
 
-def node(leadership: Leadership, pipeline: RefusingPipeline, own_id: int) -> Any:
-    return SimpleNamespace(
-        metrics=SimpleNamespace(
-            messages_in=Counter(), duplicates=Counter(), bytes_in=Counter(), refusals=Counter()
-        ),
-        leader_addresses=lambda listener: None,
-        without_master=str,
-        leadership=leadership,
-        pipeline=pipeline,
-        replica=SimpleNamespace(produce_refusal=""),
-        config=SimpleNamespace(max_message_bytes=1 << 20, node_id="n1", group="g0"),
-        raft=SimpleNamespace(group_id=own_id, former_group_ids=(5, 6)),
-        readers=LiveReaders(),
-    )
+class FakeRaft:
+    """A node of a quorum group; `group_id`: the id of its broker group, 0 while it does not know it."""
+
+    def __init__(self, group_id: int = 0, read_index: Any = None) -> None:
+        self.group_id = group_id
+        self.former_group_ids = (5, 6)
+        self.config = SimpleNamespace(reign=None)
+        self.read_index = read_index
+
+
+CONFIG = BrokerConfig(max_message_bytes=1 << 20, node_id="n1", group="g0")
+
+
+def refusals_of(raft: Any, leadership: Leadership) -> Refusals:
+    return Refusals(raft, leadership, Members(NodeInfo(), ()), Metrics())
+
+
+def streams_of(
+    leadership: Leadership,
+    pipeline: Any,
+    raft: FakeRaft | None = None,
+    *,
+    read_index: Any = None,
+    slaves: Any = None,
+) -> ProduceStreams:
+    """Return the Produce streams of a node."""
+    found: Any = raft or FakeRaft(read_index=read_index)
+    identity = BrokerGroupIdentity(CONFIG, found)
+    refusals = refusals_of(found, leadership)
+    return ProduceStreams(CONFIG, found, pipeline, leadership, slaves, identity, refusals, Metrics())
 
 
 def producing(
-    leadership: Leadership, pipeline: RefusingPipeline, *, own_id: int = 0, meant_id: int = 0
+    leadership: Leadership, pipeline: RefusingPipeline, raft: FakeRaft | None = None, *, meant_id: int = 0
 ) -> tuple[asyncio.Task[None], Stream]:
     """Begin to serve a stream with one request; return it and the answers."""
-    return producing_at(node(leadership, pipeline, own_id), meant_id)
-
-
-def producing_at(context: Any, meant_id: int) -> tuple[asyncio.Task[None], Stream]:
     sections = bytes(section(1, 0, records(1), producer_id=9, base_sequence=0))
     request = log_pb2.ProduceRequest(request_id=7, sections=sections, section_count=1)
     stream = Requests(request.SerializeToString(), group_id=meant_id)
-    serve = LogService(context)._produce_handler("")
+    serve = streams_of(leadership, pipeline, raft).handler("")
     return asyncio.ensure_future(serve(None, stream)), stream
 
 
@@ -200,7 +207,7 @@ async def turns() -> None:
 
 
 def test_a_request_that_comes_during_an_election_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 3600.0)
 
     async def scenario() -> None:
         leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
@@ -227,7 +234,7 @@ def test_what_is_meant_for_another_group_of_the_name_is_not_taken(
     async def scenario() -> None:
         leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
         leadership.on_changed("n2", 2)
-        served, stream = producing(leadership, pipeline, own_id=own_id, meant_id=meant_id)
+        served, stream = producing(leadership, pipeline, FakeRaft(own_id), meant_id=meant_id)
         await served
         assert len(pipeline.works) == is_taken
         (refusal,) = [each.refusal for each in stream.written]
@@ -242,14 +249,14 @@ def test_a_node_that_learns_which_group_it_is_of_while_a_request_waits_does_not_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A group that was made anew: its clients were back before its first election was over."""
-    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 3600.0)
 
     async def scenario() -> None:
         leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
-        context = node(leadership, pipeline, 0)
-        served, stream = producing_at(context, 7)
+        raft = FakeRaft()
+        served, stream = producing(leadership, pipeline, raft, meant_id=7)
         await turns()
-        context.raft.group_id = 8
+        raft.group_id = 8
         leadership.on_ready(2)
         await served
         assert pipeline.works == []
@@ -258,19 +265,21 @@ def test_a_node_that_learns_which_group_it_is_of_while_a_request_waits_does_not_
     asyncio.run(scenario())
 
 
-def test_what_a_long_poll_meant_for_another_group_has_found_is_not_handed_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_long_poll_meant_for_another_group_has_found_is_not_handed_out() -> None:
     async def scenario() -> None:
-        context = node(Leadership("n1"), RefusingPipeline(NotLeaderError(None)), 0)
+        raft: Any = FakeRaft()
 
-        async def fetch(context: Any, request: log_pb2.FetchRequest) -> bytes:
-            context.raft.group_id = 8  # and a topic is made, and the first message is stored
+        async def fetch(request: log_pb2.FetchRequest) -> bytes:
+            raft.group_id = 8  # and a topic is made, and the first message is stored
             return log_pb2.FetchResponse(node_id="n1").SerializeToString()
 
-        monkeypatch.setattr(log_service, "fetch", fetch)
-        stream = Requests(b"", b"", group_id=7)
-        await LogService(context)._fetch_stream(None, stream)
+        stream, fetches = (
+            Requests(b"", b"", group_id=7),
+            cast(Any, SimpleNamespace(fetch=fetch, node_id="n1")),
+        )
+        identity = BrokerGroupIdentity(CONFIG, raft)
+        refusals = refusals_of(raft, Leadership("n1"))
+        await FetchStreams(fetches, LiveReaders(), identity, refusals).serve(None, stream)
         answers = [log_pb2.FetchResponse.FromString(each) for each in stream.written]
         assert [each.refusal.code for each in answers] == [route_pb2.OTHER_GROUP] * 2
 
@@ -279,20 +288,22 @@ def test_what_a_long_poll_meant_for_another_group_has_found_is_not_handed_out(
 
 def test_a_call_that_waited_for_a_leader_is_not_served_by_another_group() -> None:
     async def scenario() -> None:
-        leadership = Leadership("n1")
-        context = node(leadership, RefusingPipeline(NotLeaderError(None)), 0)
-        forwarder: Any = None
-        context.calls = LeaderCalls(leadership, forwarder, lambda result: None)
+        leadership, raft, forwarder = Leadership("n1"), cast(Any, FakeRaft()), cast(Any, None)
 
-        async def serve(context: Any, request: Any) -> Any:
+        async def serve(request: Any) -> Any:
             raise AssertionError("it is for another group")
 
+        handlers = LeaderHandlers(
+            LeaderCalls(leadership, forwarder, lambda result: None),
+            BrokerGroupIdentity(CONFIG, raft),
+            refusals_of(raft, leadership),
+        )
         kinds = log_pb2.CommitOffsetsRequest, log_pb2.CommitOffsetsResponse
-        handler = leader_handler(context, "/Log/CommitOffsets", *kinds, serve, "default")
+        handler = handlers.unary("/Log/CommitOffsets", *kinds, serve, "default")
         call = Requests(group_id=7)
         answer = asyncio.ensure_future(handler.unary_unary(b"", call))
         await turns()
-        context.raft.group_id = 8
+        raft.group_id = 8
         leadership.on_ready(2)
         assert log_pb2.CommitOffsetsResponse.FromString(await answer).refusal.code == route_pb2.OTHER_GROUP
 
@@ -300,7 +311,7 @@ def test_a_call_that_waited_for_a_leader_is_not_served_by_another_group() -> Non
 
 
 def test_a_refusal_of_a_hand_over_names_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 3600.0)
 
     async def scenario() -> None:
         leadership = Leadership("n1")
@@ -320,7 +331,7 @@ def test_a_refusal_of_a_hand_over_names_the_next_leader(monkeypatch: pytest.Monk
 
 
 def test_without_a_next_leader_the_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_service, "ELECTION_PATIENCE_S", 0.0)
+    monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 0.0)
 
     async def scenario() -> None:
         served, stream = producing(Leadership("n1"), RefusingPipeline(NotLeaderError(None)))
@@ -343,13 +354,16 @@ class Committing:
         """Store an offset of queue 0; return what is stored then."""
         request = log_pb2.CommitOffsetsRequest(group="billing")
         request.offsets.add(topic="orders", queue_id=0, offset=offset, epoch=epoch)
-        context: Any = SimpleNamespace(
-            replica=SimpleNamespace(state=self.node.state),
-            pipeline=SimpleNamespace(run=self._run),
-            raft=SimpleNamespace(read_index=self._read_index, wait_applied=self._wait_applied),
-        )
-        await commit_offsets(context, request)
+        await self.offsets().commit(request)
         return self.node.state.committed_offset(self.group, self.topic, 0)
+
+    def offsets(self) -> ConsumerOffsets:
+        replica: Any = SimpleNamespace(state=self.node.state)
+        pipeline: Any = SimpleNamespace(run=self._run)
+        raft: Any = SimpleNamespace(read_index=self._read_index, wait_applied=self._wait_applied)
+        leadership, nothing = Leadership("n1"), cast(Any, None)
+        creation = Creation(CONFIG, replica, pipeline, leadership)
+        return ConsumerOffsets(replica, pipeline, creation, ReadBarrier(raft, replica, leadership), nothing)
 
     async def _read_index(self) -> int:
         if not self._leads:
@@ -398,12 +412,11 @@ def test_commits_beside_an_owner_are_refused_and_say_what_to_do() -> None:
 def test_a_commit_of_more_offsets_than_a_node_applies_in_one_go_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_service, "MAX_COMMIT_ROWS", 2)
+    monkeypatch.setattr(offsets, "MAX_COMMIT_ROWS", 2)
 
     async def scenario() -> None:
         request = log_pb2.CommitOffsetsRequest(group="billing", offsets=[log_pb2.QueueOffset()] * 3)
         with pytest.raises(RefusedError, match="3 offsets in one commit; at most 2"):
-            context: Any = SimpleNamespace()
-            await commit_offsets(context, request)
+            await Committing().offsets().commit(request)
 
     asyncio.run(scenario())

@@ -9,15 +9,20 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
+from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.native import membership as membership_service
-from ledgermq.broker.native.membership import changed_subscription, join_command, membership_handler
+from ledgermq.broker.native.membership import Memberships, changed_subscription, join_command
+from ledgermq.broker.service.answers import Refusals
+from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
+from ledgermq.broker.service.creation import Creation
 from ledgermq.broker.state.commands import CreateTopic, LeaveGroup
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.log_pb2 import MembershipRequest, MembershipResponse, QueueOwnership
+from ledgermq.proto.route_pb2 import NodeInfo
 
 from ..leading_node import Leader, run, settle
-from .test_log_service import Counter
 
 EOF: Any = vars(grpc.aio)["EOF"]
 
@@ -28,17 +33,18 @@ class Call:
     def __init__(self, leader: Leader) -> None:
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self.told: list[MembershipResponse] = []
-        context: Any = SimpleNamespace(
-            config=BrokerConfig(),
-            replica=SimpleNamespace(state=leader.node.state),
-            pipeline=leader,
-            leadership=leader.leadership,
-            coordination=leader.coordination,
-            metrics=SimpleNamespace(refusals=Counter()),
-            leader_addresses=lambda listener: None,
-            without_master=str,
+        replica: Any = SimpleNamespace(state=leader.node.state)
+        pipeline: Any = leader
+        raft: Any = SimpleNamespace(config=SimpleNamespace(reign=None))
+        memberships = Memberships(
+            leader.coordination,
+            leader.leadership,
+            replica,
+            Creation(BrokerConfig(), replica, pipeline, leader.leadership),
+            BrokerGroupIdentity(BrokerConfig(), raft),
+            Refusals(raft, leader.leadership, Members(NodeInfo(), ()), Metrics()),
         )
-        self.task = asyncio.ensure_future(membership_handler(context, "")(None, self))
+        self.task = asyncio.ensure_future(memberships.handler("")(None, self))
 
     def invocation_metadata(self) -> tuple[()]:
         return ()

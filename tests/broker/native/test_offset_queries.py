@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.members import Members
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.metrics import Metrics
-from ledgermq.broker.native import log_service
 from ledgermq.broker.native.log_service import LogService
+from ledgermq.broker.native.offsets import ConsumerOffsets
 from ledgermq.broker.reading.log_reader import LogReader
+from ledgermq.broker.reading.queue_reader import QueueReader
+from ledgermq.broker.service import read_barrier
+from ledgermq.broker.service.answers import Refusals
+from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
+from ledgermq.broker.service.read_barrier import ReadBarrier
 from ledgermq.broker.state.commands import CommitOffsets, position_rows
 from ledgermq.proto import log_pb2, route_pb2
+from ledgermq.proto.route_pb2 import NodeInfo
 from ledgermq.raft.errors import NotLeaderError
 
 from ..entry_log import START_MS, Node
@@ -45,15 +53,22 @@ class Asked:
         return self.node.state.queues.lookup(topic_id, queue_id, offset, count)
 
     def query(self, *, remaining: float = 5.0, **request: Any) -> log_pb2.QueryOffsetsResponse:
-        context: Any = SimpleNamespace(
-            require_whole_state=lambda: None, leadership=Leadership("n2"), metrics=Metrics(),
-            leader_addresses=lambda listener: None, without_master=str, reader=LogReader(BytesLog(b"".join(self.node.log.raw))),
-            raft=SimpleNamespace(read_index=self._read_index, wait_applied=self._wait_applied),
-            replica=SimpleNamespace(state=self.node.state, units=self._units),
-        )  # fmt: skip
+        nothing: Any = None  # of what is not asked
+        replica: Any = SimpleNamespace(
+            state=self.node.state, units=self._units, require_whole_state=lambda: None
+        )
+        raft: Any = SimpleNamespace(
+            read_index=self._read_index, wait_applied=self._wait_applied, config=SimpleNamespace(reign=None)
+        )
+        reader = QueueReader(replica, LogReader(BytesLog(b"".join(self.node.log.raw))))
+        barrier = ReadBarrier(raft, replica, Leadership("n2"))
+        offsets = ConsumerOffsets(replica, nothing, nothing, barrier, reader)
+        identity = BrokerGroupIdentity(BrokerConfig(), raft)
+        refusals = Refusals(raft, Leadership("n2"), Members(NodeInfo(), ()), Metrics())
+        service = LogService(nothing, nothing, nothing, offsets, nothing, identity, refusals)
         raw = log_pb2.QueryOffsetsRequest(group="billing", topic="orders", **request).SerializeToString()
         call = SimpleNamespace(time_remaining=lambda: remaining, invocation_metadata=tuple)
-        return asyncio.run(LogService(context)._query_offsets(raw, call))
+        return asyncio.run(service._query_offsets(raw, call))
 
 
 @pytest.mark.parametrize(("after", "offset"), [(-5, 0), (0, 0), (1, 2), (10, 2), (20, 4), (21, 6)])
@@ -75,7 +90,7 @@ def test_without_a_leader_a_question_is_refused_and_may_be_repeated() -> None:
 
 
 def test_without_a_leader_who_wants_it_hears_what_this_node_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_service, "STALE_AFTER_S", 0.1)
+    monkeypatch.setattr(read_barrier, "STALE_AFTER_S", 0.1)
     answer = Asked(leader=False).query(allow_stale=True)
     assert answer.stale
     assert [(each.offset, each.end_offset) for each in answer.offsets] == [(1, 6)]

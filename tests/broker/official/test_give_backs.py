@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,10 +47,8 @@ class Follower:
         self.calls = 0
         self.told: list[tuple[int, int]] = []  # group, offset: what the leader took
         self.proposed: asyncio.Future[Applied] | None = None
-        context: Any = SimpleNamespace(
-            leadership=self.leadership, calls=self, replica=SimpleNamespace(releases=self.releases)
-        )
-        self.give_backs = GiveBacks(context)
+        calls: Any = self
+        self.give_backs = GiveBacks(self.releases, self.leadership, calls)
 
     def _run(self, command: ReleaseLeases) -> asyncio.Future[Applied]:
         if self.proposed is None:

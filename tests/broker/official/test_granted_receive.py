@@ -43,7 +43,8 @@ def test_a_consumer_of_a_follower_gets_the_very_bytes_that_the_leader_would_send
 def test_the_messages_come_from_the_followers_log_and_the_leader_reads_nothing() -> None:
     async def test(rig: GrantRig) -> None:
         rig.apply(3)
-        rig.leader.reader = None
+        no_log: Any = None
+        rig.leader_reader._log = no_log
         assert bodies(await rig.all_of(rig.receive())) == list(BODIES)
         assert rig.to_leader.asked == ["Grant"]
         assert (rig.read_from("own_log"), rig.read_from("leader")) == (3, 0)
@@ -140,7 +141,7 @@ def test_what_retention_deleted_on_both_nodes_is_left_out() -> None:
     async def test(rig: GrantRig) -> None:
         rig.apply(3)
         rig.log.begin = len(rig.entries[0]) + len(rig.entries[1])
-        rig.leader.reader = rig.context.reader
+        rig.leader_reader._log = rig.log
         found = await rig.all_of(rig.receive())
         assert bodies(found) == [BODIES[2]]
         assert status(found[0]).code == v2.OK
@@ -196,7 +197,7 @@ def test_an_answer_that_comes_when_the_consumer_is_gone_is_given_back() -> None:
         request = rig.request().SerializeToString()
         answer = asyncio.ensure_future(rig.to_leader.poll("n1", granted_receive.GRANT, request, METADATA, 50))
         await rig.decide(3)
-        rig.to_leader.on_unclaimed(await answer)
+        rig.unclaimed.take(await answer)
         await rig.decide(4)
         assert rig.visible == [0, 1, 2]
         assert rig.to_leader.asked[-1] == "GiveBack"
@@ -207,9 +208,7 @@ def test_an_answer_that_comes_when_the_consumer_is_gone_is_given_back() -> None:
 def test_an_answer_that_grants_nothing_gives_nothing_back() -> None:
     async def test(rig: GrantRig) -> None:
         request = rig.request("unknown").SerializeToString()
-        rig.to_leader.on_unclaimed(
-            await rig.to_leader.poll("n1", granted_receive.GRANT, request, METADATA, 50)
-        )
+        rig.unclaimed.take(await rig.to_leader.poll("n1", granted_receive.GRANT, request, METADATA, 50))
         assert rig.context.replica.releases.owed == 0
 
     run(test)
@@ -218,7 +217,8 @@ def test_an_answer_that_grants_nothing_gives_nothing_back() -> None:
 def test_a_read_that_fails_over_a_defect_gives_back_what_was_granted() -> None:
     async def test(rig: GrantRig) -> None:
         rig.apply(3)
-        rig.context.reader = None
+        no_log: Any = None
+        rig.follower_reader._log = no_log
         task = await rig.begun(rig.receive())
         with pytest.raises(AttributeError):
             await task

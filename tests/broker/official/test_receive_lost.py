@@ -7,22 +7,28 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ledgermq.broker.cluster.calls import Call
+from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.members import Members
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
 from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.metrics import Metrics
-from ledgermq.broker.official.receive_at_leader import receive
+from ledgermq.broker.official.receive_at_leader import LeaderReceives, Leasing, Selections
 from ledgermq.broker.reading.log_reader import StoredSection
 from ledgermq.broker.reading.polls import Polls
+from ledgermq.broker.reading.queue_reader import QueueReader
+from ledgermq.broker.service.creation import Creation
 from ledgermq.broker.state.commands import CommitOffsets, CreateGroup, StartPosition, position_rows
 from ledgermq.broker.wire.status import StatusError
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import decode_record
+from ledgermq.proto.route_pb2 import NodeInfo
 from ledgermq.raft.errors import BusyError, DamagedLogError, NodeStoppedError
 
 from ..entry_log import records
@@ -38,13 +44,20 @@ class Rig:
         self.unreadable: Exception | None = None
         raft = self.raft
         self.releases = LeaseReleases(raft.pipeline.run, lambda: raft.state)
-        self.context: Any = SimpleNamespace(
-            raft=raft, pipeline=raft.pipeline, polls=Polls(), deliveries=RecentDeliveries(), holders=LeaseHolders(), metrics=Metrics(),
-            replica=SimpleNamespace(state=raft.state, view=raft.view, releases=self.releases), reader=self,
-            leadership=SimpleNamespace(ready=True, leader_id="n1"),
-            config=SimpleNamespace(group="g0", auto_create_topics=False, min_invisible_ms=0),
-            own_messaging_address=lambda listener: "h:1",
-        )  # fmt: skip
+        replica: Any = SimpleNamespace(state=raft.state, view=raft.view, releases=self.releases)
+        self.replica = replica
+        self.polls, self.deliveries = Polls(), RecentDeliveries()
+        leadership, config = Leadership("n1"), BrokerConfig(group="g0", min_invisible_ms=0)
+        leadership.on_ready(1)
+        fake, reader = cast(Any, raft), cast(Any, self)
+        creation = Creation(config, replica, raft.pipeline, leadership)
+        self.queues = QueueReader(replica, reader)
+        selections = Selections(fake, replica, raft.pipeline, self.polls, leadership, self.queues)
+        leasing = Leasing(config, replica, creation, selections, self.deliveries, LeaseHolders())
+        members = Members(NodeInfo(node_id="n1"), ("n1",))
+        self.receives = LeaderReceives(
+            "g0", leasing, self.deliveries, self.releases, reader, members, Metrics()
+        )
 
     async def section_of(self, offset: int) -> StoredSection:
         if self.unreadable is not None:
@@ -65,7 +78,7 @@ class Rig:
     def receive(self, group: str = "billing", **fields: Any) -> Any:
         request = v2.ReceiveMessageRequest(auto_renew=True, batch_size=3, **fields)
         request.message_queue.topic.name, request.group.name = "a", group
-        return receive(self.context, request, Call("client", "", "default", "", time.monotonic() + 60, ()))
+        return self.receives.receive(request, Call("client", "", "default", "", time.monotonic() + 60, ()))
 
     @property
     def leased(self) -> int:
@@ -185,7 +198,7 @@ def test_damaged_queue_files_hold_up_their_reader_only_and_only_until_they_are_m
 
         queues: Any = rig.raft.state.queues
         whole, queues.lookup = queues.lookup, lookup
-        rig.context.replica.mended = wait_mended
+        rig.replica.mended = wait_mended
         sent = message(rig.raft.state, b"4")
         task = asyncio.ensure_future(anext(rig.receive()))
         rig.raft.pipeline.submit(sent)
@@ -214,7 +227,7 @@ def test_queue_files_that_cannot_be_made_again_send_the_reader_to_another_node()
 
         queues: Any = rig.raft.state.queues
         queues.lookup = lookup
-        rig.context.replica.mended = never
+        rig.replica.mended = never
         with pytest.raises(NodeStoppedError, match="a test"):
             await anext(rig.receive())
 
@@ -229,7 +242,7 @@ def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not_found
         rig.raft.pipeline.run(CreateGroup("by-time", StartPosition(5)))
         await settle()
         await rig.raft.decide(2)
-        rig.context.replica.units = deleted
+        rig.replica.units = deleted
         with pytest.raises(StatusError) as refused:
             await anext(rig.receive("by-time"))
         assert refused.value.code == v2.TOPIC_NOT_FOUND

@@ -8,15 +8,15 @@ from typing import Any
 
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.metrics import Metrics
-from ledgermq.broker.native.fetch import fetch
+from ledgermq.broker.native.fetch import Fetches
 from ledgermq.broker.reading.log_reader import LogReader
-from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.reading.read_advice import ReadAdvice
 from ledgermq.proto import log_pb2
 from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.proto.record import decode_section, seal_section
 
 from ..entry_log import Node, records, section
+from ..fetching import fetches
 from .test_log_reader import BytesLog
 from .test_read_advice import peer
 
@@ -71,8 +71,8 @@ class Replicas:
         self.log = GroupLog(raw, len(raw) - size)
         self.log.gate.set()
 
-    def context(self, name: str, leader: str | None = "n1") -> Any:
-        """Return what the fetch of a node sees."""
+    def at(self, name: str, leader: str | None = "n1", metrics: Metrics | None = None) -> Fetches:
+        """Return what a node serves."""
         leadership = Leadership(name)
         if leader == name:
             leadership.on_ready(1)
@@ -85,17 +85,14 @@ class Replicas:
         peers = [peer("n1", role="leader"), peer("n2"), peer("n3", connected=False)]
         raft = SimpleNamespace(applied_index=9, log=SimpleNamespace(end_offset=len(self.log.raw)))
         raft.status = lambda: SimpleNamespace(peers=peers)
-        return SimpleNamespace(
-            require_whole_state=lambda: None, polls=Polls(), metrics=Metrics(), stopping=False, raft=raft,
-            reader=LogReader(self.log), replica=SimpleNamespace(state=self.node.state, units=units),
-            leadership=leadership, config=SimpleNamespace(node_id=name), advice=self.advice,
-        )  # fmt: skip
+        replica = SimpleNamespace(state=self.node.state, units=units, require_whole_state=lambda: None)
+        return fetches(raft, replica, LogReader(self.log), leadership, self.advice, metrics or Metrics())
 
-    async def fetch(self, context: Any, *offsets: int, max_bytes: int = 64 << 10) -> log_pb2.FetchResponse:
+    async def fetch(self, node: Fetches, *offsets: int, max_bytes: int = 64 << 10) -> log_pb2.FetchResponse:
         request = log_pb2.FetchRequest(max_bytes=max_bytes)
         for queue, offset in enumerate(offsets):
             request.positions.add(topic_id=self.topic, queue_id=queue, offset=offset)
-        return log_pb2.FetchResponse.FromString(await fetch(context, request))
+        return log_pb2.FetchResponse.FromString(await node.fetch(request))
 
 
 def end_of(found: log_pb2.FetchedQueue) -> int:
@@ -111,7 +108,8 @@ def test_the_example_of_the_seeds() -> None:
         replicas = Replicas()
         replicas.write(100_000)
         replicas.close_log(messages_in_memory=50_000)
-        nodes = {name: replicas.context(name) for name in ("n1", "n2")}
+        metrics = {"n1": Metrics(), "n2": Metrics()}
+        nodes = {name: replicas.at(name, metrics=counts) for name, counts in metrics.items()}
         at, offset, moves = "n1", 20_000, []
         while offset < 100_000:
             answer = await replicas.fetch(nodes[at], offset)
@@ -124,8 +122,8 @@ def test_the_example_of_the_seeds() -> None:
         assert moves[0][1] < 22_000
         assert 74_000 < moves[1][1] < 77_000, "half of what fits is left"
         assert replicas.log.cold_reads > 0
-        counted = nodes["n1"].metrics.reads_moved.labels("follower")._value.get()
-        assert counted == nodes["n2"].metrics.reads_moved.labels("leader")._value.get() == 1
+        counted = metrics["n1"].reads_moved.labels("follower")._value.get()
+        assert counted == metrics["n2"].reads_moved.labels("leader")._value.get() == 1
 
     asyncio.run(scenario())
 
@@ -137,7 +135,7 @@ def test_one_answer_has_as_many_whole_sections_as_fit() -> None:
         replicas = Replicas()
         replicas.write(5_000)
         replicas.close_log(messages_in_memory=5_000)
-        answer = await replicas.fetch(replicas.context("n1"), 0, max_bytes=256 << 10)
+        answer = await replicas.fetch(replicas.at("n1"), 0, max_bytes=256 << 10)
         found = [decode_section(each.section) for each in answer.queues[0].sections]
         assert len(found) > 3 and sum(len(each.section) for each in answer.queues[0].sections) <= 256 << 10
         assert [(each.base_queue_offset, each.count) for each in found] == [
@@ -152,7 +150,7 @@ def test_a_reader_whose_backlog_fits_stays_with_the_leader() -> None:
         replicas = Replicas()
         replicas.write(100_000)
         replicas.close_log(messages_in_memory=50_000)
-        leader = replicas.context("n1")
+        leader = replicas.at("n1")
         assert (await replicas.fetch(leader, 51_000)).suggested_node_id == ""
         assert (await replicas.fetch(leader, 100_000)).suggested_node_id == ""
 
@@ -167,7 +165,7 @@ def test_a_reader_stays_at_the_follower_while_one_of_its_queues_is_far_behind() 
         replicas.write(50_000, queue=1)
         replicas.write(50_000, queue=0)
         replicas.close_log(messages_in_memory=50_000)
-        follower = replicas.context("n2")
+        follower = replicas.at("n2")
         answer = await replicas.fetch(follower, 40_000, 0)
         assert [found.queue_id for found in answer.queues] == [0]
         assert answer.suggested_node_id == ""
@@ -184,7 +182,7 @@ def test_a_lone_old_message_is_no_backlog() -> None:
         replicas.write(ENTRY_MESSAGES, queue=1)
         replicas.write(100_000, queue=0)
         replicas.close_log(messages_in_memory=50_000)
-        assert (await replicas.fetch(replicas.context("n1"), 100_000, 0)).suggested_node_id == ""
+        assert (await replicas.fetch(replicas.at("n1"), 100_000, 0)).suggested_node_id == ""
 
     asyncio.run(scenario())
 
@@ -194,7 +192,7 @@ def test_a_follower_that_knows_no_leader_serves_what_is_committed_and_says_so() 
         replicas = Replicas()
         replicas.write(10_000)
         replicas.close_log(messages_in_memory=5_000)
-        follower = replicas.context("n2", leader=None)
+        follower = replicas.at("n2", leader=None)
         answer = await replicas.fetch(follower, 0)
         assert (answer.node_id, answer.stale, answer.suggested_node_id) == ("n2", True, "")
         assert end_of(answer.queues[0]) > 0
@@ -209,7 +207,7 @@ def test_a_cold_read_at_a_follower_holds_up_no_hot_one() -> None:
         replicas.write(20_000)
         replicas.close_log(messages_in_memory=10_000)
         replicas.log.gate.clear()
-        follower = replicas.context("n2")
+        follower = replicas.at("n2")
         cold = asyncio.create_task(replicas.fetch(follower, 0))
         await replicas.log.begun.wait()
         hot = await replicas.fetch(follower, 15_000)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-import pytest
-
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.native import log_service
-from ledgermq.broker.native.log_service import LogService
+from ledgermq.broker.native.log_service import FetchStreams
 from ledgermq.broker.reading.live_readers import LiveReaders, Reading
+from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
 from ledgermq.broker.state.commands import CommitOffsets, position_rows
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto.call_metadata import CONSUMER_GROUP
@@ -55,13 +54,13 @@ def test_whose_progress_is_stored_here_is_counted_there() -> None:
         assert readers.unseen(node.state) == []
 
 
-def test_a_fetch_stream_is_a_reader_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_stream_is_a_reader_until_it_ends() -> None:
     node, readers = Node(), LiveReaders()
     orders = node.topic("orders", queues=1)
     node.fill(orders, 0, 5)
     seen: list[list[Reading]] = []
 
-    async def fetch(_context: object, _request: object) -> bytes:
+    async def fetch(_request: object) -> bytes:
         seen.append(readers.unseen(node.state))
         return b""
 
@@ -77,11 +76,10 @@ def test_a_fetch_stream_is_a_reader_until_it_ends(monkeypatch: pytest.MonkeyPatc
         stream: Any = SimpleNamespace(
             read=read, write=write, invocation_metadata=lambda: ((CONSUMER_GROUP, "audit"),)
         )
-        service: Any = SimpleNamespace(_context=SimpleNamespace(readers=readers))
-        service._fetched = partial(LogService._fetched, service)
-        await LogService._fetch_stream(service, None, stream)
+        fetches, nothing = cast(Any, SimpleNamespace(fetch=fetch)), cast(Any, None)
+        identity = BrokerGroupIdentity(BrokerConfig(), nothing)
+        await FetchStreams(fetches, readers, identity, nothing).serve(None, stream)
 
-    monkeypatch.setattr(log_service, "fetch", fetch)
     asyncio.run(scenario())
     assert seen == [[Reading("audit", "orders", 1, 4)], [Reading("audit", "orders", 1, 1)]]
     assert readers.unseen(node.state) == []

@@ -7,7 +7,8 @@ import errno
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,7 @@ from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.retention import keeper as retention
 from ledgermq.broker.retention.keeper import Retention, next_clean
-from ledgermq.broker.service.disk_steps import DiskStep, RetentionView
+from ledgermq.broker.service.disk_steps import DiskStep
 from ledgermq.broker.state.commands import Command, CommitOffsets, LogStart, SetTopicKeepUnread, position_rows
 from ledgermq.broker.state.effects import Effects
 from ledgermq.broker.state.machine import BrokerState
@@ -57,27 +58,25 @@ class FakeNode:
         self.state = BrokerState()
         self.produce_refusal = self.refusal = ""
         self.config = BrokerConfig(data_dir=Path("/data"), **config)
-        self.retention = RetentionView()
-        self.metrics = Metrics()
-        # What a context names; all of it is this object.
+        # What a node has; all of it is this object.
         self.raft = self.log = self.storage = self.replica = self.pipeline = self.leadership = self
         self.ready, self.voters, self.disk_full = True, 3, False
         self.applied_index = self.all[-1].last_index if self.all else 0
         self.changes = 0
         self.observe: Callable[[Any], None]
-        context: Any = self
+        part: Any = self
         self.work = Retention(
-            context,
+            self.config, part, part, part, part, part, Metrics(),
             disk_use=lambda: DiskUse(1000, 1000 - self.others - SIZE * len(self.segments())),
-            checkpoint_now=self._checkpoint,
-            floor=lambda: self.floor,
             on_change=self._changed,
-        )
+        )  # fmt: skip
+        self.retention = self.work.view
 
     def _changed(self) -> None:
         self.changes += 1
 
-    async def _checkpoint(self) -> int:
+    async def write_now(self) -> int:
+        """As Checkpointing."""
         return self.applied_index if self.checkpoint_works else 0
 
     def statistics(self) -> FakeNode:
@@ -257,8 +256,8 @@ def test_nothing_is_proposed_before_its_checkpoint_is_written() -> None:
             await node.decide(due=True)
         assert not node.proposed
         with pytest.raises(RefusedError, match="could not be written"):
-            await node.work.clean(node.work._context, admin_pb2.CleanRequest())
-        dry = await node.work.clean(node.work._context, admin_pb2.CleanRequest(dry_run=True))
+            await node.work.clean(admin_pb2.CleanRequest())
+        dry = await node.work.clean(admin_pb2.CleanRequest(dry_run=True))
         assert list(dry.segments) == [f"{0:020d}", f"{SIZE:020d}"] and not node.proposed
         assert dry.bytes == 2 * SIZE and dry.log_start_index == 21
 
@@ -381,19 +380,17 @@ def test_a_disk_that_says_nothing_for_a_moment_is_looked_at_again(monkeypatch: p
 def test_a_clean_by_hand_tells_why_the_rest_stays() -> None:
     async def test() -> None:
         node = FakeNode(100, 10, 0)
-        nothing = await node.work.clean(
-            node.work._context, admin_pb2.CleanRequest(older_than_ms=200 * HOUR_MS)
-        )
+        nothing = await node.work.clean(admin_pb2.CleanRequest(older_than_ms=200 * HOUR_MS))
         assert not nothing.segments
         assert (
             nothing.note
             == "the oldest segment that stays ends 100.0 hours ago; what is older than 200 hours goes"
         )
-        done = await node.work.clean(node.work._context, admin_pb2.CleanRequest(even_unexpired=True))
+        done = await node.work.clean(admin_pb2.CleanRequest(even_unexpired=True))
         assert len(done.segments) == 2 and done.note == "the newest segment always stays"
         assert [command.index for command in node.proposed] == [21]
         with pytest.raises(RefusedError, match="negative"):
-            await node.work.clean(node.work._context, admin_pb2.CleanRequest(older_than_ms=-1))
+            await node.work.clean(admin_pb2.CleanRequest(older_than_ms=-1))
         await node.work.stop()
 
     run(test)
@@ -424,7 +421,7 @@ def test_what_a_topic_keeps_goes_neither_by_age_nor_on_a_full_disk_nor_by_hand()
         clean = admin_pb2.CleanRequest(even_unexpired=True)
         for due in (True, False):
             assert await node.decide(due=due) == [], "no consumer group has consumed it"
-        assert not (await node.work.clean(node.work._context, clean)).segments
+        assert not (await node.work.clean(clean)).segments
         node.work.look()
         assert "no consumer group consumes" in node.produce_refusal
         assert "topic update orders --no-keep-unread" in node.produce_refusal
@@ -457,7 +454,7 @@ def test_a_topic_that_is_to_keep_what_is_unread_while_the_checkpoint_is_written_
             log.command(SetTopicKeepUnread(1, True))
             return node.applied_index
 
-        node.work._checkpoint_now = checkpoint
+        node.work._checkpoints = cast(Any, SimpleNamespace(write_now=checkpoint))
         with pytest.raises(RefusedError, match=r"deleted nothing.*no-keep-unread") as refused:
             await node.decide(due=True)
         assert refused.value.refusal.retryable and not node.proposed

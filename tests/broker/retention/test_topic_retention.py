@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.config import BrokerConfig
+from ledgermq.broker.reading.queue_reader import QueueReader
 from ledgermq.broker.retention.topics import TopicRetention
 from ledgermq.broker.service.disk_steps import DiskStep, RetentionView
 from ledgermq.broker.state.commands import (
@@ -35,15 +37,15 @@ class Leader:
         self.proposed: list[TrimQueues] = []
         self._sections: dict[int, SimpleNamespace] = {}
         self.retention = RetentionView()
-        context: Any = SimpleNamespace(
-            replica=SimpleNamespace(state=self.node.state, units=self._units),
-            reader=SimpleNamespace(section_of=self._section_of),
-            raft=SimpleNamespace(next_timestamp=lambda: self.node.log.now),
-            pipeline=SimpleNamespace(run=self._run),
-            config=BrokerConfig(protect_unconsumed=protect),
-            retention=self.retention,
-        )
-        self.work = TopicRetention(context)
+        reader: Any = SimpleNamespace(section_of=self._section_of)
+        self.reader = reader
+        replica: Any = SimpleNamespace(state=self.node.state, units=self._units)
+        raft: Any = SimpleNamespace(next_timestamp=lambda: self.node.log.now)
+        pipeline: Any = SimpleNamespace(run=self._run)
+        self.work = TopicRetention(
+            BrokerConfig(protect_unconsumed=protect), raft, replica, pipeline, Leadership("n1"),
+            QueueReader(replica, reader), self.retention,
+        )  # fmt: skip
 
     async def _units(self, topic_id: int, queue_id: int, offset: int, count: int) -> Any:
         return self.node.state.queues.lookup(topic_id, queue_id, offset, count)
@@ -197,14 +199,13 @@ def test_a_topic_that_is_to_keep_what_is_unread_while_old_messages_are_searched_
         for hour in (0, 1, 9):
             leader.store(topic, 0, hour)
         node.command(CommitOffsets(group, position_rows([(topic, 0, 1)])))
-        reader: Any = leader.work._context.reader
-        section_of = reader.section_of
+        section_of = leader.reader.section_of
 
         async def and_meanwhile(physical_offset: int) -> Any:
             node.command(SetTopicKeepUnread(topic, True))
             return await section_of(physical_offset)
 
-        reader.section_of = and_meanwhile
+        leader.reader.section_of = and_meanwhile
         assert await leader.trim(9.5) == [(topic, 0, 1)]
 
     run(body)

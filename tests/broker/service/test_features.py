@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.refusals import RefusedError
-from ledgermq.broker.service import features
-from ledgermq.broker.service.features import SUPPORTED, FeatureMemory
+from ledgermq.broker.service.features import SUPPORTED, Features
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import BusyError
 
@@ -26,15 +26,10 @@ class Rig:
         self.raft = FakeRaft()
         self.levels = levels
         self.leadership = Leadership("n1")
-        context: Any = SimpleNamespace(
-            config=SimpleNamespace(group="g0", node_id="n1"),
-            raft=SimpleNamespace(status=self._status),
-            leadership=self.leadership,
-            pipeline=self.raft.pipeline,
-            replica=SimpleNamespace(state=self.raft.state),
-        )
-        self.context = context
-        self.leadership.add_listener(FeatureMemory(context).remember)
+        config, raft = BrokerConfig(group="g0", node_id="n1"), SimpleNamespace(status=self._status)
+        replica: Any = SimpleNamespace(state=self.raft.state)
+        self.features = Features(config, cast(Any, raft), replica, self.raft.pipeline, self.leadership)
+        self.leadership.add_listener(self.features.remember)
 
     def _status(self) -> Any:
         peers = [SimpleNamespace(node_id=name, feature_level=level) for name, level in self.levels.items()]
@@ -42,7 +37,7 @@ class Rig:
 
     async def require(self) -> None:
         """Ask for what needs this build, and decide what is proposed."""
-        asking = asyncio.ensure_future(features.require(self.context, SUPPORTED, "drain a broker group"))
+        asking = asyncio.ensure_future(self.features.require(SUPPORTED, "drain a broker group"))
         await settle()
         if not asking.done():
             await self.raft.decide(len(self.raft.proposals) - 1)

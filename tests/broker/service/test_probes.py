@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.ports.http import Routes
-from ledgermq.broker.service.context import NodeContext
-from ledgermq.broker.service.disk_steps import RetentionView
+from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.service.probes import Probes, starting
+from ledgermq.broker.service.shutdown import Shutdown
 
 
 @dataclass
@@ -35,14 +35,13 @@ class FakeNode:
         )
 
 
-@dataclass
-class FakeContext:
-    raft: FakeNode
-    leadership: Leadership = field(default_factory=lambda: Leadership("n1"))
-    metrics: Metrics = field(default_factory=Metrics)
-    stopping: bool = False
-    retention: RetentionView = field(default_factory=RetentionView)
-    keys: Any = None  # metrics ask it, which nobody reads here
+def routes(node: FakeNode, *, stopping: bool = False) -> Routes:
+    raft: Any = node
+    nothing: Any = None  # of what nobody asks
+    shutdown = Shutdown(Polls())
+    if stopping:
+        shutdown.begin()
+    return Probes(raft, nothing, nothing, Leadership("n1"), shutdown, Metrics()).routes()
 
 
 @pytest.mark.parametrize(
@@ -59,13 +58,8 @@ class FakeContext:
     ],
 )
 def test_a_node_without_a_leader_is_not_ready_and_says_what_it_waits_for(held_back: str, text: bytes) -> None:
-    probes = Probes(cast(NodeContext, FakeContext(FakeNode(held_back))))
-    status, _, body = probes.routes()["/readyz"]()
+    status, _, body = routes(FakeNode(held_back))["/readyz"]()
     assert (status, body) == (503, text)
-
-
-def routes(node: FakeNode, *, stopping: bool = False) -> Routes:
-    return Probes(cast(NodeContext, FakeContext(node, stopping=stopping))).routes()
 
 
 def test_a_node_that_started_is_alive_also_when_it_is_not_ready_and_says_why() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.service import trace_topic
+from ledgermq.broker.service.shutdown import Shutdown
 from ledgermq.broker.service.trace_topic import TraceTopic
 from ledgermq.broker.state.topics import TRACE_TOPIC
 from ledgermq.broker.wire.validation import SYSTEM_TOPICS
@@ -26,14 +28,9 @@ class Rig:
     def __init__(self, *, enabled: bool = True) -> None:
         self.raft = FakeRaft()
         self.leadership = Leadership("n1")
-        context: Any = SimpleNamespace(
-            config=SimpleNamespace(trace_topic=enabled),
-            leadership=self.leadership,
-            pipeline=self.raft.pipeline,
-            replica=SimpleNamespace(state=self.raft.state),
-            stopping=False,
-        )
-        self.trace_topic = TraceTopic(context)
+        replica: Any = SimpleNamespace(state=self.raft.state)
+        shutdown = Shutdown(Polls())
+        self.trace_topic = TraceTopic(replica, self.raft.pipeline, self.leadership, shutdown, wanted=enabled)
         self.leadership.add_listener(self.trace_topic.on_leadership)
 
 

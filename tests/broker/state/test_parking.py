@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -348,6 +347,5 @@ def test_a_topic_is_described_with_who_lost_messages_of_it_and_for_whom_some_are
     node.command(CommitOffsets(node.group("quick"), position_rows([(topic, 0, 4)])))
     fail(node, request(group, topic), 3)
     node.command(TrimQueues(position_rows([(topic, 0, 3)])))
-    context: Any = SimpleNamespace(replica=SimpleNamespace(state=node.state))
-    described = describe_topic(context, admin_pb2.DescribeTopicRequest(topic="orders"))
+    described = describe_topic(node.state, admin_pb2.DescribeTopicRequest(topic="orders"))
     assert [(each.group, each.lost, each.parked) for each in described.consumers] == [("billing", 3, 1)]

@@ -1,0 +1,88 @@
+"""QueryRoute and QueryAssignment: the queues of a topic in all broker groups, as official clients are told them.
+
+Answered by every node from replicated state, the leader's view of who lives and what nameservers say of the other broker
+groups. Must not: rely on the client's choice of node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledgermq.proto import rocketmq_v2_pb2 as v2
+
+from ..cluster.members import Members
+from ..cluster.other_broker_groups import OtherGroups
+from ..replica import Replica
+from ..service.creation import Creation
+from ..state.commands import BrokerGroupMode
+from ..state.topics import Topic
+from ..wire.route import GroupQueues, assignments, route
+from ..wire.status import ok, topic_not_found
+from ..wire.validation import check_group
+
+
+@dataclass(frozen=True, slots=True)
+class TopicQueues:
+    """A topic's queues in all broker groups, by name, and the type of its messages."""
+
+    groups: list[GroupQueues]
+    message_type: int
+
+
+class TopicAnswers:
+    """Answers what clients ask about topics."""
+
+    def __init__(
+        self, broker_group: str, replica: Replica, creation: Creation, members: Members, others: OtherGroups
+    ) -> None:
+        self._broker_group = broker_group
+        self._replica = replica
+        self._creation = creation
+        self._members = members
+        self._others = others
+
+    def find(self, name: str, listener: str) -> TopicQueues | None:
+        """Return the queues of a topic; None when no broker group is known to have it."""
+        own = self._replica.state.topics.find(name)
+        return self._queues(name, own, listener)
+
+    async def ensure(self, name: str, listener: str) -> TopicQueues:
+        """Leader: as `find`; create the topic, in all broker groups, where that is allowed.
+
+        Raises: StatusError (there is none), LimitReachedError, and what the pipeline raises.
+        """
+        before = self._replica.state.topics.find(name)
+        own = before or await self._creation.ensure_topic(name)
+        if own is not None and before is None:
+            await self._others.create(name)
+        found = self._queues(name, own, listener) if own is not None else None
+        if found is None:
+            raise topic_not_found(name)
+        return found
+
+    def _queues(self, name: str, own: Topic | None, listener: str) -> TopicQueues | None:
+        others = self._others.queues(name, listener)
+        if own is None and not others:
+            return None
+        groups = [queues for queues, _ in others]
+        if own is not None:
+            groups.append(self._own_queues(own, listener))
+        message_type = int(own.message_type) if own is not None else others[0][1]
+        return TopicQueues(sorted(groups, key=lambda each: each.group), message_type)
+
+    def _own_queues(self, topic: Topic, listener: str) -> GroupQueues:
+        nodes = sorted(self._members.alive(listener), key=lambda node: node[0])
+        writable = self._replica.state.mode is BrokerGroupMode.ACTIVE
+        return GroupQueues(self._broker_group, topic.queue_count, nodes, writable)
+
+    def route(self, message: v2.QueryRouteRequest, found: TopicQueues) -> bytes:
+        """Return the encoded QueryRouteResponse."""
+        queues = route(message.topic, found.groups, found.message_type)
+        return bytes(v2.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString())
+
+    def assignment(self, message: v2.QueryAssignmentRequest, found: TopicQueues) -> bytes:
+        """Return the encoded QueryAssignmentResponse. Raises: StatusError."""
+        check_group(message.group.name)
+        group = self._replica.state.groups.find(message.group.name)
+        queues = assignments(message.topic, found.groups, fifo=group is not None and group.fifo)
+        return bytes(v2.QueryAssignmentResponse(status=ok(), assignments=queues).SerializeToString())

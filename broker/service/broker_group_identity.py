@@ -1,0 +1,87 @@
+"""Refuses calls that mean another broker group of this name: topic ids, offsets and epochs of it mean nothing here.
+
+Two broker groups were given one name, or this one was made anew (its folders were deleted) while clients still have the
+old routes. Their ids differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ledgermq.proto import route_pb2
+from ledgermq.proto.call_metadata import meant_group
+from ledgermq.proto.group_ids import are_related
+from ledgermq.raft.node.node import RaftNode
+
+from ..config import BrokerConfig
+from ..refusals import RETRY_AFTER_MS, RefusedError
+
+
+class BrokerGroupIdentity:
+    """The names and the id of the broker group that this node belongs to."""
+
+    def __init__(self, config: BrokerConfig, raft: RaftNode) -> None:
+        self._config = config
+        self._raft = raft
+
+    def check_names(self, cluster: str, group: str) -> None:
+        """Refuse a call to a node that was at this address before, of another broker group or cluster; "": any is meant.
+
+        Raises: RefusedError.
+        """
+        config = self._config
+        if cluster in ("", config.cluster) and group in ("", config.group):
+            return
+        meant = " of ".join(
+            [f'broker group "{group}"'] * bool(group) + [f'cluster "{cluster}"'] * bool(cluster)
+        )
+        raise RefusedError(
+            route_pb2.STALE_ROUTE,
+            f'this is node {config.node_id} of broker group "{config.group}" of cluster "{config.cluster}", not of {meant}, '
+            "which had this address before. Nothing was changed. Repeat it when the nameservers know the new address: "
+            "ledgermq cluster status",
+            retryable=True,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def check_id(self, broker_group_id: int) -> None:
+        """Compare the id of the broker group that is meant; 0: any. Raises: RefusedError."""
+        if not broker_group_id:
+            return
+        own, config = self._raft.group_id, self._config
+        # Of each request: the former ids are made only for one that means another id.
+        if own == broker_group_id or are_related(own, self._raft.former_group_ids, broker_group_id, ()):
+            return  # who has the route from before a recovery, or a promotion, perhaps finds no nameserver now
+        raise RefusedError(
+            route_pb2.OTHER_GROUP,
+            f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id {own:016x}) than '
+            f"the one that is meant (id {broker_group_id:016x}): it was made anew, or two groups were made under one name. "
+            "Nothing was done. Refresh the route and repeat it. See: ledgermq cluster status",
+            retryable=True,
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def meant_by(self, grpc_context: Any) -> MeantBrokerGroup:
+        """Return the broker group that a call or stream means, by its metadata."""
+        return MeantBrokerGroup(self, grpc_context)
+
+
+class MeantBrokerGroup:
+    """The broker group that a call or stream means.
+
+    `check` each request, and again after waiting: a node without data learns its broker group's id while callers wait.
+    """
+
+    def __init__(self, identity: BrokerGroupIdentity, grpc_context: Any) -> None:
+        self._identity = identity
+        self._id, self._problem = 0, ""
+        try:
+            self._id = meant_group(grpc_context.invocation_metadata())
+        except ValueError as error:
+            self._problem = str(error)
+
+    def check(self) -> None:
+        """Raises: RefusedError, it is for another broker group."""
+        if self._problem:
+            raise RefusedError(route_pb2.INVALID_ARGUMENT, self._problem)
+        self._identity.check_id(self._id)

@@ -1,0 +1,77 @@
+"""Topics and consumer groups that come into being by use, and the limits of how many there may be. For the node that leads."""
+
+from __future__ import annotations
+
+from ledgermq.raft.errors import NotLeaderError
+
+from ..cluster.known_leader import Leadership
+from ..config import BrokerConfig
+from ..errors import LimitReachedError
+from ..leader.pipeline import AppendPipeline
+from ..replica import Replica
+from ..state.commands import CreateGroup, CreateTopic, MessageType
+from ..state.consumer_groups import ConsumerGroup
+from ..state.topics import Topic
+from ..wire.validation import topic_problem
+
+
+class Creation:
+    """Finds topics and consumer groups by name, and creates those that are missing where that is allowed."""
+
+    def __init__(
+        self, config: BrokerConfig, replica: Replica, pipeline: AppendPipeline, leadership: Leadership
+    ) -> None:
+        self._config = config
+        self._replica = replica
+        self._pipeline = pipeline
+        self._leadership = leadership
+
+    def check_room_for_topic(self, queue_count: int) -> None:
+        """Whoever reaches a port may create topics: there is a limit. Raises: LimitReachedError."""
+        state, config = self._replica.state, self._config
+        room = "Delete what nobody needs (ledgermq topic list, ledgermq topic delete)"
+        if len(state.topics) >= config.max_topics:
+            what = f"broker group {config.group} has {len(state.topics)} topics"
+            raise LimitReachedError(what, config.max_topics, "max_topics", room)
+        if len(state.queues) + queue_count > config.max_queues:
+            what = (
+                f"broker group {config.group} has {len(state.queues)} queues, {queue_count} more are wanted"
+            )
+            raise LimitReachedError(what, config.max_queues, "max_queues", room)
+
+    def check_room_for_group(self) -> None:
+        """As `check_room_for_topic`: consumer groups come into being by use. Raises: LimitReachedError."""
+        count, config = len(self._replica.state.groups), self._config
+        if count >= config.max_consumer_groups:
+            what = f"broker group {config.group} has {count} consumer groups"
+            room = "Delete those that nobody needs (ledgermq group list, ledgermq group delete)"
+            raise LimitReachedError(what, config.max_consumer_groups, "max_consumer_groups", room)
+
+    async def ensure_topic(self, name: str) -> Topic | None:
+        """Return the topic; create it when `auto_create_topics` is on; None when there is none.
+
+        Raises: LimitReachedError, and what the pipeline raises.
+        """
+        topic = self._replica.state.topics.find(name)
+        if topic is not None or not self._config.auto_create_topics or topic_problem(name):
+            return topic
+        if not self._leadership.ready:
+            raise NotLeaderError(self._leadership.leader_id)
+        self.check_room_for_topic(self._config.queues_per_topic)
+        command = CreateTopic(name, self._config.queues_per_topic, MessageType.NORMAL)
+        applied = await self._pipeline.run(command)
+        created: Topic | None = applied.result.topic
+        return created
+
+    async def ensure_group(self, name: str) -> ConsumerGroup:
+        """Return the consumer group; create it when there is none.
+
+        Raises: LimitReachedError, and what the pipeline raises.
+        """
+        group = self._replica.state.groups.find(name)
+        if group is not None:
+            return group
+        self.check_room_for_group()
+        applied = await self._pipeline.run(CreateGroup(name))
+        created: ConsumerGroup = applied.result.group
+        return created
