@@ -181,9 +181,16 @@ class BrokerNode:
         self._files = files
         queue_files = ConsumeQueueFiles(files, config.data_dir / "consumequeue")
         self._store = CheckpointStore(files, config.data_dir / "checkpoint", queue_files)
-        self._replica = Replica(self._store, self._leadership, self._polls)
-        self._replica.max_streams = config.max_producer_streams
-        self._transfer = BrokerStateTransfer(files, self._store, self._replica)
+        self._replica = Replica(self._store, self._leadership, self._polls, config.max_producer_streams)
+        self._checkpointing = Checkpointing(
+            self._replica,
+            self._store,
+            durable_index=lambda: self._raft.storage.statistics().flushed_index,
+            log_end=lambda: self._raft.log.end_offset,
+            on_failed=lambda reason: self._raft.fail(reason),
+            fault=lambda: self._raft.fault,
+        )
+        self._transfer = BrokerStateTransfer(files, self._store, self._replica, self._checkpointing)
         self._members = Members(own_info(config), config.voters)
         self._others = OtherGroups(config.cluster, config.group, config.nameservers)
         self._handlers = _LateHandlers()
@@ -200,10 +207,9 @@ class BrokerNode:
             self._raft.metrics.ports.include(http)
         pipeline = AppendPipeline(self._raft, raft.max_entry_size, self._metrics.commit_seconds.observe)
         self._replica.attach(
-            pipeline, self._raft.next_timestamp, lambda index: self._raft.log.header_nowait(index)
+            pipeline, self._raft.next_timestamp, lambda index: self._raft.log.header_nowait(index), self
         )
-        self._queue_check: QueueCheck | None = None
-        self._replica.on_damage = self._on_queue_damage
+        self._is_assembled = False
         self._pipeline = pipeline
         self._unclaimed = UnclaimedGrants(self._replica.releases, self._metrics)
         self._forwarder = Forwarder(config.node_id, config.voters, self._unclaimed.take)
@@ -228,7 +234,6 @@ class BrokerNode:
         self._assemble()
         self._peers.start()
         self._checkpointing.start()
-        assert self._queue_check is not None
         self._queue_check.start()
         self._keys.start()
         self._retention.start()
@@ -316,13 +321,15 @@ class BrokerNode:
         )
         self._probes = Probes(raft, replica, pipeline, leadership, self._shutdown, metrics)
         leadership.add_listener(self._on_leadership)
-        replica.chores.append(self._features.remember)
         trace_topic = TraceTopic(replica, pipeline, leadership, self._shutdown, wanted=config.trace_topic)
-        for begin_to_lead in (self._features.remember, trace_topic.on_leadership):
+        for begin_to_lead in (
+            self._features.remember,
+            trace_topic.on_leadership,
+            self._coordination.on_leadership,
+        ):
             leadership.add_listener(begin_to_lead)
             begin_to_lead()  # it may lead already
-        replica.observe(self._on_effects)
-        self._coordination.attach()
+        self._is_assembled = True
         self._handlers.set(
             [
                 self._peers.handler(),
@@ -439,15 +446,6 @@ class BrokerNode:
 
     def _make_keepers(self) -> None:
         """Make what looks after the files: checkpoints, retention, the check of queue files."""
-        self._checkpointing = Checkpointing(
-            self._replica,
-            self._store,
-            durable_index=lambda: self._raft.storage.statistics().flushed_index,
-            log_end=lambda: self._raft.log.end_offset,
-            on_failed=self._raft.fail,
-            fault=lambda: self.fault,
-        )
-        self._transfer.attach(self._checkpointing)
         self._retention = Retention(
             self.config,
             self._raft,
@@ -477,14 +475,11 @@ class BrokerNode:
             repair_log=self._raft.care.damage_at_read,
             on_failed=self._raft.fail,
         )
-        self._replica.rebuilt = self._queue_check.rebuilt
 
     def _key_index(self) -> KeyIndex:
         folder, repair = self.config.data_dir / "keyindex", self._raft.care.damage_at_read
         builds = Builds(self._raft.log, self._files, folder, repair)
-        index = KeyIndex(builds, lambda: self._raft.applied_index)
-        self._replica.observe(index.on_effects)
-        return index
+        return KeyIndex(builds, lambda: self._raft.applied_index)
 
     async def stop(self) -> None:
         """Refuse new calls, drain, hand over the lead, close everything."""
@@ -502,8 +497,7 @@ class BrokerNode:
         await self._topic_retention.stop()
         await self._forwarder.close()
         await self._keys.stop()
-        if self._queue_check is not None:
-            await self._queue_check.stop()
+        await self._queue_check.stop()
         await self._checkpointing.stop()
         await self._raft.stop(transfer=True)
         self._replica.close()
@@ -570,22 +564,39 @@ class BrokerNode:
     def _changed(self) -> None:
         self._registration.changed()
 
-    def _on_queue_damage(self, error: ConsumeQueueError) -> None:
-        """A reader met a damaged queue file: rebuild it; before the node runs that ends the start."""
-        if self._queue_check is not None:
-            self._queue_check.report(error)
-        else:
-            self._raft.fail(str(error))
-
     def _on_leadership(self) -> None:
         self._forwarder.leader_changed(self._leadership.leader_id)
         self._registration.changed()
 
-    def _on_effects(self, effects: Effects) -> None:
+    # --- ReplicaObserver ------------------------------------------------------------------------------------
+    def on_effects(self, effects: Effects) -> None:
+        """Tell every part that follows the entries; those that are applied before there are parts concern none."""
+        if not self._is_assembled:
+            return
+        self._keys.on_effects(effects)
         if effects.topics_changed:
             self._registration.changed()
         if effects.parked and self._leadership.ready:
             tell_parked(self._replica.state, effects.parked)
+        self._coordination.on_effects(effects)
+        self._checkpointing.on_effects(effects)
+        self._retention.on_effects(effects)
+
+    def on_housekeeping(self) -> None:
+        """The leader's, about once a second."""
+        if self._is_assembled:
+            self._features.remember()
+
+    def on_queue_damage(self, error: ConsumeQueueError) -> None:
+        """A reader met a damaged queue file: rebuild it; before the node runs that ends the start."""
+        if self._is_assembled:
+            self._queue_check.report(error)
+        else:
+            self._raft.fail(str(error))
+
+    async def queue_rebuilt(self, error: ConsumeQueueError) -> bool:
+        """Wait for the rebuild of a damaged queue file; return whether it can be read again."""
+        return self._is_assembled and await self._queue_check.rebuilt(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,30 +54,43 @@ class StateStore(Protocol):
     def rebuild(self) -> QueueRebuild | None: ...
 
 
+class ReplicaObserver(Protocol):
+    """The node that the replica is part of."""
+
+    def on_effects(self, effects: Effects) -> None:
+        """An entry was applied."""
+
+    def on_housekeeping(self) -> None:
+        """Called about once a second while this node leads."""
+
+    def on_queue_damage(self, error: ConsumeQueueError) -> None:
+        """Queue files turned out to be damaged: this node must not serve from them."""
+
+    async def queue_rebuilt(self, error: ConsumeQueueError) -> bool:
+        """Wait until damaged queue files are rebuilt from the log; False: they cannot be."""
+
+
 class Replica:
     """Implements `ledgermq.raft.state_machine.StateMachine`. Call `attach` before the Raft node starts."""
 
-    def __init__(self, store: StateStore, leadership: Leadership, polls: Polls) -> None:
+    def __init__(
+        self, store: StateStore, leadership: Leadership, polls: Polls, max_streams: int = MAX_STREAMS
+    ) -> None:
+        """`max_streams`: producers times queues that are remembered."""
         self.state = BrokerState()
         self._store = store
         self._loaded = False
         #: After a reset, or the loss of queue files: the queues are still being made from the log. Nothing is served.
         self.rebuild: QueueRebuild | None = None
         self.view: LeaderView | None = None
-        self.max_streams = MAX_STREAMS
-        #: Told when queue files turn out to be damaged: this node must not serve from them.
-        self.on_damage: Callable[[ConsumeQueueError], None] = lambda error: None
-        #: Waits until damaged queue files are rebuilt from the log; False: they cannot be.
-        self.rebuilt: Callable[[ConsumeQueueError], Awaitable[bool]] | None = None
         self._leadership = leadership
         self._polls = polls
+        self._max_streams = max_streams
         self._pipeline: AppendPipeline
         self.releases: LeaseReleases
         self._now: Callable[[], int]
         self._header: Callable[[LogIndex], EntryHeader | None]
-        self._observers: list[Callable[[Effects], None]] = []
-        #: Called about once a second while this node leads.
-        self.chores: list[Callable[[], None]] = []
+        self._observer: ReplicaObserver
         self._house: asyncio.TimerHandle | None = None
         #: Consumers cause any number of cold reads: they must not take the threads of what the node itself has to store.
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="ledgermq-queue-read")
@@ -91,16 +104,18 @@ class Replica:
         pipeline: AppendPipeline,
         now: Callable[[], int],
         header: Callable[[LogIndex], EntryHeader | None],
+        observer: ReplicaObserver,
     ) -> None:
-        """Give it the pipeline that waits for its effects, the log time (ms) of a proposal made now, and headers."""
+        """Give it the pipeline that waits for its effects, the log time (ms) of a proposal made now, headers, its observer.
+
+        Not to the constructor: the Raft node is made with this replica, and the pipeline with the Raft node. What the
+        observer stands for is made when the Raft node runs, which applies entries before that.
+        """
         self._pipeline = pipeline
         self.releases = LeaseReleases(pipeline.run, lambda: self.state)
         self._now = now
         self._header = header
-
-    def observe(self, observer: Callable[[Effects], None]) -> None:
-        """Call `observer` with the effects of every applied entry."""
-        self._observers.append(observer)
+        self._observer = observer
 
     def require_whole_state(self) -> None:
         """Refuse to read from a state whose queues are still being made from the log. Raises: RefusedError."""
@@ -122,7 +137,7 @@ class Replica:
         """
         if not self._loaded:
             self.state = self._store.load()
-            self.state.queues.on_damage = lambda error: self.on_damage(error)
+            self.state.queues.on_damage = lambda error: self._observer.on_queue_damage(error)
             rebuild = self._store.rebuild
             self.rebuild = rebuild if rebuild is not None and not rebuild.is_whole else None
             self._loaded = True
@@ -139,8 +154,7 @@ class Replica:
                 self.view.on_applied(header.index)
             self._pipeline.on_applied(effects)
             self._wake(effects)
-            for observer in self._observers:
-                observer(effects)
+            self._observer.on_effects(effects)
 
     def _take(self, rebuild: QueueRebuild, header: EntryHeader, payload: memoryview) -> None:
         """The state has this entry; its queues have not."""
@@ -165,7 +179,7 @@ class Replica:
 
     def on_leader_ready(self, term: Term, timestamp: int) -> None:
         """Serve as leader from now on."""
-        self.view = LeaderView(self.state, term, timestamp, self.max_streams)
+        self.view = LeaderView(self.state, term, timestamp, self._max_streams)
         self._pipeline.on_leader(self.view)
         self._leadership.on_ready(term)
         logger.info("serves term=%d", term)
@@ -207,8 +221,7 @@ class Replica:
     def _housekeeping(self) -> None:
         self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
         self.keep_house()
-        for chore in self.chores:
-            chore()
+        self._observer.on_housekeeping()
 
     def keep_house(self) -> None:
         """Propose what is due: lost sessions, deduplication windows, releases. What is refused now comes again."""
@@ -265,5 +278,5 @@ class Replica:
 
     async def mended(self, error: ConsumeQueueError) -> None:
         """Wait until damaged queue files are rebuilt from the log. Raises: `error` (they cannot be)."""
-        if self.rebuilt is None or not await self.rebuilt(error):
+        if not await self._observer.queue_rebuilt(error):
             raise error

@@ -35,7 +35,7 @@ _DURABLE_POLL: Final = 0.05
 
 
 class Checkpointing:
-    """Use: `start()` when the Raft node runs, `await stop()`. `floor`: log entries below it may be deleted."""
+    """Use: `start()` when the Raft node runs, `on_effects` after each entry, `await stop()`. `floor`: log entries below it may be deleted."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Checkpointing:
         *,
         durable_index: Callable[[], int],
         log_end: Callable[[], int],
-        on_failed: Callable[[str], None] = lambda reason: None,
-        fault: Callable[[], str | None] = lambda: None,
+        on_failed: Callable[[str], None],
+        fault: Callable[[], str | None],
     ) -> None:
         """`on_failed`: a flush failed, so this node must stop (P15). `fault`: why it does, None while it is well."""
         self._on_failed = on_failed
@@ -71,8 +71,12 @@ class Checkpointing:
         self._last_end, self._last_time = self._log_end(), time.monotonic()
         self.floor = self._store.kept_index + 1
         self._trim_again()
-        self._replica.observe(self._on_effects)
         self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_running(self) -> bool:
+        """Whether checkpoints can be written."""
+        return self._task is not None
 
     async def stop(self) -> None:
         """Write a last checkpoint, so that the next start has little to replay, and end the worker."""
@@ -156,7 +160,7 @@ class Checkpointing:
     async def _in_worker(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call, *arguments)
 
-    def _on_effects(self, effects: Effects) -> None:
+    def on_effects(self, effects: Effects) -> None:
         """Note which queue files an entry made useless."""
         files = self._store.files
         for topic in effects.deleted_topics:

@@ -97,22 +97,20 @@ class OutgoingCheckpoint:
 
 
 class BrokerStateTransfer:
-    """Implements `ledgermq.raft.reset.state_transfer.StateTransfer`. Call `attach` when checkpoints can be written."""
+    """Implements `ledgermq.raft.reset.state_transfer.StateTransfer`."""
 
-    def __init__(self, filesystem: FileSystem, store: CheckpointStore, replica: Replica) -> None:
+    def __init__(
+        self, filesystem: FileSystem, store: CheckpointStore, replica: Replica, checkpointing: Checkpointing
+    ) -> None:
         self._filesystem = filesystem
         self._store = store
         self._replica = replica
-        self._checkpointing: Checkpointing | None = None
-
-    def attach(self, checkpointing: Checkpointing) -> None:
-        """Give it what writes checkpoints."""
         self._checkpointing = checkpointing
 
     # --- leader ---------------------------------------------------------------------------------------------
     async def open(self, first_index: LogIndex) -> OutgoingCheckpoint:
         """Return a checkpoint of now. Raises: StateTransferError."""
-        if self._checkpointing is None:
+        if not self._checkpointing.is_running:
             raise StateTransferError("this node is still starting")
         if self._replica.rebuild is not None:  # units that are missing have zeros in their place until then
             raise StateTransferError("this node makes its queues again")

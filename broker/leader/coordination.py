@@ -58,7 +58,9 @@ class MembershipStream:
 
 
 class Coordination:
-    """Use: `attach`, then `open` and `close` for each stream; `stop` at the node's end."""
+    """Use: `on_leadership` after each change of the leadership, `on_effects` after each entry; `open` and `close` for each
+    stream; `stop` at the node's end.
+    """
 
     def __init__(
         self,
@@ -86,12 +88,6 @@ class Coordination:
         self._pauses: dict[int, float] = {}  # seconds until the next pass over a group may begin
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Applied]] = set()
-
-    def attach(self) -> None:
-        """Follow what is applied, and who leads."""
-        self._replica.observe(self._on_effects)
-        self._leadership.add_listener(self._on_leadership)
-        self._on_leadership()
 
     def stop(self) -> None:
         """The node stops: end all streams."""
@@ -210,7 +206,8 @@ class Coordination:
         self._read_at = read_at
         return int(self._elapsed * 1000)
 
-    def _on_leadership(self) -> None:
+    def on_leadership(self) -> None:
+        """Begin with all groups when this node leads; end all streams when it does no longer."""
         term = self._leadership.term if self._leadership.ready else None
         if term == self._term or self._stopping:
             return
@@ -255,7 +252,8 @@ class Coordination:
         if self._groups:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
-    def _on_effects(self, effects: Effects) -> None:
+    def on_effects(self, effects: Effects) -> None:
+        """Look at the groups whose members, owners or topics an entry changed."""
         if self._term is None or self._stopping:
             return
         memberships = self._replica.state.memberships

@@ -80,7 +80,7 @@ class Checkpoints(Protocol):
 
 
 class Retention:
-    """Runs the disk watch, expiry and deletion of one node, and the Clean call. Use: `start`, `stop`."""
+    """Runs the disk watch, expiry and deletion of one node, and the Clean call. Use: `start`, `on_effects`, `stop`."""
 
     def __init__(
         self,
@@ -133,7 +133,6 @@ class Retention:
 
     def start(self) -> None:
         """Begin to watch."""
-        self._replica.observe(self._on_effects)
         state = self._replica.state
         self._note_start(state.applied_index, state.log_start_index)
         self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._decide_often())]
@@ -384,7 +383,8 @@ class Retention:
         return f"the oldest segment that stays ends {age:.1f} hours ago; what is older than {keep_ms / _HOUR_MS:g} hours goes"
 
     # --- unlinking ------------------------------------------------------------------------------------------
-    def _on_effects(self, effects: Effects) -> None:
+    def on_effects(self, effects: Effects) -> None:
+        """Note where the log is to begin, and tell what was deleted before it was consumed."""
         if effects.log_start is not None:
             self._note_start(effects.index, effects.log_start.index)
         if effects.losses:

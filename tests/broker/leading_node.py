@@ -28,16 +28,16 @@ class Leader:
         self.asked: list[Command] = []
         self.refuse: Callable[[Command], Exception | None] = lambda command: None
         self.lose: Callable[[Command], bool] = lambda command: False
-        self._observers: list[Callable[[Effects], None]] = []
         self.leadership = Leadership("n1")
         self.looked_up: list[tuple[int, int, int]] = []
-        replica: Any = SimpleNamespace(state=self.node.state, observe=self._observers.append)
+        replica: Any = SimpleNamespace(state=self.node.state)
         pipeline: Any = SimpleNamespace(run=self.run)
         self.coordination = Coordination(
             replica, pipeline, self.leadership, "", self._look_up, lambda: self.time
         )
         self.leadership.on_ready(1)
-        self.coordination.attach()
+        self.leadership.add_listener(self.coordination.on_leadership)
+        self.coordination.on_leadership()
 
     async def _look_up(self, topic_id: int, queue_id: int, timestamp: int) -> int:
         self.looked_up.append((topic_id, queue_id, timestamp))
@@ -66,8 +66,7 @@ class Leader:
     def apply(self, command: Command) -> Effects:
         """An entry, whoever proposed it."""
         effects = self.node.command(command)
-        for observer in self._observers:
-            observer(effects)
+        self.coordination.on_effects(effects)
         return effects
 
     async def join(self, name: str, **options: Any) -> MembershipStream:

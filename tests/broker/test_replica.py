@@ -21,6 +21,7 @@ from ledgermq.raft.disk.threads import in_thread
 from ledgermq.raft.types import Term
 
 from .entry_log import START_MS, Node, command_section
+from .no_observer import NoObserver
 
 
 class FakePipeline:
@@ -57,7 +58,7 @@ class Rig:
         self.pipeline = FakePipeline()
         pipeline: Any = self.pipeline
         self.now = START_MS
-        self.replica.attach(pipeline, lambda: self.now, lambda index: None)
+        self.replica.attach(pipeline, lambda: self.now, lambda index: None, NoObserver())
 
 
 def test_housekeeping_goes_on_when_its_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ledgermq.broker.checkpoint.schedule import Checkpointing
 from ledgermq.broker.checkpoint.store import CheckpointStore
 from ledgermq.broker.cluster.known_leader import Leadership as BrokerLeadership
-from ledgermq.broker.errors import BrokerError
+from ledgermq.broker.errors import BrokerError, ConsumeQueueError
 from ledgermq.broker.leader.coordination import Coordination, MembershipStream
 from ledgermq.broker.leader.coordinator import MemberView
 from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
@@ -129,15 +129,15 @@ class BrokerLife:
             "checkpoint": self.on_checkpoint,
         }  # fmt: skip
         self.pipeline = AppendPipeline(self, life.log.max_entry_size)
-        self.replica.attach(self.pipeline, self.next_timestamp, life.log.header_nowait)
-        self.replica.observe(lambda effects: self.world.on_effects(self, effects))
+        self.replica.attach(self.pipeline, self.next_timestamp, life.log.header_nowait, self)
         driver: Any = SimpleNamespace(next_timestamp=self.next_timestamp, settle=life.pump, pump=life.pump)
         metrics: Any = NoMetrics()
         self.coordination = Coordination(
             self.replica, self.pipeline, self.leadership, "", self._no_start_by_time,
             lambda: self.node.clock.monotonic_ms() / 1000,
         )  # fmt: skip
-        self.coordination.attach()
+        self.leadership.add_listener(self.coordination.on_leadership)
+        self.coordination.on_leadership()
         self.raft_leadership = Leadership(
             life.node.config, life.core, driver, self.replica, metrics, life.fail
         )
@@ -160,6 +160,24 @@ class BrokerLife:
     def end(self) -> None:
         """The process is gone."""
         self.loop.kill()
+
+    # --- the replica's observer ----------------------------------------------------------------------------------
+    def on_effects(self, effects: Effects) -> None:
+        """As `BrokerNode.on_effects`."""
+        self.world.on_effects(self, effects)
+        self.coordination.on_effects(effects)
+        if self.checkpointing.is_running:
+            self.checkpointing.on_effects(effects)
+
+    def on_housekeeping(self) -> None:
+        """Nothing more."""
+
+    def on_queue_damage(self, error: ConsumeQueueError) -> None:
+        """Whoever reads is told."""
+
+    async def queue_rebuilt(self, error: ConsumeQueueError) -> bool:
+        """Nobody checks queue files here."""
+        return False
 
     # --- the loop ------------------------------------------------------------------------------------------------
     def _soon(self, handle: asyncio.Handle) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +19,6 @@ from ledgermq.broker.errors import UnknownCommandError
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.state.commands import DeleteTopic, TrimQueues, position_rows
 from ledgermq.broker.state.consume_queue import UNIT_DTYPE, UNITS_PER_FILE
-from ledgermq.broker.state.effects import Effects
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.record import SectionKind, encode_command, encode_section
 from ledgermq.raft.disk.files import RealFile, RealFileSystem
@@ -39,21 +37,16 @@ class Rig:
         self.store = store_in(data, store)
         self.durable = 1 << 60
         self.rebuild = None
-        self.observers: list[Callable[[Effects], None]] = []
         replica: Any = self
         self.fault: str | None = None
         self.work = Checkpointing(
             replica, self.store, durable_index=lambda: self.durable, log_end=lambda: self.node.log.end,
-            fault=lambda: self.fault,
+            on_failed=self._on_failed, fault=lambda: self.fault,
         )  # fmt: skip
         self.work.start()
 
-    def observe(self, observer: Callable[[Effects], None]) -> None:
-        self.observers.append(observer)
-
-    def tell(self, effects: Effects) -> None:
-        for observer in self.observers:
-            observer(effects)
+    def _on_failed(self, reason: str) -> None:
+        raise AssertionError(reason)
 
 
 def store_in(data: Path, kind: type[CheckpointStore] = CheckpointStore) -> CheckpointStore:
@@ -96,7 +89,7 @@ def test_files_of_a_deleted_topic_go_when_no_kept_checkpoint_counts_on_them(tmp_
         topic = rig.node.topic()
         rig.node.fill(topic, 0, 5)
         await rig.work._checkpoint_if_changed()
-        rig.tell(rig.node.command(DeleteTopic(topic)))
+        rig.work.on_effects(rig.node.command(DeleteTopic(topic)))
         assert store_in(tmp_path).load().topics.find("orders"), (
             "a crash now starts with the topic and its files"
         )
@@ -136,7 +129,7 @@ def test_queue_files_that_are_wholly_hidden_go_with_the_checkpoints_also_after_a
         queue = rig.state.queues.named(topic, 0)
         rig.state.queues.append(queue, np.zeros(UNITS_PER_FILE + 10, UNIT_DTYPE))
         await rig.work.write_now()
-        rig.tell(rig.node.command(TrimQueues(position_rows([(topic, 0, UNITS_PER_FILE + 5)]))))
+        rig.work.on_effects(rig.node.command(TrimQueues(position_rows([(topic, 0, UNITS_PER_FILE + 5)]))))
         await rig.work.write_now()
         first = tmp_path / "consumequeue" / "orders@1" / "0" / f"{0:020d}"
         assert first.exists(), "the older checkpoint counts on it"

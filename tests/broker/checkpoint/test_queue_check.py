@@ -66,8 +66,9 @@ class Rig:
         self.state.queues.attach(self.files)
         replica: Any = self
         self.work = Checkpointing(
-            replica, self.store, durable_index=lambda: 1 << 60, log_end=lambda: self.node.log.end
-        )
+            replica, self.store, durable_index=lambda: 1 << 60, log_end=lambda: self.node.log.end,
+            on_failed=lambda reason: self.failed.append(reason), fault=lambda: None,
+        )  # fmt: skip
         self.counts = CheckCounts()
         self.failed: list[str] = []
         self.log = LogOf(self.node)

@@ -6,7 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -28,6 +28,7 @@ from tests.power_cut import Keep
 from tests.raft.simulated_disk import PowerCut, SimulatedDisk
 
 from ..entry_log import Node
+from ..no_observer import NoObserver
 from .test_checkpoint import DATA, bytes_of, store_on, units
 
 STAGED = DATA / "reset" / "state"
@@ -55,9 +56,9 @@ class Leader:
         self.topic = topic
         self.index = 0
         self.replica: Any = type("Replica", (), {"state": node.state, "rebuild": None})()
-        self.transfer = BrokerStateTransfer(self.disk, self.store, self.replica)
+        self.is_running = True  # as Checkpointing
         checkpointing: Any = self
-        self.transfer.attach(checkpointing)
+        self.transfer = BrokerStateTransfer(self.disk, self.store, self.replica, checkpointing)
 
     def cut(self, index: int) -> None:
         command = self.node.state.log_start_command(index, self.node.log.entry(index)[0].physical_offset, {})
@@ -111,7 +112,8 @@ def follower_disk(raw: bytes) -> SimulatedDisk:
 
 def install(disk: SimulatedDisk, leader: Leader) -> None:
     store = store_on(disk)
-    BrokerStateTransfer(disk, store, leader.replica).install(STAGED, leader.plan)
+    no_checkpoints: Any = None
+    BrokerStateTransfer(disk, store, leader.replica, no_checkpoints).install(STAGED, leader.plan)
 
 
 def opened(disk: SimulatedDisk) -> tuple[Replica, CheckpointStore]:
@@ -119,7 +121,7 @@ def opened(disk: SimulatedDisk) -> tuple[Replica, CheckpointStore]:
     store = store_on(disk)
     replica = Replica(store, Leadership("n3"), Polls())
     pipeline: Any = type("Pipeline", (), {"on_applied": lambda self, effects: None, "run": None})()
-    replica.attach(pipeline, lambda: 0, lambda index: None)
+    replica.attach(pipeline, lambda: 0, lambda index: None, NoObserver())
     assert replica.last_applied_index >= 0
     return replica, store
 
@@ -261,12 +263,12 @@ def test_a_node_that_makes_its_queues_again_sends_no_state() -> None:
     disk = follower_disk(leader.send())
     install(disk, leader)
     replica, store = opened(disk)
-    transfer = BrokerStateTransfer(disk, store, replica)
 
     async def write_now() -> int:
         return replica.state.applied_index
 
-    transfer.attach(cast(Any, SimpleNamespace(write_now=write_now)))
+    checkpointing: Any = SimpleNamespace(write_now=write_now, is_running=True)
+    transfer = BrokerStateTransfer(disk, store, replica, checkpointing)
     with pytest.raises(StateTransferError, match="makes its queues again"):
         asyncio.run(transfer.open(LogIndex(1)))
     take(replica, leader, leader.index)

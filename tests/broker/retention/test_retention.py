@@ -63,7 +63,6 @@ class FakeNode:
         self.ready, self.voters, self.disk_full = True, 3, False
         self.applied_index = self.all[-1].last_index if self.all else 0
         self.changes = 0
-        self.observe: Callable[[Any], None]
         part: Any = self
         self.work = Retention(
             self.config, part, part, part, part, part, Metrics(),
@@ -110,7 +109,7 @@ class FakeNode:
         self.proposed.append(command)
         self.state.log_start_index = max(self.state.log_start_index, command.index)
         self.state.log_start_offset = max(self.state.log_start_offset, command.physical_offset)
-        self.work._on_effects(Effects(1, 1, self.now, log_start=command))
+        self.work.on_effects(Effects(1, 1, self.now, log_start=command))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future
@@ -303,7 +302,7 @@ def test_nothing_is_unlinked_before_the_checkpoints_know_that_the_log_begins_lat
         node = FakeNode(*[100] * 9, 0, delete_segments_per_second=100)
         start = LogStart(51, 500, position_rows([]))
         node.floor = 95  # the checkpoints cover the segments, but not the entry that says that they go
-        node.work._on_effects(Effects(95, 1, node.now, log_start=start))
+        node.work.on_effects(Effects(95, 1, node.now, log_start=start))
         node.work._unlink()
         assert node.first == 0
         node.floor = 96
@@ -319,7 +318,6 @@ def test_after_a_start_nothing_is_unlinked_before_newer_checkpoints_are_there() 
     async def test() -> None:
         node = FakeNode(*[100] * 9, 0, delete_segments_per_second=100)
         node.state.log_start_index, node.state.applied_index, node.floor = 51, 95, 95
-        node.observe = lambda observer: None
         node.work.start()
         node.work._unlink()
         assert node.first == 0
