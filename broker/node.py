@@ -570,7 +570,7 @@ class BrokerNode:
 
     # --- ReplicaObserver ------------------------------------------------------------------------------------
     def on_effects(self, effects: Effects) -> None:
-        """Tell every part that follows the entries; those that are applied before there are parts concern none."""
+        """Tell each part that follows the entries; what is applied before the parts exist concerns none."""
         if not self._is_assembled:
             return
         self._keys.on_effects(effects)

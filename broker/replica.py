@@ -106,10 +106,10 @@ class Replica:
         header: Callable[[LogIndex], EntryHeader | None],
         observer: ReplicaObserver,
     ) -> None:
-        """Give it the pipeline that waits for its effects, the log time (ms) of a proposal made now, headers, its observer.
+        """Join the replica with what is made after it. `now`: log time (ms) of a proposal made now.
 
-        Not to the constructor: the Raft node is made with this replica, and the pipeline with the Raft node. What the
-        observer stands for is made when the Raft node runs, which applies entries before that.
+        The constructor cannot take these: the Raft node is made with this replica, the pipeline with the Raft node.
+        The parts of the observer come last, when the Raft node runs and has applied entries.
         """
         self._pipeline = pipeline
         self.releases = LeaseReleases(pipeline.run, lambda: self.state)
@@ -118,11 +118,15 @@ class Replica:
         self._observer = observer
 
     def require_whole_state(self) -> None:
-        """Refuse to read from a state whose queues are still being made from the log. Raises: RefusedError."""
+        """Refuse to read from a state whose queues are still being made from the log.
+
+        Raises: RefusedError.
+        """
         if self.rebuild is not None:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{self._leadership.node_id} makes its queues again from the log (entry {self.rebuild.applied_index} of"
+                f"{self._leadership.node_id} makes its queues again from the log (entry "
+                f"{self.rebuild.applied_index} of"
                 f" {self.rebuild.target}) and serves no reads yet. Ask another node, or again in a moment",
                 retryable=True,
                 retry_after_ms=500,

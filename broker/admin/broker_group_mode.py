@@ -45,7 +45,8 @@ class BrokerGroupModes:
     async def set(self, request: admin_pb2.SetBrokerGroupModeRequest) -> admin_pb2.SetBrokerGroupModeResponse:
         """Change what the group does; to what it does already is a success.
 
-        Removing asks first whether something is left, and again when it is applied: what came in between counts, too.
+        Removing asks first whether something is left, and again when it is applied: what came in between
+        counts, too.
         """
         own, state = self._config.group, self._replica.state
         if request.group != own:
@@ -71,7 +72,8 @@ class BrokerGroupModes:
         elif mode is BrokerGroupMode.DRAINING and state.mode is BrokerGroupMode.REMOVED:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f'broker group "{own}" was removed, and takes no messages. Nothing was changed. Take it back first: '
+                f'broker group "{own}" was removed, and takes no messages. Nothing was changed. Take it back '
+                f"first: "
                 f"ledgermq cluster undrain {own} --node HOST:8082",
             )
         applied = await self._pipeline.run(command)

@@ -108,7 +108,8 @@ class TopicChanges:
         if kind in NOT_BUILT:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"topics of type {kind.name.lower()} are not built yet: nothing could be sent to one. Nothing was created. Use normal, "
+                f"topics of type {kind.name.lower()} are not built yet: nothing could be sent to one. "
+                f"Nothing was created. Use normal, "
                 "fifo (order by message group) or mixed (both)",
             )
         self._check_retention(request.retention_ms)
@@ -124,12 +125,16 @@ class TopicChanges:
         if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
             raise RefusedError(
                 route_pb2.ALREADY_EXISTS,
-                f'topic "{topic.name}" exists already, with {topic.queue_count} queues. To take it as it is: {_AS_IT_IS}',
+                f'topic "{topic.name}" exists already, with {topic.queue_count} queues. To take it as it is: '
+                f"{_AS_IT_IS}",
             )
         return admin_pb2.CreateTopicResponse(topic=topic_info(topic))
 
     async def update(self, request: admin_pb2.UpdateTopicRequest) -> admin_pb2.UpdateTopicResponse:
-        """Change how long a topic shows its messages, and whether unread ones stay. What is hidden already stays hidden."""
+        """Change how long a topic shows its messages, and whether unread ones stay.
+
+        What is hidden already stays hidden.
+        """
         topic = known_topic(self._replica.state, request.topic)
         commands: list[SetTopicRetention | SetTopicKeepUnread] = []
         if request.HasField("retention_ms"):
@@ -156,7 +161,8 @@ class TopicChanges:
         if retention_ms > log_hours * 3_600_000:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"a topic cannot keep messages for {retention_ms / 3_600_000:g} hours: the log deletes them after {log_hours:g} "
+                f"a topic cannot keep messages for {retention_ms / 3_600_000:g} hours: the log deletes them "
+                f"after {log_hours:g} "
                 "(retention_hours of the brokers). Give at most that, or raise it on all nodes first",
             )
 

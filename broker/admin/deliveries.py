@@ -163,7 +163,8 @@ class Deliveries:
         if len(request.places) > _PLACES_MAX:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"{len(request.places)} places at once; name at most {_PLACES_MAX}, or none to release all of the topic",
+                f"{len(request.places)} places at once; name at most {_PLACES_MAX}, or none to release all "
+                f"of the topic",
             )
         rows = list[tuple[int, int, int]]()
         for topic in self._topics(group, request.topic):

@@ -59,9 +59,12 @@ class Dumps:
                 state.close()
 
     async def _state(self) -> OutgoingCheckpoint | None:
-        """Return the state that a log needs whose beginning was deleted. None also when it cannot be written just now.
+        """Return the state that a log needs whose beginning was deleted.
 
-        A dump without it can still be checked, and its messages be read; `ledgermq dump` says that it cannot be restored.
+        None also when it cannot be written just now.
+
+        A dump without it can still be checked, and its messages be read; `ledgermq dump` says that it cannot
+        be restored.
         """
         first_index = self._raft.log.first_index
         if first_index == 1:

@@ -136,7 +136,8 @@ class MessageQueries:
         if self._running >= MAX_RUNNING:
             raise RefusedError(
                 route_pb2.TOO_MANY_REQUESTS,
-                f"{MAX_RUNNING} message queries run at {self._raft.config.node_id} already. Ask again, or another node",
+                f"{MAX_RUNNING} message queries run at {self._raft.config.node_id} already. Ask again, or "
+                f"another node",
                 retryable=True,
                 retry_after_ms=100,
             )
@@ -148,7 +149,10 @@ class MessageQueries:
 
     # --- where to look ------------------------------------------------------------------------------------
     async def _bounds(self, request: admin_pb2.QueryMessagesRequest) -> tuple[int, int]:
-        """Return the physical offsets between which the messages stand: applied, of that time, in front of the last page."""
+        """Return the physical offsets between which the messages stand.
+
+        These are applied, of that time, and in front of the last page.
+        """
         if request.topic:
             known_topic(self._replica.state, request.topic)
         log, last = self._raft.log, self._raft.applied_index
@@ -164,7 +168,7 @@ class MessageQueries:
         return begin, end
 
     async def _offset_at(self, timestamp: int, last: LogIndex) -> int:
-        """Return the physical offset of the first applied entry at or after a log time; behind the last when there is none.
+        """Return the physical offset of the first applied entry at or after a log time, or the end.
 
         Raises: StorageError.
         """
@@ -188,7 +192,7 @@ class MessageQueries:
     async def _by_hash(
         self, request: admin_pb2.QueryMessagesRequest, begin: int, end: int, page: _Page
     ) -> int:
-        """Fill the page with messages that have the id or key; return how many log bytes were not searched."""
+        """Fill the page with what has the id or key; return how many log bytes were not searched."""
         if request.message_id:
             hashed, wanted = id_hash(pack_message_id(request.message_id)[0]), _has_id(request.message_id)
         else:
@@ -217,7 +221,10 @@ class MessageQueries:
                 return unsearched
 
     async def _first_visible(self, topic: Topic) -> int:
-        """Return where the messages begin that the topic's own retention does not hide (physical offset). It may hide many."""
+        """Return where the messages begin that the topic's own retention does not hide (physical offset).
+
+        It may hide many.
+        """
         if not topic.retention_ms:
             return 0
         firsts = []
@@ -230,7 +237,10 @@ class MessageQueries:
         return min(firsts, default=0)
 
     async def _place_of(self, offset: int) -> _Place | None:
-        """Return where the record at a physical offset is visible; None: it is not. Raises: StorageError, ConsumeQueueError."""
+        """Return where the record at a physical offset is visible; None: it is not.
+
+        Raises: StorageError, ConsumeQueueError.
+        """
         try:
             section = await self._reader.section_of(offset)
             head = await self._reader.read(section.physical_offset, SECTION_HEADER_SIZE)
@@ -288,7 +298,10 @@ class MessageQueries:
             return []
 
     async def _newest(self, queue: ConsumeQueue, begin: int, end: int, at_most: int) -> np.ndarray:
-        """Return the physical offsets of the last messages of a queue in [begin, end). Raises: ConsumeQueueError."""
+        """Return the physical offsets of the last messages of a queue in [begin, end).
+
+        Raises: ConsumeQueueError.
+        """
         low, high = await self._first_behind(queue, begin), await self._first_behind(queue, end)
         low = max(low, high - at_most)
         try:
@@ -299,7 +312,10 @@ class MessageQueries:
         return offsets
 
     async def _first_behind(self, queue: ConsumeQueue, physical_offset: int) -> int:
-        """Return the first queue offset at or behind a physical offset, loading what is cold. Raises: ConsumeQueueError."""
+        """Return the first queue offset at or behind a physical offset, loading what is cold.
+
+        Raises: ConsumeQueueError.
+        """
         while True:
             try:
                 found = self._replica.state.queues.first_at_or_behind(queue, physical_offset)

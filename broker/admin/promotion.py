@@ -70,7 +70,9 @@ class Promotions:
         self._progress = progress
 
     async def accept(self, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
-        """Make sure that the node may be promoted, and have it stopped for it. Whoever cancels this before has ended it all.
+        """Make sure that the node may be promoted, and have it stopped for it.
+
+        Whoever cancels this before has ended it all.
 
         Raises: RefusedError: nothing was changed.
         """
@@ -78,10 +80,12 @@ class Promotions:
         if self._progress.doing:
             raise RefusedError(
                 route_pb2.ALREADY_EXISTS,
-                f"{self._config.node_id} is to become the master already: it {self._progress.doing}. Wait for it: ledgermq cluster"
+                f"{self._config.node_id} is to become the master already: it {self._progress.doing}. Wait "
+                f"for it: ledgermq cluster"
                 " status; nothing was changed",
             )
-        # Before it does: of two that are promoted at once one sees the other, unless that one is just starting again.
+        # Before it does: of two that are promoted at once one sees the other, unless that one is just
+        # starting again.
         self._progress.doing = "asks the other nodes"
         try:
             plan = await self._prepare(request)
@@ -90,7 +94,8 @@ class Promotions:
             if refusal := self._raft.step_aside(though_leading=bool(request.instead_of)):
                 raise RefusedError(
                     route_pb2.INVALID_ARGUMENT,
-                    f"{refusal}, as {self._config.node_id} has heard just now. Look again: ledgermq cluster status; nothing was"
+                    f"{refusal}, as {self._config.node_id} has heard just now. Look again: ledgermq cluster "
+                    f"status; nothing was"
                     " changed",
                 )
         except BaseException:
@@ -105,10 +110,10 @@ class Promotions:
         return admin_pb2.PromoteResponse(generation=generation)
 
     async def _prepare(self, request: admin_pb2.PromoteRequest) -> PromotionPlan:
-        """Return when all of the log has been verified, everybody who answers knows what begins, and nobody knew of a master.
+        """Return when all of the log is verified, all who answer know what begins, and none knew of a master.
 
-        A master that comes and goes meanwhile may bring entries: then it is read again; who answers later is told later.
-        Raises: RefusedError.
+        A master that comes and goes meanwhile may bring entries: then it is read again; who answers later is
+        told later. Raises: RefusedError.
         """
         plan, told = PromotionPlan(), set[str]()
         verified: tuple[int, int] | None = None
@@ -156,7 +161,8 @@ class Promotions:
             )
             raise RefusedError(
                 route_pb2.INTERNAL,
-                f"{self._config.node_id} cannot be promoted, {found}. Promote another slave; what can still be read here:"
+                f"{self._config.node_id} cannot be promoted, {found}. Promote another slave; what can still "
+                f"be read here:"
                 f" ledgermq dump --data {self._config.data_dir} DIR, when it is stopped; nothing was changed",
             ) from None
 
@@ -167,19 +173,23 @@ class Promotions:
         if reign is None:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"group {self._config.group} has replication quorum: its nodes elect their leader by themselves. To move the"
+                f"group {self._config.group} has replication quorum: its nodes elect their leader by "
+                f"themselves. To move the"
                 f" lead: ledgermq cluster transfer {node}; nothing was changed",
             )
         if request.node_id != node:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"this is {node}, not {request.node_id}: check the addresses of the nodes; nothing was changed",
+                f"this is {node}, not {request.node_id}: check the addresses of the nodes; nothing was "
+                f"changed",
             )
         if request.generation != reign.generation:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"group {self._config.group} is in generation {reign.generation} with the master {reign.master}, not in"
-                f" generation {request.generation}: somebody promoted a node meanwhile. Look again: ledgermq cluster status;"
+                f"group {self._config.group} is in generation {reign.generation} with the master "
+                f"{reign.master}, not in"
+                f" generation {request.generation}: somebody promoted a node meanwhile. Look again: ledgermq "
+                f"cluster status;"
                 " nothing was changed",
             )
         if status.leader_id == node and not self._raft.generations_beside():
@@ -191,32 +201,38 @@ class Promotions:
         if self._is_rebuilding():
             raise RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{node} was still being rebuilt from the master's state, whose entries it does not have all: it could never lead"
+                f"{node} was still being rebuilt from the master's state, whose entries it does not have "
+                f"all: it could never lead"
                 " with that folder. Promote another slave; nothing was changed",
             )
         if problem := self._incomplete() if not request.incomplete else "":
             raise RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{node} {problem}, so it lacks more than its last entries. Promote another slave, or accept that:"
+                f"{node} {problem}, so it lacks more than its last entries. Promote another slave, or accept "
+                f"that:"
                 " --incomplete; nothing was changed",
             )
         if not self._raft.storage.identity.group_id:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{node} was never, since its folder was made, in contact with a master for more than a moment: it has nothing to"
+                f"{node} was never, since its folder was made, in contact with a master for more than a "
+                f"moment: it has nothing to"
                 " go on with. Promote another slave; nothing was changed",
             )
         return reign
 
     def _named_rivals(self, request: admin_pb2.PromoteRequest) -> set[NodeId]:
-        """Return the masters of generations that began beside this one, as far as a person has given them up."""
+        """Return the masters of generations beside this one, as far as a person has given them up."""
         beside = {claim.reign.master for claim in self._raft.generations_beside()}
         return {master for master in beside if master in request.instead_of}
 
     async def _judge_others(
         self, reign: Reign, request: admin_pb2.PromoteRequest
     ) -> list[admin_pb2.GetStatusResponse]:
-        """Ask the other nodes what this one may not know; return what those say that answer. Raises: RefusedError."""
+        """Ask the other nodes what this one may not know; return what those say that answer.
+
+        Raises: RefusedError.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + BELIEF_S
         node = self._config.node_id
@@ -266,8 +282,10 @@ class Promotions:
         latest = min(gone, key=lambda peer: peer.last_contact_ms or 0)
         return RefusedError(
             route_pb2.CATCHING_UP,
-            f"{latest.node_id} was there {(latest.last_contact_ms or 0) / 1000:.0f} s ago, and does not answer now: it may be"
-            f" starting again as the master. Wait until it answers, or has been away for {last // 1000} s, look again"
+            f"{latest.node_id} was there {(latest.last_contact_ms or 0) / 1000:.0f} s ago, and does not "
+            f"answer now: it may be"
+            f" starting again as the master. Wait until it answers, or has been away for {last // 1000} s, "
+            f"look again"
             " (ledgermq cluster status), and repeat this; nothing was changed",
             retryable=True,
         )

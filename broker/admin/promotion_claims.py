@@ -86,13 +86,15 @@ class GenerationClaims:
         if master == node or master not in self._config.voters:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f'{node} knows no other node "{master}" in group {self._config.group}: check the addresses of the nodes;'
+                f'{node} knows no other node "{master}" in group {self._config.group}: check the addresses '
+                f"of the nodes;"
                 " nothing was changed",
             )
         if self._promotion.doing:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{node} is being promoted just now (it {self._promotion.doing}): of two masters one would lose everything. Wait for"
+                f"{node} is being promoted just now (it {self._promotion.doing}): of two masters one would "
+                f"lose everything. Wait for"
                 " it: ledgermq cluster status; nothing was changed",
                 retryable=True,
             )
@@ -101,21 +103,26 @@ class GenerationClaims:
         except OSError as error:
             raise RefusedError(
                 route_pb2.INTERNAL,
-                f"{node} cannot store that {master} is to become the master ({error}): check its disk, or stop it, and repeat"
+                f"{node} cannot store that {master} is to become the master ({error}): check its disk, or "
+                f"stop it, and repeat"
                 " this; nothing was changed",
                 retryable=True,
             ) from None
         if known is not None:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{node} was told just now that {known.reign.master} is to become the master. Look again: ledgermq cluster"
+                f"{node} was told just now that {known.reign.master} is to become the master. Look again: "
+                f"ledgermq cluster"
                 " status; nothing was changed",
                 retryable=True,
             )
         return admin_pb2.NoteClaimResponse()
 
     async def tell(self, claim: Claim, nodes: Collection[str]) -> None:
-        """Return when all of `nodes` have stored the claim, except those of an older version. Raises: RefusedError."""
+        """Return when all of `nodes` have stored the claim, except those of an older version.
+
+        Raises: RefusedError.
+        """
         request = admin_pb2.NoteClaimRequest(claim=to_proto(claim)).SerializeToString()
 
         async def one(node: str) -> route_pb2.Refusal | None:
@@ -133,13 +140,15 @@ class GenerationClaims:
     def _not_told(self, node: str, error: ForwardError) -> route_pb2.Refusal:
         return route_pb2.Refusal(
             code=route_pb2.CATCHING_UP,
-            message=f"{node} answers, but could not be told that {self._config.node_id} is to become the master ({error}): it"
-            " must not be promoted without knowing that. Repeat this; if it stays so, stop that node first; nothing was changed",
+            message=f"{node} answers, but could not be told that {self._config.node_id} is to become the master "
+            f"({error}): it"
+            " must not be promoted without knowing that. Repeat this; if it stays so, stop that node first; "
+            "nothing was changed",
             retryable=True,
         )
 
     def known(self, answers: Iterable[admin_pb2.GetStatusResponse]) -> frozenset[Claim]:
-        """Return what other nodes have claimed, as this one was told or those that answer, and this folder does not follow."""
+        """Return the claims that this folder does not follow, told to this node or to those that answer."""
         identity = self._raft.storage.identity
         told = [from_proto(claim) for answer in answers for claim in answer.claims]
         own = identity.reign.former_group_ids if identity.reign is not None else ()
@@ -150,7 +159,7 @@ class GenerationClaims:
         )
 
     def given_up(self, instead_of: Collection[str], claims: frozenset[Claim]) -> frozenset[Claim]:
-        """Return all that the promotion leaves behind: every claim, and of the generations beside this one those named."""
+        """Return what the promotion leaves behind: every claim, and the named generations beside this one."""
         beside = self._raft.generations_beside()
         return claims | {claim for claim in beside if claim.reign.master in instead_of}
 
@@ -161,7 +170,10 @@ class GenerationClaims:
         answers: Collection[admin_pb2.GetStatusResponse],
         claims: frozenset[Claim],
     ) -> RefusedError | None:
-        """Return why what other nodes have claimed, or have begun, forbids a promotion: a person has to name each of them."""
+        """Return why a generation that others have claimed or begun forbids a promotion.
+
+        A person has to name each of them.
+        """
         node = self._config.node_id
         beside = {claim.reign.master: claim.reign for claim in self._raft.generations_beside()}
         claimed = {claim.reign.master: claim.reign for claim in claims}
@@ -173,13 +185,15 @@ class GenerationClaims:
             names = " ".join(f"--instead-of {n}" for n in sorted({*unnamed, *instead_of}))
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the group has from there since then:"
+                f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the group has from "
+                f"there since then:"
                 f" ledgermq cluster promote {node} {names}; nothing was changed",
             )
         if unknown := sorted(set(instead_of) - beside.keys() - claimed.keys()):
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"{node} knows of no promotion of {', '.join(unknown)} that it could take the place of: leave out --instead-of"
+                f"{node} knows of no promotion of {', '.join(unknown)} that it could take the place of: "
+                f"leave out --instead-of"
                 f" {unknown[0]}, or start that node, so that {node} hears it; nothing was changed",
             )
         there = {answer.node_id: answer for answer in answers}
@@ -189,8 +203,10 @@ class GenerationClaims:
                 continue  # named, or it is there and has not become the master
             return RefusedError(
                 route_pb2.CATCHING_UP,
-                f"{master} is to become the master (generation {claim.generation}) and does not answer: it may be starting. Wait"
-                f" for it: ledgermq cluster status. If it does not come back: ledgermq cluster promote {node} --instead-of"
+                f"{master} is to become the master (generation {claim.generation}) and does not answer: it "
+                f"may be starting. Wait"
+                f" for it: ledgermq cluster status. If it does not come back: ledgermq cluster promote "
+                f"{node} --instead-of"
                 f" {master}; nothing was changed",
                 retryable=True,
             )

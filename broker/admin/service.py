@@ -54,7 +54,8 @@ class LeadershipTransfer:
         if (reign := self._raft.config.reign) is not None:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"group {config.group} has a master, {reign.master}, which alone leads. To make another node the master,"
+                f"group {config.group} has a master, {reign.master}, which alone leads. To make another node "
+                f"the master,"
                 f" stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing was changed",
             )
         if request.to_node == config.node_id:

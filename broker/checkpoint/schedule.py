@@ -35,7 +35,10 @@ _DURABLE_POLL: Final = 0.05
 
 
 class Checkpointing:
-    """Use: `start()` when the Raft node runs, `on_effects` after each entry, `await stop()`. `floor`: log entries below it may be deleted."""
+    """Use: `start()` when the Raft node runs, `on_effects` after each entry, `await stop()`.
+
+    `floor`: log entries below it may be deleted.
+    """
 
     def __init__(
         self,

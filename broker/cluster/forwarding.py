@@ -84,7 +84,7 @@ class Forwarder:
     def __init__(
         self, own_id: str, addresses: Mapping[str, str], on_unclaimed: Callable[[bytes], None]
     ) -> None:
-        """`on_unclaimed` gets the answer to a poll whose caller was gone when it came: what it grants is nobody's."""
+        """`on_unclaimed` gets the answer to a poll whose caller is gone: what it grants is nobody's."""
         self._own_id = own_id
         self._addresses = dict(addresses)
         self._channels: dict[str, Any] = {}

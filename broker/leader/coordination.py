@@ -58,8 +58,9 @@ class MembershipStream:
 
 
 class Coordination:
-    """Use: `on_leadership` after each change of the leadership, `on_effects` after each entry; `open` and `close` for each
-    stream; `stop` at the node's end.
+    """Use: `open` and `close` for each stream, `stop` at the node's end.
+
+    Call `on_leadership` after each change of the leadership and `on_effects` after each entry.
     """
 
     def __init__(

@@ -248,7 +248,8 @@ class SectionReads:
         self._metrics.reads_below_begin.inc()
         return RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
-            f"offset {offset} was deleted by retention: the queue begins at {begin} now, {begin - offset:,} messages are "
+            f"offset {offset} was deleted by retention: the queue begins at {begin} now, {begin - offset:,} "
+            f"messages are "
             f"gone. Go on at {begin}",
         )
 
@@ -290,7 +291,7 @@ class SectionReads:
         return taken, last
 
     def _gone(self, position: log_pb2.FetchPosition) -> RefusedError:
-        """Return the refusal for a message whose segment is deleted; the queue may learn its new begin only by apply."""
+        """Return the refusal for a message whose segment is gone; the queue learns its begin by apply."""
         try:
             begin = self._replica.state.queue_begin(position.topic_id, position.queue_id)
         except QueueNotFoundError as error:
@@ -299,7 +300,8 @@ class SectionReads:
             return self._below_begin(position.offset, begin)
         return RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
-            f"offset {position.offset} was deleted by retention; this node does not know yet where the queue begins now. "
+            f"offset {position.offset} was deleted by retention; this node does not know yet where the queue "
+            f"begins now. "
             "Ask again",
             retryable=True,
             retry_after_ms=100,

@@ -44,7 +44,10 @@ class ConsumerOffsets:
         self._queues = queues
 
     async def commit(self, request: log_pb2.CommitOffsetsRequest) -> log_pb2.CommitOffsetsResponse:
-        """Store the offsets of a consumer group, on the leader. Raises: RefusedError, and what the pipeline raises."""
+        """Store the offsets of a consumer group, on the leader.
+
+        Raises: RefusedError, and what the pipeline raises.
+        """
         if problem := group_problem(request.group):
             raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
         if len(request.offsets) > MAX_COMMIT_ROWS:
@@ -53,7 +56,8 @@ class ConsumerOffsets:
         try:
             rows = self._positions(request)
         except (RefusedError, NotThereError):
-            # The caller may have read at a follower that is quicker at applying, or this node was deposed unawares.
+            # The caller may have read at a follower that is quicker at applying, or this node was deposed
+            # unawares.
             await self._barrier.catch_up()
             rows = self._positions(request)
         group = await self._creation.ensure_group(request.group)
@@ -75,7 +79,10 @@ class ConsumerOffsets:
         return log_pb2.CommitOffsetsResponse()
 
     def _positions(self, request: log_pb2.CommitOffsetsRequest) -> list[tuple[int, int, int]]:
-        """Return (topic id, queue id, offset) of what is to be stored. Raises: RefusedError, NotThereError."""
+        """Return (topic id, queue id, offset) of what is to be stored.
+
+        Raises: RefusedError, NotThereError.
+        """
         state, rows = self._replica.state, []
         for each in request.offsets:
             topic = state.topics.named(each.topic)
@@ -83,7 +90,8 @@ class ConsumerOffsets:
             if not 0 <= each.offset <= queue.end:
                 raise RefusedError(
                     route_pb2.OFFSET_OUT_OF_RANGE,
-                    f"offset {each.offset} of {each.topic} queue {each.queue_id} is beyond its end {queue.end}",
+                    f"offset {each.offset} of {each.topic} queue {each.queue_id} is beyond its end "
+                    f"{queue.end}",
                 )
             rows.append((topic.topic_id, each.queue_id, each.offset))
         return rows
@@ -91,8 +99,8 @@ class ConsumerOffsets:
     async def wait_until_new(self, request: log_pb2.QueryOffsetsRequest, remaining: float | None) -> bool:
         """Wait until this node can answer; return whether what it knows may be stale.
 
-        Without a leader for longer than most elections take, a caller that allows stale answers takes what this node knows.
-        Raises: NotLeaderError, NodeStoppedError, RefusedError.
+        Without a leader for longer than most elections take, a caller that allows stale answers takes what
+        this node knows. Raises: NotLeaderError, NodeStoppedError, RefusedError.
         """
         if request.allow_stale:
             return await self._barrier.wait_or_stale(remaining)
@@ -100,7 +108,7 @@ class ConsumerOffsets:
         return False
 
     async def query(self, request: log_pb2.QueryOffsetsRequest) -> log_pb2.QueryOffsetsResponse:
-        """Return begin, end and committed offset of every queue of a topic; with a time, also the first offset then.
+        """Return begin, end and committed offset of each queue; with a time, the first offset then, too.
 
         Raises: NotThereError.
         """
@@ -132,10 +140,12 @@ def _fenced_text(request: log_pb2.CommitOffsetsRequest, place: int) -> str:
     queue = f'queue {refused.queue_id} of topic "{refused.topic}"'
     if refused.epoch:
         return (
-            f"{queue} is not this consumer's any more: epoch {refused.epoch} has ended. Drop what is buffered of it; its "
+            f"{queue} is not this consumer's any more: epoch {refused.epoch} has ended. Drop what is "
+            f"buffered of it; its "
             f"owner goes on at the committed offset. Queues of this commit that are still owned are stored"
         )
     return (
-        f'{queue} belongs to the members of group "{request.group}", which consume it queue by queue. Use another group, '
+        f'{queue} belongs to the members of group "{request.group}", which consume it queue by queue. Use '
+        f"another group, "
         "or stop the members first"
     )

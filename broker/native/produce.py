@@ -1,7 +1,8 @@
 """Produce: sections of our own clients, checked as they are and answered in the order of the requests (D18).
 
 For the leader only and never forwarded: a refusal names the leader's address in the caller's network.
-Must not: decode records, or buffer without bound: a stream may have so many requests and bytes under way, no more.
+Must not: decode records, or buffer without bound: a stream may have so many requests and bytes under way, no
+more.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from ..wire.native import BadProduceRequestError, checked_sections, split_produc
 
 #: Requests of one Produce stream that may be under way; more stay in the transport's flow control.
 MAX_STREAM_REQUESTS: Final = 64
-#: How long a request waits for the end of an election, s: then its refusal names the leader, or it is stored here.
-#: An election after a loss that shows takes less; a client that hears of the leader from elsewhere does not wait.
+#: How long a request waits for the end of an election, s: then its refusal names the leader, or it is stored
+#: here. An election after a loss that shows takes less; a client that hears of the leader from elsewhere does
+#: not wait.
 ELECTION_PATIENCE_S: Final = 0.3
 _VERDICTS: Final = {
     Verdict.SEQUENCE_GAP: (route_pb2.SEQUENCE_GAP, "the producer's sequence jumped; expected {expected}"),
@@ -44,8 +46,10 @@ _VERDICTS: Final = {
     Verdict.DRAINING: (route_pb2.GROUP_DRAINING, ""),
     Verdict.TOO_MANY_STREAMS: (
         route_pb2.TOO_MANY_REQUESTS,
-        "as many producers send to as many queues as are remembered (max_producer_streams of the brokers); those that were "
-        "silent for an hour make room. Nothing was stored. Share producers, or raise max_producer_streams on every node",
+        "as many producers send to as many queues as are remembered (max_producer_streams of the brokers); "
+        "those that were "
+        "silent for an hour make room. Nothing was stored. Share producers, or raise max_producer_streams on "
+        "every node",
     ),
 }
 #: Verdicts after which the same section may be taken later, and the pause before, ms.
@@ -57,7 +61,10 @@ _Pending = tuple[int, "ProduceWork | route_pb2.Refusal"]
 
 
 class ProduceStreams:
-    """Serves the Produce streams of a node. `slaves`: what an answer waits for besides commit (sync_master)."""
+    """Serves the Produce streams of a node.
+
+    `slaves`: what an answer waits for besides commit (sync_master).
+    """
 
     def __init__(
         self,
@@ -147,7 +154,7 @@ class ProduceStreams:
             self._count(outcomes, work.size)
 
     async def _until_leader_is_known(self, error: Exception) -> None:
-        """Hold a refusal back, for a moment, until it can name the next leader: the client would only search for it."""
+        """Hold a refusal back, for a moment, until it names the next leader; the client would search for it."""
         leadership = self._leadership
         if isinstance(error, TransferringError) and leadership.ready:
             await leadership.wait_change(ELECTION_PATIENCE_S)
@@ -157,11 +164,11 @@ class ProduceStreams:
     async def _make_sure(self, work: ProduceWork, outcomes: list[SectionOutcome]) -> None:
         """Tell nobody that a section is not stored before it is sure that this node leads.
 
-        A leader that was deposed and does not know it misses what its successor took: to it, the next section of a producer
-        has a gap. The producer would number it anew, and store twice what the successor has. In a quorum group an entry of
-        this turn that was committed is proof enough (`timestamp`), else a majority is asked. A master is its own majority:
-        as sync_master it asks its slaves, as async_master it has nobody whose silence would mean anything (D24).
-        Raises: NotLeaderError, ProposalLostError.
+        A leader that was deposed and does not know it misses what its successor took: to it, the next section
+        of a producer has a gap. The producer would number it anew, and store twice what the successor has. In
+        a quorum group an entry of this turn that was committed is proof enough (`timestamp`), else a majority
+        is asked. A master is its own majority: as sync_master it asks its slaves, as async_master it has
+        nobody whose silence would mean anything (D24). Raises: NotLeaderError, ProposalLostError.
         """
         if not any(each.verdict in _VERDICTS for each in outcomes):
             return

@@ -59,7 +59,10 @@ class Acknowledgements:
         self._features = features
 
     def _checked_handle(self, text: str, group: str) -> ReceiptHandle:
-        """Return a handle that belongs to this broker group and to the consumer group. Raises: InvalidReceiptHandleError."""
+        """Return a handle that belongs to this broker group and to the consumer group.
+
+        Raises: InvalidReceiptHandleError.
+        """
         handle = parse_handle(text)
         known = self._replica.state.groups.get(handle.group_id)
         if handle.broker_group != self._broker_group:
@@ -106,7 +109,10 @@ class Acknowledgements:
     async def change_invisible(
         self, request: v2.ChangeInvisibleDurationRequest, client_id: str
     ) -> v2.ChangeInvisibleDurationResponse:
-        """Move the end of a lease; the answer carries the new handle. Raises: StatusError, and what the pipeline raises."""
+        """Move the end of a lease; the answer carries the new handle.
+
+        Raises: StatusError, and what the pipeline raises.
+        """
         check_group(request.group.name)
         check_topic(request.topic.name)
         duration = request.invisible_duration.ToMilliseconds()
@@ -140,10 +146,11 @@ class Acknowledgements:
     async def forward_to_dead_letters(
         self, request: v2.ForwardMessageToDeadLetterQueueRequest
     ) -> v2.ForwardMessageToDeadLetterQueueResponse:
-        """Park a message that a consumer gives up; its queue goes on. (Queues of dead letters are not built yet.)
+        """Park a message that a consumer gives up; its queue goes on. (There are no dead-letter queues yet.)
 
-        Clients repeat it until it succeeds, so it does when there is nothing left to park: the message is parked already, done,
-        deleted, or somebody else has it by now. Raises: StatusError, and what the pipeline raises.
+        Clients repeat it until it succeeds, so it does when there is nothing left to park: the message is
+        parked already, done, deleted, or somebody else has it by now. Raises: StatusError, and what the
+        pipeline raises.
         """
         check_group(request.group.name)
         check_topic(request.topic.name)
@@ -177,7 +184,9 @@ class Acknowledgements:
         if held and not applied.result.accepted[0]:
             raise StatusError(
                 v2.TOO_MANY_REQUESTS,
-                f"{PARKED_MAX} messages of topic {request.topic.name} queue {handle.queue_id} are parked for consumer group "
-                f"{group.name}, more are not: this one stays with its consumer. Release some: ledgermq group release {group.name}",
+                f"{PARKED_MAX} messages of topic {request.topic.name} queue {handle.queue_id} are parked for "
+                f"consumer group "
+                f"{group.name}, more are not: this one stays with its consumer. Release some: ledgermq group "
+                f"release {group.name}",
             )
         return done

@@ -185,7 +185,10 @@ class GrantedReceives:
 
     # --- life -----------------------------------------------------------------------------------------------
     async def stop(self) -> None:
-        """Give back what the receives that ended just now held, and what is owed still, within a bound. Serve none any more."""
+        """Give back what the receives that ended just now held, and what is owed still, within a bound.
+
+        Serve none any more.
+        """
         until = time.monotonic() + STOP_SECONDS
         while self._holding and (remaining := until - time.monotonic()) > 0:
             self._released.clear()
@@ -195,7 +198,7 @@ class GrantedReceives:
 
 
 class UnclaimedGrants:
-    """Grants that came when their receive was over, cancelled or at its deadline: nobody's, so they are given back."""
+    """Gives back grants that arrive when their receive is over, cancelled or at its deadline."""
 
     def __init__(self, releases: LeaseReleases, metrics: Metrics) -> None:
         self._releases = releases

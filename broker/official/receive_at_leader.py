@@ -194,7 +194,10 @@ class LeaderReceives:
         self._metrics = metrics
 
     async def receive(self, request: v2.ReceiveMessageRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of one receive. Raises: StatusError, and what the pipeline raises; all before the first frame."""
+        """Yield the frames of one receive.
+
+        Raises: StatusError, and what the pipeline raises; all before the first frame.
+        """
         receiver, left = await self._leasing.lease(request, call)  # what may not have left yet
         try:
             left, frames = await self._frames(receiver, left, call)
@@ -212,7 +215,9 @@ class LeaderReceives:
     async def grant(
         self, request: v2.ReceiveMessageRequest, call: Call
     ) -> tuple[peer_pb2.GrantAnswer, ReleaseLeases | None]:
-        """Serve one receive but for the messages themselves, which the node that asks reads. Raises: as `receive`.
+        """Serve one receive but for the messages themselves, which the node that asks reads.
+
+        Raises: as `receive`.
 
         The command releases the leases if the answer does not arrive; None when they end by themselves.
         """
@@ -249,7 +254,7 @@ class LeaderReceives:
 
 
 class Leasing:
-    """Leases messages for a consumer: checks the request, releases what an earlier attempt left, waits for a selection."""
+    """Leases messages: checks the request, releases what an earlier attempt left, waits for a selection."""
 
     def __init__(
         self,
@@ -268,7 +273,9 @@ class Leasing:
         self._holders = holders
 
     async def lease(self, request: v2.ReceiveMessageRequest, call: Call) -> tuple[Receiver, list[Delivery]]:
-        """Lease messages for a consumer, waiting for some until its poll ends. They must leave, or be released.
+        """Lease messages for a consumer, waiting for some until its poll ends.
+
+        They must leave, or be released.
 
         Raises: StatusError, and what the pipeline raises.
         """
@@ -308,7 +315,7 @@ class Leasing:
 
 
 class Selections:
-    """Selections of the leader's view, one after the other through the pipeline, until one grants something."""
+    """Sends selections of the leader's view through the pipeline until one grants something."""
 
     def __init__(
         self,
@@ -335,15 +342,19 @@ class Selections:
         differing = view.filters.look(request.group_id, request.topic_id, request.tags, expression, now)
         if differing:
             text = (
-                f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: by "
-                f"{', by '.join(differing)}. What one of them leaves out, the others never get: give each filter a group of "
+                f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: "
+                f"by "
+                f"{', by '.join(differing)}. What one of them leaves out, the others never get: give each "
+                f"filter a group of "
                 "its own"
             )
             logger.warning("%s", text)
             receiver.notes.append(text)
 
     async def granted(self, receiver: Receiver) -> list[Delivery]:
-        """Return leased messages, waiting for some until the poll ends. A node that lost its queue files serves no more.
+        """Return leased messages, waiting for some until the poll ends.
+
+        A node that lost its queue files serves no more.
 
         Raises: StatusError, NodeStoppedError, and what the pipeline raises.
         """
@@ -412,7 +423,8 @@ class Selections:
             elif plan.unresolved:
                 await self._resolve_start(request, plan.unresolved)
             elif (plan.unfinished or plan.parks) and time.monotonic() < receiver.until:
-                continue  # a filter looks through a long queue turn by turn; behind what was parked there may be more
+                # A filter looks through a long queue turn by turn; behind what was parked there may be more.
+                continue
             elif plan.slot is None or time.monotonic() >= receiver.until:
                 return found  # else something was applied before the grant: what is there now is chosen anew
 

@@ -49,7 +49,7 @@ class Sends:
         self._metrics = metrics
 
     async def send(self, request: v2.SendMessageRequest, remaining: float | None = None) -> bytes:
-        """Store the messages; return the encoded answer when they are on as many disks as the mode of replication promises.
+        """Store the messages; return the encoded answer when they are as durable as the replication promises.
 
         `remaining`: seconds until the answer must leave.
 

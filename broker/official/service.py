@@ -54,7 +54,10 @@ _UNARY: Final = (
 
 
 class Receives:
-    """Receives wherever the leader is: a follower gets a grant, and asks the next leader again when the first is lost."""
+    """Receives messages wherever the leader is.
+
+    A follower gets a grant, and asks the next leader again when the first is lost.
+    """
 
     def __init__(self, calls: LeaderCalls, at_leader: LeaderReceives, at_follower: GrantedReceives) -> None:
         self._calls = calls
@@ -64,7 +67,10 @@ class Receives:
     def frames(
         self, message: v2.ReceiveMessageRequest, request: bytes, call: Call
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of the answer. `request`: the bytes of `message`. Raises: as `LeaderCalls.stream`."""
+        """Yield the frames of the answer. `request`: the bytes of `message`.
+
+        Raises: as `LeaderCalls.stream`.
+        """
         return self._calls.stream(
             call,
             lambda: self._at_leader.receive(message, call),

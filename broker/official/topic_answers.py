@@ -1,7 +1,7 @@
-"""QueryRoute and QueryAssignment: the queues of a topic in all broker groups, as official clients are told them.
+"""QueryRoute and QueryAssignment: the queues of a topic in all broker groups, for official clients.
 
-Answered by every node from replicated state, the leader's view of who lives and what nameservers say of the other broker
-groups. Must not: rely on the client's choice of node.
+Answered by every node from replicated state, the leader's view of who lives and what nameservers say of the
+other broker groups. Must not: rely on the client's choice of node.
 """
 
 from __future__ import annotations

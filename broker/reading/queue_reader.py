@@ -52,7 +52,7 @@ class QueueReader:
         return None if section is None else section.store_timestamp
 
     async def offset_at_time(self, topic_id: int, queue_id: int, timestamp: int) -> int:
-        """Return the first queue offset stored at or after `timestamp` (ms of log time); the end when there is none.
+        """Return the first queue offset stored at or after `timestamp` (ms of log time), or the end.
 
         Raises: QueueNotFoundError.
         """

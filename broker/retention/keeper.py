@@ -80,7 +80,10 @@ class Checkpoints(Protocol):
 
 
 class Retention:
-    """Runs the disk watch, expiry and deletion of one node, and the Clean call. Use: `start`, `on_effects`, `stop`."""
+    """Runs the disk watch, expiry and deletion of one node, and the Clean call.
+
+    Use: `start`, `on_effects`, `stop`.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """How errors become answers of `ledgermq.v1`, and its unary calls that the leader serves.
 
-A call that another node passed on to this one, which does not lead (any more), ends without an answer: that node looks
-for the leader again, or tells its client. A call that a client made to this node itself must not end so.
+A call that another node passed on to this one, which does not lead (any more), ends without an answer: that
+node looks for the leader again, or tells its client. A call that a client made to this node itself must not
+end so.
 """
 
 from __future__ import annotations
@@ -79,8 +80,10 @@ class Refusals:
             return ""
         master = config.reign.master
         return (
-            f"the master {master} of group {config.group} is away, or not ready yet: this attempt stored nothing. Repeat it; "
-            f"it goes on when {master} is back, or when a slave is promoted: ledgermq cluster promote NODE. See: "
+            f"the master {master} of group {config.group} is away, or not ready yet: this attempt stored "
+            f"nothing. Repeat it; "
+            f"it goes on when {master} is back, or when a slave is promoted: ledgermq cluster promote NODE. "
+            f"See: "
             "ledgermq cluster status"
         )
 

@@ -1,7 +1,7 @@
-"""Refuses calls that mean another broker group of this name: topic ids, offsets and epochs of it mean nothing here.
+"""Refuses calls that mean another broker group of this name, whose ids, offsets and epochs mean nothing here.
 
-Two broker groups were given one name, or this one was made anew (its folders were deleted) while clients still have the
-old routes. Their ids differ.
+Two broker groups were given one name, or this one was made anew (its folders were deleted) while clients
+still have the old routes. Their ids differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BrokerGroupIdentity:
         self._raft = raft
 
     def check_names(self, cluster: str, group: str) -> None:
-        """Refuse a call to a node that was at this address before, of another broker group or cluster; "": any is meant.
+        """Refuse a call to a node of another broker group or cluster that had this address before; "": any.
 
         Raises: RefusedError.
         """
@@ -37,8 +37,10 @@ class BrokerGroupIdentity:
         )
         raise RefusedError(
             route_pb2.STALE_ROUTE,
-            f'this is node {config.node_id} of broker group "{config.group}" of cluster "{config.cluster}", not of {meant}, '
-            "which had this address before. Nothing was changed. Repeat it when the nameservers know the new address: "
+            f'this is node {config.node_id} of broker group "{config.group}" of cluster "{config.cluster}", '
+            f"not of {meant}, "
+            "which had this address before. Nothing was changed. Repeat it when the nameservers know the new "
+            "address: "
             "ledgermq cluster status",
             retryable=True,
             retry_after_ms=RETRY_AFTER_MS,
@@ -51,11 +53,14 @@ class BrokerGroupIdentity:
         own, config = self._raft.group_id, self._config
         # Of each request: the former ids are made only for one that means another id.
         if own == broker_group_id or are_related(own, self._raft.former_group_ids, broker_group_id, ()):
-            return  # who has the route from before a recovery, or a promotion, perhaps finds no nameserver now
+            # Who has the route from before a recovery, or a promotion, perhaps finds no nameserver now.
+            return
         raise RefusedError(
             route_pb2.OTHER_GROUP,
-            f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id {own:016x}) than '
-            f"the one that is meant (id {broker_group_id:016x}): it was made anew, or two groups were made under one name. "
+            f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id '
+            f"{own:016x}) than "
+            f"the one that is meant (id {broker_group_id:016x}): it was made anew, or two groups were made "
+            f"under one name. "
             "Nothing was done. Refresh the route and repeat it. See: ledgermq cluster status",
             retryable=True,
             retry_after_ms=RETRY_AFTER_MS,
@@ -69,7 +74,8 @@ class BrokerGroupIdentity:
 class MeantBrokerGroup:
     """The broker group that a call or stream means.
 
-    `check` each request, and again after waiting: a node without data learns its broker group's id while callers wait.
+    `check` each request, and again after waiting: a node without data learns its broker group's id while
+    callers wait.
     """
 
     def __init__(self, identity: BrokerGroupIdentity, grpc_context: Any) -> None:

@@ -1,4 +1,7 @@
-"""Topics and consumer groups that come into being by use, and the limits of how many there may be. For the node that leads."""
+"""Topics and consumer groups that come into being by use, and the limits of how many there may be.
+
+For the node that leads.
+"""
 
 from __future__ import annotations
 

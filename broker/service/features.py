@@ -49,18 +49,22 @@ class Features:
         self._leadership = leadership
 
     async def require(self, level: int, what: str) -> None:
-        """Return when every node of the group knows what belongs to a level, and the group remembers that. Leader only.
+        """Return when every node of the group knows what belongs to a level, and the group remembers that.
 
-        `what`: that which is asked for, as it stands behind "does not know how to". Raises: RefusedError, and what the
-        pipeline raises.
+        Leader only.
+
+        `what`: that which is asked for, as it stands behind "does not know how to". Raises: RefusedError, and
+        what the pipeline raises.
         """
         older, unmet = self._lagging(level)
         group = self._config.group
         if older:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"broker group {group} has nodes of an older version, which does not know how to {what} and would stop at "
-                f"it: {', '.join(older)}. Nothing was changed. Install this version on every node of {group}, one after the "
+                f"broker group {group} has nodes of an older version, which does not know how to {what} and "
+                f"would stop at "
+                f"it: {', '.join(older)}. Nothing was changed. Install this version on every node of "
+                f"{group}, one after the "
                 "other, and repeat it",
             )
         if self._replica.state.feature_level >= level:
@@ -68,8 +72,10 @@ class Features:
         if unmet:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"whether every node of broker group {group} knows how to {what} cannot be told: {', '.join(unmet)} has not "
-                f"been met since {self._config.node_id} started. Nothing was changed. Start it with this version, or a new "
+                f"whether every node of broker group {group} knows how to {what} cannot be told: "
+                f"{', '.join(unmet)} has not "
+                f"been met since {self._config.node_id} started. Nothing was changed. Start it with this "
+                f"version, or a new "
                 "one in its place (ledgermq broker --rejoin), and repeat it",
                 retryable=True,
                 retry_after_ms=_RETRY_AFTER_MS,
@@ -79,7 +85,8 @@ class Features:
     def remember(self) -> None:
         """Let the group remember what its nodes know, if this node leads and has met them all.
 
-        Call it after each change of the leadership, and now and then: the last node is perhaps replaced later.
+        Call it after each change of the leadership, and now and then: the last node is perhaps replaced
+        later.
         """
         if not self._leadership.ready or self._replica.state.feature_level >= SUPPORTED:
             return

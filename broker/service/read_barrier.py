@@ -24,7 +24,9 @@ class ReadBarrier:
         self._leadership = leadership
 
     async def wait(self, remaining: float | None) -> None:
-        """Return when this node has applied everything that was committed before the call. `remaining`: seconds.
+        """Return when this node has applied everything that was committed before the call.
+
+        `remaining`: seconds.
 
         Raises: NotLeaderError (nobody could say), NodeStoppedError, RefusedError (it is being rebuilt).
         """
@@ -40,7 +42,10 @@ class ReadBarrier:
             await self._leadership.wait_change(min(0.05, max(end - time.monotonic(), 0)))
 
     async def wait_or_stale(self, remaining: float | None) -> bool:
-        """Wait for so long as most elections take; return whether the state may be stale after all. Raises: as `wait`."""
+        """Wait for so long as most elections take; return whether the state may be stale after all.
+
+        Raises: as `wait`.
+        """
         try:
             await self.wait(min(remaining or STALE_AFTER_S, STALE_AFTER_S))
         except NotLeaderError:

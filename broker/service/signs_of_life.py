@@ -1,4 +1,4 @@
-"""Signs of life of clients: noted where they call, and told to the leader's view, which keeps their sessions."""
+"""Signs of life of clients: noted where they call, and told to the leader's view, which keeps sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class SignsOfLife:
         self._holders = holders
 
     def heard(self, client_id: str, *, here: bool = True) -> None:
-        """A client called; not `here`: at a node that passed its call on, and reports it. Raises: TooManyClientsError."""
+        """A client called; not `here`: at a node that passed its call on, and reports it.
+
+        Raises: TooManyClientsError.
+        """
         if here:
             self._clients.heard(client_id, time.monotonic())
         self.alive([client_id])

@@ -1,7 +1,7 @@
 """Telemetry streams: settings up, merged settings down, for the life of a client.
 
-Owns: nothing; sessions.py knows who has a stream. Must not: rely on settings (a client may send none for minutes
-after a restart), or wait for a client to read.
+Owns: nothing; sessions.py knows who has a stream. Must not: rely on settings (a client may send none for
+minutes after a restart), or wait for a client to read.
 """
 
 from __future__ import annotations

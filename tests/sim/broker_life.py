@@ -161,7 +161,7 @@ class BrokerLife:
         """The process is gone."""
         self.loop.kill()
 
-    # --- the replica's observer ----------------------------------------------------------------------------------
+    # --- the replica's observer -----------------------------------------------------------------------------
     def on_effects(self, effects: Effects) -> None:
         """As `BrokerNode.on_effects`."""
         self.world.on_effects(self, effects)
