@@ -20,6 +20,7 @@ LedgerMQError
 │   ├── NotLeaderError · NoQuorumError · TooManyRequestsError · DiskFullError · StaleRouteError
 │   ├── GroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
 │   ├── GroupDrainingError      the broker group is being drained
+│   ├── OtherGroupError         another broker group has the name of the one that was meant
 │   ├── FencedError             another consumer owns the queue now
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
@@ -346,10 +347,15 @@ class StaleRouteError(RefusedError):
 
 
 class OtherGroupError(RefusedError):
-    """Another broker group has come under the name and address of the one that was meant. Nothing was done."""
+    """Another broker group has come under the name and address of the one that was meant. Nothing was done.
+
+    `broker_group` and `group_id` tell which one was meant, when this client knows.
+    """
 
     retryable = True
     refresh_route = True
+    broker_group = ""
+    group_id = 0
 
 
 class GroupNotFoundError(RefusedError):
@@ -398,6 +404,44 @@ class SendTimeoutError(OutcomeUnknownError):
         self.topic = topic
         self.timeout_ms = timeout_ms
         self.sent = sent
+
+
+def _replaced(broker_group: str, group_id: int) -> str:
+    return f'broker group "{broker_group}" (id {group_id:016x}) was replaced by another one of its name'
+
+
+def message_of_replaced(broker_group: str, group_id: int, *, sent: bool) -> LedgerMQError:
+    """Return the error of a message that waited for a broker group which was replaced.
+
+    `sent`: it may have been stored there.
+    """
+    what = _replaced(broker_group, group_id)
+    if sent:
+        return OutcomeUnknownError(
+            f"{what} before it had acknowledged the message",
+            "It may or may not be stored in the former one, and the new one cannot tell",
+            "Send it again if a second copy does no harm",
+        )
+    return _other_group(f"{what}. The message is certainly not stored. Send it again", broker_group, group_id)
+
+
+def position_of_replaced(broker_group: str, group_id: int, positions: str) -> OtherGroupError:
+    """Return the error of a consumer whose positions are those of a broker group which was replaced."""
+    return _other_group(
+        f"{_replaced(broker_group, group_id)}. The position of {positions} means nothing in the new one. "
+        "Choose where to go on: seek(), or begin anew: subscribe() or assign() again; or leave it: unassign()",
+        broker_group,
+        group_id,
+        may_retry=False,
+    )
+
+
+def _other_group(
+    text: str, broker_group: str, group_id: int, may_retry: bool | None = None
+) -> OtherGroupError:
+    error = OtherGroupError("OTHER_GROUP", text, may_retry=may_retry)
+    error.broker_group, error.group_id = broker_group, group_id
+    return error
 
 
 class CorruptMessageError(LedgerMQError):

@@ -9,7 +9,7 @@ from typing import Final
 
 # --- before another attempt
 
-#: The first pause after a refusal, ms: most of them heal within one round trip. It doubles with every attempt.
+#: The first pause after a refusal, ms: most heal within one round trip. It doubles with every attempt.
 FIRST_PAUSE_MS: Final = 10
 #: The longest pause of one that doubles, ms: a broker group that is back must not wait long for its clients.
 LONGEST_PAUSE_MS: Final = 500
@@ -48,11 +48,11 @@ ATTEMPT_TIMEOUT_S: Final = 2.5
 ASK_TIMEOUT_S: Final = 2.0
 #: Nodes that know who leads answer at once, s: one that is lost must not hold up the others' answers.
 LEADER_PATIENCE_S: Final = 0.1
-#: As long as nobody has said who leads it is waited longer, s: the nodes may be far away, or the machine busy.
+#: As long as nobody has said who leads it is waited longer, s: the nodes may be far away.
 LEADER_TIMEOUT_S: Final = 1.0
 #: A request without an answer for this long makes a stream suspect, ms: its node may be stopped or cut off.
 ANSWER_TIMEOUT_MS: Final = 2_000
-#: After this long without one the other nodes are asked whether they know another leader, ms; then at every check.
+#: After this long without one the other nodes are asked who leads, ms; then at every check.
 SUSPICION_MS: Final = 300
 #: Between two looks at deadlines and at requests without an answer, s.
 CHECK_S: Final = 0.1
@@ -60,11 +60,12 @@ CHECK_S: Final = 0.1
 POLL_MS: Final = 10_000
 #: A follower that was suggested has much to send, ms: one with nothing for so long has caught up, or lags.
 FOLLOWER_POLL_MS: Final = 1_000
-#: A node is left that cannot be connected to, takes no request, or stays silent beyond the poll for so long, s.
+#: A node is left that cannot be connected to, takes no request, or is silent beyond the poll for so long, s.
 GRACE_S: Final = 3.0
 #: A broker group with living nodes is waited for when another one has answered, s: longer than an election.
 JOIN_PATIENCE_S: Final = 2.0
-#: A leader should hear within so long that a member leaves, s: else others get its queues a session timeout later.
+#: A leader should hear within so long that a member leaves, s: else others get its queues a session timeout
+#: later.
 LEAVE_S: Final = 1.0
 #: How long nameservers may take to hear of a change that was made, s; and between two looks.
 NAMESERVER_WAIT_S: Final = 3.0
@@ -75,5 +76,5 @@ REPORT_S: Final = 10.0
 
 
 def backoff_ms(attempt: int) -> int:
-    """Return the pause before the next attempt: doubling from 10 ms, at most 500 ms. `attempt` counts from 1."""
+    """Return the pause before the next attempt, which doubles. `attempt` counts from 1."""
     return min(FIRST_PAUSE_MS << min(max(attempt - 1, 0), 16), LONGEST_PAUSE_MS)

@@ -2,5 +2,6 @@
 
 Owns every call that is safe to repeat, and what a client knows of broker groups. Must not: know producers or consumers.
 
-Begin with `calls.py`. Then: `leader_tracker.py`, `routes.py`, `topic_route.py`, `channels.py`, `every_group.py`.
+Begin with `calls.py`. Then: `leader_tracker.py`, `routes.py`, `topic_route.py`, `channels.py`,
+`every_group.py`.
 """

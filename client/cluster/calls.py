@@ -1,6 +1,7 @@
 """Unary calls to the nodes of a broker group: the leader first, then the others, within one deadline.
 
-Owns: the one way to repeat a call, the translation of refusals and gRPC errors. Used for calls that are safe to repeat.
+Owns: the one way to repeat a call, the translation of refusals and gRPC errors.
+Used for calls that are safe to repeat.
 Must not: choose nodes (`LeaderTracker` does).
 """
 
@@ -85,12 +86,14 @@ async def call_broker_group(
 ) -> T:
     """Call nodes of a broker group until one answers, round by round.
 
-    `call(channel, timeout_s)` makes the call on a channel; it may raise a LedgerMQError instead of returning a refusal.
-    `attempt_s`: how long one node may take. `once`: end with the first round. `after_round()` is called when a round has failed,
-    before the pause. `on_unknown()` is called when an attempt may have taken effect although it brought no answer.
+    `call(channel, timeout_s)` makes the call on a channel; it may raise a LedgerMQError instead of
+    returning a refusal. `attempt_s`: how long one node may take. `once`: end with the first round.
+    `after_round()` is called when a round has failed, before the pause. `on_unknown()` is called when an
+    attempt may have taken effect although it brought no answer.
 
-    Raises: the refusal as an error when it is not retryable; the last refusal, or BrokerUnreachableError when no node answered,
-    when the time is over; RouteError when no node has an address; ClosedError when the channels are closed.
+    Raises: the refusal as an error when it is not retryable; when the time is over the last refusal, or
+    BrokerUnreachableError when no node answered; RouteError when no node has an address; ClosedError when
+    the channels are closed.
     The error's `perhaps_done` says that an attempt may have taken effect.
     """
     end = time.monotonic() + timeout_s

@@ -1,10 +1,12 @@
 """Who leads a broker group, and which of its nodes is asked next. Pure.
 
-The order: the node that was named last as the leader, then the route's leader, then every other node in turn. When all have
-failed, a new round begins after a pause.
-Owns: the newest term and leader that anybody named, the nodes that failed in this round, the rounds since the last success.
+The order: the node that was named last as the leader, then the route's leader, then every other node in
+turn. When all have failed, a new round begins after a pause.
+Owns: the newest term and leader that anybody named, the nodes that failed in this round, the rounds since
+the last success.
 Must not: do I/O, read clocks, pause.
-Invariant: the known term never falls, except when another broker group gets the name: its terms say nothing of the former's.
+Invariant: the known term never falls, except when another broker group gets the name: its terms say nothing
+of the former's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Final, Literal
 from ..pauses import LONGEST_SEARCH_PAUSE_MS, SEARCH_PAUSE_MS, backoff_ms
 from .topic_route import BrokerGroup, Node
 
-#: After so many rounds no node will be back soon, and news of the route end the pause: it doubles with every few rounds.
+#: After so many rounds no node will be back soon, and news of the route end the pause: it doubles with every
+#: few rounds.
 _PATIENT_ROUNDS: Final = 50
 _ROUNDS_PER_STEP: Final = 4
 
@@ -62,9 +65,9 @@ class LeaderTracker:
         return self.learned(group.term, group.leader_id)
 
     def learned(self, term: int, leader_id: str) -> Node | None:
-        """Take in who leads, as a route or a node says; return the leader when that is news. It is tried next.
+        """Take in who leads, as a route or a node says; return the leader when that is news.
 
-        A term may be known before its leader is; once it is known, a term has no other leader.
+        It is tried next. A term may be known before its leader is; once it is known, a term has no other leader.
         """
         leader = self.group.node(leader_id)
         if leader is None or term < self._known[0] or (term, leader_id) == self._known:
@@ -75,7 +78,7 @@ class LeaderTracker:
         return leader
 
     def hint(self, address: str) -> None:
-        """Take in the address of the leader, as a refusal names it ("": it names none). It is tried next, even if it failed."""
+        """Try the leader next that a refusal names ("": it names none), even if it failed."""
         if address:
             self._hint = address
             self._failed.discard(address)
@@ -94,7 +97,8 @@ class LeaderTracker:
     def next(self) -> tuple[str, int]:
         """Return (address, pause in ms before trying it); ("", pause) when the route has no node at all.
 
-        The pause is 0 until every node has failed once, or nodes have named one another more often than there are nodes.
+        The pause is 0 until every node has failed once, or nodes have named one another more often than there
+        are nodes.
         """
         candidates = self.addresses
         if self._hint:

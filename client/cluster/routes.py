@@ -2,7 +2,8 @@
 
 Owns: which nameserver is asked (the last one that answered; the next one when it fails), the cache (30 s, refreshed on
 error, pushed by one watch for all topics). Must not: talk to brokers, except to let a broker create a topic that nobody knows yet.
-Invariant: while no nameserver answers, cached routes stay in use.
+Invariants: while no nameserver answers, cached routes stay in use; no two of them name different broker
+groups of one name.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ def _is_created(status: rocketmq_v2_pb2.Status) -> bool:
     raise RefusedError(rocketmq_v2_pb2.Code.Name(status.code), status.message)
 
 
+def _note_failure(task: asyncio.Task[TopicRoute]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.info("route not refreshed reason=%s", error)
+
+
 class Routes:
     """Routes of the topics that one client uses."""
 
@@ -109,6 +115,7 @@ class Routes:
         self._listeners: list[RouteListener] = []
         self._watch: asyncio.Task[None] | None = None
         self._topics_changed = asyncio.Event()
+        self._groups: dict[str, BrokerGroup] = {}  # by name, as the newest route says
         self._closed = False
 
     def on_change(self, listener: RouteListener) -> None:
@@ -125,11 +132,7 @@ class Routes:
         cached = self._cache.get(topic)
         if cached is not None and not refresh and time.monotonic() - cached[0] < CACHE_S:
             return cached[1]
-        task = self._fetching.get((topic, create))
-        if task is None:
-            task = asyncio.create_task(self._fetch(topic, create))
-            self._fetching[topic, create] = task
-            task.add_done_callback(lambda _: self._fetching.pop((topic, create), None))
+        task = self._fetching_of(topic, create=create)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -247,6 +250,15 @@ class Routes:
                 answers[address] = outcome
         return answers, silent
 
+    def _fetching_of(self, topic: str, *, create: bool) -> asyncio.Task[TopicRoute]:
+        """Return the task that fetches a route; all who want it share one."""
+        task = self._fetching.get((topic, create))
+        if task is None:
+            task = asyncio.create_task(self._fetch(topic, create))
+            self._fetching[topic, create] = task
+            task.add_done_callback(lambda _: self._fetching.pop((topic, create), None))
+        return task
+
     async def _fetch(self, topic: str, create: bool) -> TopicRoute:
         try:
             route = await self._get_route(topic)
@@ -335,8 +347,23 @@ class Routes:
         old = self._cache.get(route.topic)
         self._cache[route.topic] = (time.monotonic(), route)
         if old is None or old[1] != route:
+            for part in route.parts:
+                known = self._groups.get(part.group.name)
+                self._groups[part.group.name] = part.group
+                if known is not None and part.group.is_another(known):
+                    self._ask_again(part.group)
             for listener in self._listeners:
                 listener(route)
+
+    def _ask_again(self, group: BrokerGroup) -> None:
+        """A broker group was replaced: forget the routes that name the former one, and ask for them."""
+        for topic, (_, route) in list(self._cache.items()):
+            part = route.part(group.name)
+            if part is not None and group.is_another(part.group):
+                del self._cache[topic]
+                self._topics_changed.set()
+                if not self._closed:
+                    self._fetching_of(topic, create=False).add_done_callback(_note_failure)
 
     # --- watching ---------------------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class GroupFetcher(ABC, Generic[Q]):
         return max(min(due, self._poll_ms), 1)
 
     def update(self, group: BrokerGroup) -> None:
-        """Take a newer route."""
+        """Take a newer route of the same broker group."""
         if group != self.group:
             self._news.set()
         self._follow(self._read.tracker.update(group))

@@ -15,7 +15,6 @@ from typing import Final, Generic, TypeVar
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
 
-from ..cluster.topic_route import BrokerGroup
 from ..message import MessageQueue
 
 #: Bytes asked for at once, over all queues of a group.
@@ -38,7 +37,6 @@ class AssignedQueue:
     end_offset: int = 0  # of the queue, when it was last heard of
     sought: bool = False  # moved to `fetch_offset` by its user: no broker has said yet that this exists
     beyond: bool = False  # a broker has said that it does not: it lies beyond the end
-    group: BrokerGroup | None = None  # in which it was begun; None: whoever has the name
 
     @property
     def key(self) -> tuple[int, int]:

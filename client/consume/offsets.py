@@ -63,24 +63,30 @@ class GroupOffsets:
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, reset: bool, timeout_s: float = CALL_TIMEOUT_S
     ) -> None:
-        """Store offsets; a broker group that does not answer holds up no other. Raises: as call_broker_group, for the first."""
+        """Store offsets; a broker group that does not answer holds up no other.
+
+        Raises: as call_broker_group, for the first.
+        """
         requests: dict[str, pb.CommitOffsetsRequest] = {}
         for queue, offset in offsets.items():
             request = requests.setdefault(
                 queue.broker_group, pb.CommitOffsetsRequest(group=self._consumer_group, reset=reset)
             )
             request.offsets.add(topic=queue.topic, queue_id=queue.queue_id, offset=offset)
-        sends = [self._commit_in(name, request, timeout_s) for name, request in requests.items()]
+        # The broker groups are those of this moment: a later attempt must not go to another one of the name.
+        sends = [
+            self._commit_in(self._find(request.offsets[0].topic, name), request, timeout_s)
+            for name, request in requests.items()
+        ]
         for outcome in await asyncio.gather(*sends, return_exceptions=True):
             if outcome is not None:
                 raise outcome
 
-    async def _commit_in(self, broker_group: str, request: pb.CommitOffsetsRequest, timeout_s: float) -> None:
-        topic = request.offsets[0].topic
-        meant = self._find(topic, broker_group)
-
+    async def _commit_in(
+        self, meant: BrokerGroup, request: pb.CommitOffsetsRequest, timeout_s: float
+    ) -> None:
         def group() -> BrokerGroup:
-            now = self._find(topic, broker_group)
+            now = self._find(request.offsets[0].topic, meant.name)
             return meant if now.is_another(meant) else now
 
         await call_log_service(

@@ -221,6 +221,8 @@ class PullConsumer:
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset).
 
+        One of a broker group that was replaced goes on in the new one.
+        Raises: TopicNotFoundError (the new one does not have it).
         Asks nobody. Beyond the end nothing comes until the queue has grown so far; the log says so, once, when the broker has.
         """
         self._reader.seek(queue, offset)
@@ -331,8 +333,8 @@ class PullConsumer:
 
         `reset` allows going back. While a broker group has no leader it waits for the next one, at most `timeout_ms`; the
         other groups have stored theirs by then. What failed may be committed again: nothing goes back by that.
-        A queue that stands beyond its end is left out by the default, and an error after the others are stored. So is, without
-        an error, a queue of a broker group that was replaced, as long as the new one has no such topic.
+        A queue that stands beyond its end is left out by the default, and an error after the others are
+        stored; so is one of a broker group that was replaced.
         Raises: UsageError (no group, impossible queue, offset or timeout), TopicNotFoundError, RefusedError (NoQuorumError: no leader
         in time), BrokerUnreachableError.
         """
@@ -341,18 +343,20 @@ class PullConsumer:
             raise UsageError("this consumer has no group", "Offsets are stored per group", "Give group=")
         check_timeout(timeout_ms, least=1)
         beyond = self._reader.beyond if offsets is None else {}
-        left_out = {*beyond, *self._reader.waiting} if offsets is None else set()
         wanted = self._reader.positions if offsets is None else offsets
         checked: dict[MessageQueue, int] = {}
         for each, offset in wanted.items():
             queue = check_queue(each)
             check_offset(offset)
-            if queue in left_out:
+            if queue in beyond:
                 continue
             if queue not in self._reader and queue not in await self.queues(queue.topic):
                 raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {queue.topic}")
             checked[queue] = offset
+        self._reader.check_replaced(checked)  # while the routes were asked
         await self._offsets.commit(checked, reset=reset, timeout_s=timeout_ms / 1000)
+        if offsets is None:
+            self._reader.check_replaced()
         for queue, end in beyond.items():
             raise UsageError(
                 f"{queue} stands at {wanted[queue]}, beyond its end, which is {end}",

@@ -2,19 +2,27 @@
 
 Owns: one fetcher per broker group, the assigned queues and their positions, what happens when messages were deleted or a
 topic was created again. Must not: choose queues or start positions, commit.
+Invariant: nothing is asked of a broker group by the ids and offsets of another one that had its name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from ..arguments import check_queue
+from ..arguments import check_offset, check_queue
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute
-from ..errors import LedgerMQError, MessagesDeletedError, UsageError, error_of
+from ..errors import (
+    LedgerMQError,
+    MessagesDeletedError,
+    TopicNotFoundError,
+    UsageError,
+    error_of,
+    position_of_replaced,
+)
 from ..message import MessageQueue, MessageView
 from ..pauses import POLL_MS
 from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
@@ -54,6 +62,8 @@ class QueueReader:
         self._fetchers: dict[str, _Fetcher] = {}
         self._ending: set[asyncio.Task[None]] = set()  # of groups that were removed
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
+        # Queues of broker groups that were replaced, with the former one and the position there
+        self._replaced: dict[MessageQueue, tuple[BrokerGroup, int]] = {}
         self._paused: set[MessageQueue] = set()
         self._arrived = asyncio.Event()
         self._failure: LedgerMQError | None = None
@@ -72,11 +82,11 @@ class QueueReader:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        return tuple(self._assigned)
+        return (*self._assigned, *self._replaced)
 
     @property
     def has_queues(self) -> bool:
-        return bool(self._assigned)
+        return bool(self._assigned or self._replaced)
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
@@ -98,18 +108,28 @@ class QueueReader:
         """Queues that were moved beyond their ends, as brokers say, with these ends."""
         return {queue: each.end_offset for queue, each in self._assigned.items() if each.beyond}
 
-    @property
-    def waiting(self) -> frozenset[MessageQueue]:
-        """Queues of broker groups that were replaced which the new ones do not have yet: their positions mean nothing there."""
-        fetchers = self._fetchers
-        return frozenset(
-            queue
-            for queue, each in self._assigned.items()
-            if _has_left(each, fetchers[queue.broker_group].group)
-        )
-
     def __contains__(self, queue: MessageQueue) -> bool:
-        return queue in self._assigned
+        return queue in self._assigned or queue in self._replaced
+
+    @property
+    def replaced(self) -> Collection[MessageQueue]:
+        """Queues whose positions are in broker groups that were replaced: they are not read."""
+        return self._replaced.keys()
+
+    def check_replaced(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Check that none of these queues (None: of all) is of a broker group that was replaced.
+
+        Raises: OtherGroupError.
+        """
+        found = [queue for queue in (self._replaced if queues is None else queues) if queue in self._replaced]
+        if found:
+            former = self._replaced[found[0]][0]
+            positions = ", ".join(
+                f"{queue} ({position})"
+                for queue, (group, position) in self._replaced.items()
+                if group.name == former.name
+            )
+            raise position_of_replaced(former.name, former.group_id, positions)
 
     def read(self, part: TopicInGroup, queue: MessageQueue, offset: int) -> None:
         """Read a queue from `offset` on; `part` is its broker group in the topic's route."""
@@ -117,7 +137,7 @@ class QueueReader:
         if fetcher is None:
             fetcher = _Fetcher(self, part.group, self._max_buffer_bytes)
             self._fetchers[queue.broker_group] = fetcher
-        assigned = AssignedQueue(queue, part.topic_id, offset, offset, group=part.group)
+        assigned = AssignedQueue(queue, part.topic_id, offset, offset)
         self._assigned[queue] = assigned
         fetcher.topics.add(queue.topic)
         if queue not in self._paused:
@@ -130,6 +150,7 @@ class QueueReader:
             queue = check_queue(each)
             assigned = self._assigned.pop(queue, None)
             self._paused.discard(queue)
+            self._replaced.pop(queue, None)
             if assigned is not None:
                 self._drop(assigned)
 
@@ -147,9 +168,8 @@ class QueueReader:
             if assigned.queue in self._paused:
                 self._paused.discard(assigned.queue)
                 fetcher = self._fetchers[assigned.queue.broker_group]
-                if not _has_left(assigned, fetcher.group):
-                    fetcher.buffer.assign(assigned)
-                    fetcher.restart()
+                fetcher.buffer.assign(assigned)
+                fetcher.restart()
 
     @property
     def paused(self) -> tuple[MessageQueue, ...]:
@@ -162,11 +182,22 @@ class QueueReader:
         fetcher.changed.set()  # there may be room again
 
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset of the next message that will be handed out. Raises: UsageError."""
+        """Return the offset of the next message that will be handed out. Raises: UsageError, OtherGroupError."""
         return self._of(queue).position
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset)."""
+        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset).
+
+        One of a broker group that was replaced goes on in the new one.
+        Raises: TopicNotFoundError (the new one does not have it, as far as is known).
+        """
+        if check_queue(queue) in self._replaced:
+            check_offset(offset)
+            part = self._part(queue)
+            if part is None or queue.queue_id >= part.queue_count:
+                raise TopicNotFoundError(queue.topic)
+            del self._replaced[queue]
+            self.read(part, queue, offset)
         assigned = self._of(queue)
         fetcher = self._fetchers[assigned.queue.broker_group]
         fetcher.buffer.seek(assigned, offset)
@@ -178,8 +209,14 @@ class QueueReader:
         found = {name: fetcher.source for name, fetcher in self._fetchers.items()}
         return {name: source for name, source in found.items() if source is not None}
 
+    def _part(self, queue: MessageQueue) -> TopicInGroup | None:
+        """Return the queue's broker group in the newest route of its topic."""
+        route = self._routes.cached(queue.topic)
+        return route.part(queue.broker_group) if route is not None else None
+
     def _of(self, queue: MessageQueue) -> AssignedQueue:
-        assigned = self._assigned.get(check_queue(queue))
+        self.check_replaced([check_queue(queue)])
+        assigned = self._assigned.get(queue)
         if assigned is None:
             raise UsageError(
                 f"{queue} is not assigned to this consumer", "", "Call assign() or subscribe() first"
@@ -189,7 +226,13 @@ class QueueReader:
     # --- messages ---------------------------------------------------------------------------------------------
 
     def take(self, max_messages: int) -> list[MessageView]:
-        """Hand out what is there, at most `max_messages` of one broker group. Raises: what a fetcher failed with."""
+        """Hand out what is there, at most `max_messages` of one broker group.
+
+        Raises: what a fetcher failed with; OtherGroupError, as long as a queue stands in a broker group that
+        was replaced.
+        """
+        if self._replaced:
+            self.check_replaced()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -240,32 +283,26 @@ class QueueReader:
         for part in route.parts:
             fetcher = self._fetchers.get(part.group.name)
             if fetcher is not None:
-                before = fetcher.group
-                fetcher.update(part.group)
-                if part.group.is_another(before):
-                    self._leave_group(fetcher, before)
-                self._read_in_group(fetcher, route.topic)
+                if part.group.is_another(fetcher.group):
+                    self._end_replaced(fetcher)
+                else:
+                    fetcher.update(part.group)
         for name, fetcher in list(self._fetchers.items()):
             if fetcher.group.draining and not any(self._has(topic, name) for topic in fetcher.topics):
                 self._leave(name, fetcher)
 
-    def _leave_group(self, fetcher: _Fetcher, before: BrokerGroup) -> None:
-        """Another broker group has come under the name: nothing is asked of it by the ids and offsets of the one before."""
-        name = fetcher.group.name
-        logger.warning("broker group was replaced by another one of its name broker_group=%s", name)
-        for assigned in self._assigned.values():
-            if assigned.queue.broker_group == name:
-                if assigned.group is None or assigned.group.group_id != fetcher.group.group_id:
-                    assigned.group = before  # perhaps it did not say its id yet when the queue was begun
-                fetcher.buffer.remove(assigned)
-        fetcher.restart()
-
-    def _read_in_group(self, fetcher: _Fetcher, topic: str) -> None:
-        """Read the queues of a topic that were begun in a group which has been replaced, where they are now."""
+    def _end_replaced(self, fetcher: _Fetcher) -> None:
+        """Another broker group has the name: the former one's queues are read no more."""
+        former = fetcher.group
+        text = "broker group was replaced by another one of its name broker_group=%s former_id=%016x"
+        logger.warning(text, former.name, former.group_id)
         for queue, assigned in list(self._assigned.items()):
-            is_here = (queue.topic, queue.broker_group) == (topic, fetcher.group.name)
-            if is_here and _has_left(assigned, fetcher.group):
-                self._read_newest(fetcher, assigned)
+            if queue.broker_group == former.name:
+                self._replaced[queue] = former, assigned.position
+                del self._assigned[queue]
+                self._paused.discard(queue)
+        self._end(fetcher)
+        self.arrived()
 
     def _has(self, topic: str, broker_group: str) -> bool:
         route = self._routes.cached(topic)
@@ -275,6 +312,10 @@ class QueueReader:
         """A broker group that was drained is in no route any more: it was removed. One that is only silent is kept."""
         logger.info("broker group was removed broker_group=%s", name)
         self.give_up([queue for queue in self._assigned if queue.broker_group == name])
+        self._end(fetcher)
+
+    def _end(self, fetcher: _Fetcher) -> None:
+        name = fetcher.group.name
         del self._fetchers[name]
         task = asyncio.create_task(fetcher.close(), name=f"ledgermq-end-{name}")
         self._ending.add(task)
@@ -328,12 +369,10 @@ class QueueReader:
 
     def _read_newest(self, fetcher: _Fetcher, assigned: AssignedQueue) -> bool:
         """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning, if there is one."""
-        topic = assigned.queue.topic
         if self._assigned.get(assigned.queue) is not assigned:
             return True  # given up meanwhile
-        route = self._routes.cached(topic)
-        part = route.part(assigned.queue.broker_group) if route else None
-        if part is None or (part.topic_id == assigned.topic_id and not _has_left(assigned, part.group)):
+        part = self._part(assigned.queue)
+        if part is None or part.topic_id == assigned.topic_id:
             return False
         if assigned.queue.queue_id >= part.queue_count:
             self.give_up([assigned.queue])
@@ -343,11 +382,6 @@ class QueueReader:
         self.read(part, assigned.queue, 0)
         fetcher.ask_soon([self._assigned[assigned.queue]])  # the node may not know it yet
         return True
-
-
-def _has_left(assigned: AssignedQueue, group: BrokerGroup) -> bool:
-    """Tell whether a queue was begun in another group than the one that has the name now."""
-    return assigned.group is not None and group.is_another(assigned.group)
 
 
 def _warn_beyond(assigned: AssignedQueue, end: int) -> None:

@@ -398,7 +398,7 @@ class SimpleConsumer:
         return method(request, timeout=timeout_s, metadata=self._metadata())
 
     async def _call(self, topic: str, broker_group: str, call: Callable[[Stub, float], Awaitable[T]]) -> T:
-        """Make a call that is safe to repeat. Raises: BrokerUnreachableError, RouteError (the broker group has no node)."""
+        """Make a call that is safe to repeat. Raises: as call_broker_group."""
         return await call_broker_group(
             lambda: self._group(topic, broker_group),
             self._channels,

@@ -85,13 +85,16 @@ class WantedQueues:
     async def assign(self, queues: Iterable[MessageQueue], since: int = 0) -> None:
         """Read these queues, each from its committed offset, as soon as their broker groups answer.
 
+        Those that are read go on; those of broker groups that were replaced begin anew in the new ones.
+
         Returns when those that live have joined. Raises: UsageError (a queue does not exist), TopicNotFoundError, and when no
         group answered what the first one failed with; nothing is wanted then.
         """
-        wanted = [queue for queue in queues if queue not in self._reader]
+        wanted = [queue for queue in queues if queue not in self._reader or queue in self._reader.replaced]
         for topic in {queue.topic for queue in wanted}:
             await self._check_route(topic, wanted)
         self._left.difference_update(wanted)
+        self._reader.give_up([queue for queue in wanted if queue in self._reader])  # they begin anew
         for queue in wanted:
             self._missing.setdefault(queue, since or _now_ms())
         try:
@@ -181,7 +184,8 @@ class WantedQueues:
 
     async def _join(self, topic: str, name: str, *, late: bool = False) -> None:
         """Find out where the missing queues of a group start, and have them read. Raises: as call_broker_group."""
-        if (await self._routes.get(topic)).part(name) is None:
+        asked = (await self._routes.get(topic)).part(name)
+        if asked is None:
             return  # it left; its return changes the route
         since = (
             min(self._missing_of(topic, name).values(), default=0) if late and self._start == "latest" else 0
@@ -195,6 +199,8 @@ class WantedQueues:
         )
         route = self._routes.cached(topic)  # it may have changed meanwhile
         part = route.part(name) if route else None
+        if part is not None and part.group.is_another(asked.group):
+            return  # the answer may be of the former one
         for queue in self._missing_of(topic, name):
             if part is not None and queue in found:
                 del self._missing[queue]

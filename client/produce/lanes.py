@@ -1,6 +1,6 @@
 """The queues of a broker group as one producer sees them: what waits there, and what is open.
 
-Must not: decide what is sent when (that is `batching`).
+Must not: decide what is sent when (that is `send_window`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class Lane:
     unacked: deque[Section] = field(default_factory=deque)  # numbered, in order
     resend: bool = False  # unacked sections must go again, once none is in flight
     renumber: bool = False  # a sequence is missing for good: the numbering starts anew
-    left: bool = False  # its broker group is gone, and another one has its name: nothing of it is sent
 
     @property
     def in_flight(self) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ..arguments import check_name, check_text
@@ -283,14 +283,20 @@ class Outbox:
             return False
         return max(map(len, part.bodies)) <= self._lanes(part.topic).largest
 
-    async def put_stretch(self, part: Stretch, waiting: list[asyncio.Future[list[SendReceipt]]]) -> None:
+    async def put_stretch(
+        self,
+        part: Stretch,
+        waiting: list[asyncio.Future[list[SendReceipt]]],
+        ready: Callable[[], Awaitable[None]],
+    ) -> None:
         """Add the messages of a stretch, and to `waiting` the futures of their receipts, of many in a row each.
 
-        Waits for room. Raises: ClosedError, TopicNotFoundError, for all messages whose future was not added.
+        `ready()` waits for room, and lanes. Raises: what it raises, and ClosedError, for all messages whose
+        future was not added.
         """
         at = 0
         while at < len(part.bodies):
-            await self.ready()
+            await ready()
             at += self._put_some(part.topic, part.bodies[at:], waiting)
 
     def _put_some(

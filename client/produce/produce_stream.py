@@ -18,7 +18,6 @@ import grpc
 from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
-from ledgermq.proto import route_pb2
 from ledgermq.proto.grpc_answers import decoded
 from ledgermq.proto.varint import varint
 
@@ -29,7 +28,7 @@ from ..cluster.topic_route import BrokerGroup, Node, TopicRoute
 from ..cluster.waiting import happens_anew
 from ..pauses import ANSWER_TIMEOUT_MS, CHECK_S, FIRST_AVOID_MS, LONGEST_AVOID_MS, SUSPICION_MS
 from .latency_fault import CallTimes
-from .send_window import Outcome, Request, SendWindow
+from .send_window import Failed, Outcome, Request, SendWindow
 
 logger = logging.getLogger(__name__)
 
@@ -97,24 +96,7 @@ class GroupConnection:
 
     def update(self, group: BrokerGroup) -> None:
         """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
-        is_another = group.is_another(self.group)
-        leader = self._tracker.update(group)
-        if is_another:
-            self._leave_group()
-        self._follow(leader)
-
-    def _leave_group(self) -> None:
-        """The broker group was made anew, or another one was given its name: nothing of what was sent is known there."""
-        what = f'broker group "{self.group.name}" was replaced by another one of its name'
-        logger.warning("%s group_id=%016x", what, self.group.group_id)
-        self.last_error = f"{what}."
-        call, self._call = self._call, None  # its answers are not for these lanes any more
-        if call is not None:
-            call.cancel()
-        text = f"{what} before it had acknowledged the message. Whether it was stored there nobody can say"
-        refusal = route_pb2.Refusal(code=route_pb2.OUTCOME_UNKNOWN, message=text)
-        failed = self.window.leave_group(refusal)
-        self._on_outcome(self, Outcome(failed=failed, refresh_topics=self.window.topics_left))
+        self._follow(self._tracker.update(group))
 
     def _follow(self, leader: Node | None) -> None:
         """Go to a new leader, if there is one."""
@@ -130,6 +112,12 @@ class GroupConnection:
             logger.info(text, self.group.name, self._tracker.term, leader.node_id)
             self.last_error = f"the node at {self._address} leads no longer, {leader.node_id} does."
             self._call.cancel()
+
+    def end(self) -> list[Failed]:
+        """Another broker group has the name: send nothing more, and give up what is open. Then `close`."""
+        self._call = None  # its answers count for nothing
+        self._task.cancel()
+        return self.window.give_up_all()
 
     async def close(self) -> None:
         """Close the stream. The window keeps what is open."""

@@ -15,6 +15,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -36,7 +37,14 @@ from ..arguments import (
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute, no_queue_to_write, with_lost_parts
-from ..errors import ClosedError, LedgerMQError, SendTimeoutError, TopicNotFoundError, error_of
+from ..errors import (
+    ClosedError,
+    LedgerMQError,
+    SendTimeoutError,
+    TopicNotFoundError,
+    error_of,
+    message_of_replaced,
+)
 from ..message import Message, MessageQueue, SendReceipt
 from ..pauses import CHECK_S
 from ..trace.tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
@@ -125,9 +133,9 @@ class Producer:
         self._routes.on_change(self._on_route)
         self._host = socket.gethostname()
         self._connections: dict[str, GroupConnection] = {}
-        self._old_routes = OldRoutes(
-            self._routes, self._outbox, self._connections, self._fail, self._on_route
-        )
+        self._old_routes = OldRoutes(self._routes, self._outbox, self._connections, self._fail)
+        # By topic without lanes since a broker group was replaced: its parts in the other broker groups
+        self._kept_parts: dict[str, list[TopicInGroup]] = {}
         self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._preparing: set[str] = set()  # topics that messages wait for
@@ -229,8 +237,7 @@ class Producer:
                 message_of(topic, body, tag, keys, properties, message_group)
             )  # what is wrong is so without a route
             await self.prepare(name)
-        if self._outbox.is_full:
-            await self.ready()  # last: nothing may come between it and taking the room
+        await self._ready_for(name)  # last: nothing may come between it and taking the room
         return await self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
 
     def send_nowait(
@@ -348,12 +355,11 @@ class Producer:
             try:
                 if part.topic in no_route:
                     raise no_route[part.topic]
-                if part.topic not in self._outbox.topics:
-                    await self.prepare(part.topic)
+                await self._ready_for(part.topic)
                 if isinstance(part, Message):
                     await self._put_in_turn(part, waiting)
                 elif self._outbox.takes_whole(part):
-                    await self._outbox.put_stretch(part, waiting)
+                    await self._outbox.put_stretch(part, waiting, partial(self._ready_for, part.topic))
                 else:
                     for body in part.bodies:
                         await self._put_in_turn(Message(part.topic, body), waiting)
@@ -374,11 +380,19 @@ class Producer:
 
     async def _put_in_turn(self, message: Message, waiting: list[asyncio.Future[Any]]) -> None:
         """Put one message of a batch when there is room. An error becomes its future: the others go on."""
-        await self.ready()
+        await self._ready_for(message.topic)
         try:
             waiting.append(self._outbox.put(message))
         except LedgerMQError as error:
             _failed(waiting, error)
+
+    async def _ready_for(self, topic: str) -> None:
+        """Wait until there is room, and lanes of the topic: they may go meanwhile. Raises: as `prepare`."""
+        while topic not in self._outbox.topics or self._outbox.is_full:
+            if topic not in self._outbox.topics:
+                await self.prepare(topic)
+            else:
+                await self._outbox.ready()
 
     async def prepare(self, topic: str) -> None:
         """Fetch the route of a topic, so that `send_nowait` can be used.
@@ -414,7 +428,9 @@ class Producer:
 
     def _use_route(self, route: TopicRoute, encoder: RecordEncoder) -> None:
         """Make lanes for the writable queues of a route; groups that are full or draining take no new messages."""
+        self._end_replaced(route)
         known = self._outbox.topics.get(route.topic)
+        known_parts = known.ordered.parts if known else self._kept_parts.get(route.topic, ())
         parts = [part for part in route.parts if part.writable and part.queue_count]
         preferred = [part for part in parts if part.group.writable] or parts
         if not preferred:
@@ -424,19 +440,35 @@ class Producer:
             logger.info("no broker group is led from the zone topic=%s zone=%s", route.topic, self._zone)
         parts = [*near, *(part for part in preferred if part not in near)]
         lanes = self._lanes_of(TopicLanes(encoder, parts, len(near) or None), route.topic)
-        every = with_lost_parts(route, self._not_replaced(known.ordered.parts) if known else ())
+        every = with_lost_parts(route, known_parts)
         if every != parts:
             lanes.ordered = self._lanes_of(TopicLanes(encoder, every), route.topic)
+        self._kept_parts.pop(route.topic, None)
         self._outbox.use(route.topic, lanes)
 
-    def _not_replaced(self, parts: Iterable[TopicInGroup]) -> list[TopicInGroup]:
-        """Leave out those of broker groups whose name another one has: their queues do not come back."""
-        known = self._connections
-        return [
-            part
-            for part in parts
-            if part.group.name not in known or not known[part.group.name].group.is_another(part.group)
-        ]
+    def _end_replaced(self, route: TopicRoute) -> None:
+        """End the connections to broker groups whose name another one has now, as a route says."""
+        for part in route.parts:
+            connection = self._connections.get(part.group.name)
+            if connection is not None and part.group.is_another(connection.group):
+                self._replaced(connection)
+
+    def _replaced(self, connection: GroupConnection) -> None:
+        """Fail what waits for a broker group that was replaced. Its lanes go; what comes now asks for the route again.
+
+        The parts of its topics in other broker groups are kept: their message groups stay where they are.
+        """
+        name, group_id = connection.group.name, connection.group.group_id
+        text = "broker group was replaced by another one of its name broker_group=%s former_id=%016x"
+        logger.warning(text, name, group_id)
+        del self._connections[name]
+        for topic, lanes in list(self._outbox.topics.items()):
+            if connection in lanes.ordered.groups:
+                self._kept_parts[topic] = [part for part in lanes.ordered.parts if part.group.name != name]
+                self._outbox.forget(topic)
+        for failed in connection.end():
+            self._fail(failed, connection, partial(message_of_replaced, name, group_id, sent=failed.sent))
+        self._in_background(connection.close())
 
     def _lanes_of(self, lanes: TopicLanes, topic: str) -> TopicLanes:
         """Add the lanes of all its parts."""
@@ -461,8 +493,11 @@ class Producer:
         return connection
 
     def _on_route(self, route: TopicRoute) -> None:
+        if self._outbox.closed:
+            return
         known = self._outbox.topics.get(route.topic)
-        if known is None or self._outbox.closed:
+        self._end_replaced(route)
+        if known is None:
             return
         for part in route.parts:  # also those that are not written any more: they may still owe an answer
             if (connection := self._connections.get(part.group.name)) is not None:

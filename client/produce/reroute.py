@@ -6,16 +6,13 @@ Must not: decide what a refusal means (that is `retry_policy`), or give up what 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..cluster.routes import Routes
-from ..cluster.topic_route import TopicRoute
 from ..errors import LedgerMQError, TopicNotFoundError
-from ..pauses import RETRY_PAUSE_S
 from .outbox import Outbox
 from .produce_stream import GroupConnection, now_ms
 from .send_window import Failed
@@ -36,42 +33,27 @@ class OldRoutes:
         outbox: Outbox,
         connections: Mapping[str, GroupConnection],
         fail: Fail,
-        use: Callable[[TopicRoute], None],
     ) -> None:
-        """`use(route)` makes lanes for its queues."""
         self._routes = routes
         self._outbox = outbox
         self._connections = connections
         self._fail = fail
-        self._use = use
 
     async def refresh(self, topic: str, refused_by: GroupConnection | None = None) -> None:
         """Fetch a route again. `refused_by`: this group has no such topic, or not that queue, any more.
 
         A topic that is gone everywhere is created anew where brokers do that, as for its first message; else its messages
-        fail: nobody can say when, and if, there will be such a topic again. What waits since the group was replaced is held up
-        by nothing that would ask again, so it is asked for here until somebody can say.
+        fail: nobody can say when, and if, there will be such a topic again.
         """
-        while not await self._refresh(topic, refused_by):  # noqa: ASYNC110  # nothing tells of it
-            await asyncio.sleep(RETRY_PAUSE_S)
-
-    async def _refresh(self, topic: str, refused_by: GroupConnection | None) -> bool:
-        """Return whether nothing waits for another answer."""
         try:
             route = await self._routes.get(topic, refresh=True, create=refused_by is not None)
         except LedgerMQError as error:
             logger.info("route not refreshed topic=%s reason=%s", topic, error)
             if refused_by is not None and isinstance(error, TopicNotFoundError):
                 self._forget(topic, error)
-                return True
-            if refused_by is None or refused_by not in self._connections.values():
-                return True
-            return topic not in refused_by.window.topics_left
+            return
         if refused_by is not None and route.part(refused_by.group.name) is None:
             self.move_sections(refused_by, topic)
-        elif refused_by is not None and topic in refused_by.window.topics_left:
-            self._use(route)  # nobody was told of it: it is the one that was known
-        return True
 
     def _forget(self, topic: str, error: TopicNotFoundError) -> None:
         """Fail what is certainly not stored; what is in flight is refused in its turn, and brings us here again."""

@@ -37,6 +37,7 @@ MAX_REQUEST_BYTES: Final = 1024 * 1024
 #: With requests in flight, one more is cut only when this much waits.
 PIPELINE_BYTES: Final = 128 * 1024
 MAX_IN_FLIGHT: Final = 4
+_FOR_EVER: Final = 1 << 62
 #: A section takes messages for this long while nothing can be sent, so that its deadline stays meaningful.
 _OPEN_MS: Final = 500
 
@@ -100,7 +101,6 @@ class SendWindow:
         self._max_request, self._max_section = MAX_REQUEST_BYTES, MAX_SECTION_BYTES
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._old_lanes: list[Lane] = []  # of topics that were created again, while something of them is open
-        self._left: dict[tuple[str, int], Lane] = {}  # of a broker group that is gone; see `leave_group`
         self._ready: dict[int, Lane] = {}  # lanes with something to send, by id(), in arrival order
         self._in_flight: deque[Request] = deque()
         self._next_request_id = 1
@@ -122,8 +122,6 @@ class SendWindow:
         lane = self._lanes.get(key)
         if lane is None or lane.topic_id != topic_id:
             fresh = Lane(queue, topic_id, self._new_session())
-            if (left := self._left.pop(key, None)) is not None:
-                self._take_over(left, fresh)
             if lane is not None:
                 self._take_over(lane, fresh)
                 self._old_lanes = [each for each in (*self._old_lanes, lane) if each.unacked]
@@ -131,33 +129,7 @@ class SendWindow:
         return lane
 
     def _all_lanes(self) -> list[Lane]:
-        return [*self._lanes.values(), *self._old_lanes, *self._left.values()]
-
-    def leave_group(self, why: pb.Refusal) -> list[Failed]:
-        """Another broker group has come under the name: what is certainly not stored goes there when its lanes are known.
-
-        The rest is given up and returned: only the group before could say whether it has it. No answer comes any more.
-        """
-        self.on_disconnect()
-        failed = []
-        for lane in self._all_lanes():
-            lane.left = True
-            for section in [each for each in lane.unacked if each.may_be_stored]:
-                lane.unacked.remove(section)
-                failed.append(Failed(section, why, sent=True))
-        for old in self._old_lanes:
-            self._take_over(old, self._lanes[old.queue.topic, old.queue.queue_id])
-        self._left |= self._lanes
-        self._lanes.clear()
-        self._old_lanes.clear()
-        self._ready.clear()
-        self.paused_until = self.avoid_until = 0
-        return failed
-
-    @property
-    def topics_left(self) -> set[str]:
-        """Topics whose lanes in the present broker group are not known yet."""
-        return {topic for topic, _ in self._left}
+        return [*self._lanes.values(), *self._old_lanes]
 
     def _take_over(self, old: Lane, fresh: Lane) -> None:
         """Move to `fresh` what is certainly not stored in the old incarnation of the topic."""
@@ -409,8 +381,6 @@ class SendWindow:
         self._mark_ready(lane)
 
     def _mark_ready(self, lane: Lane) -> None:
-        if lane.left:
-            return
         if lane.waiting or (lane.unacked and lane.resend):
             self._ready[id(lane)] = lane
         elif not lane.unacked:
@@ -468,7 +438,12 @@ class SendWindow:
         self._waiting_bytes += section.body_size
         self._mark_ready(lane)
 
-    # --- deadlines --------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def give_up_all(self) -> list[Failed]:
+        """Give up everything: no answer comes any more. What is in flight may be stored."""
+        self.on_disconnect()
+        return self.expire(_FOR_EVER)
 
     def expire(self, now: int) -> list[Failed]:
         """Give up the sections whose deadline has passed."""

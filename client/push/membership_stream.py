@@ -248,7 +248,7 @@ class GroupMembership:
             self._on_contact(True)
 
     def _follow(self, leader: Node | None) -> None:
-        """Go to a new leader, if there is one: a stream to another node is closed, its answers will not come."""
+        """Go to a new leader, if there is one: answers of another node will not come."""
         if leader is None:
             return
         self._news.set()

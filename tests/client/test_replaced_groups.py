@@ -6,15 +6,16 @@ Topic ids begin at 1 in every group: what is meant for "orders" of the one would
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer, PushOptions
-from ledgermq.client.errors import OutcomeUnknownError, TopicNotFoundError
+from ledgermq.client.errors import OtherGroupError, OutcomeUnknownError, TopicNotFoundError, UsageError
 from ledgermq.client.message import SendReceipt
+from ledgermq.client.produce.queue_selection import queue_of_group
 
 from .fake_messaging import MessagingCluster
 from .fakes import FakeCluster, FakeGroup, FakeNode
@@ -54,8 +55,15 @@ async def until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def replaced(cluster: FakeCluster, old: FakeGroup, new: FakeGroup, producer: Producer) -> None:
+    """Put another broker group in the place of one: the producer has lost its stream, no route tells why."""
+    connection = producer._connections["g0"]
+    await cluster.replace(old, new)
+    await until(lambda: not connection.connected)
+
+
 @pytest.mark.parametrize("is_told", [True, False])
-def test_messages_go_to_their_topics_in_the_new_group_not_to_those_that_have_their_ids(
+def test_what_waits_for_the_former_group_fails_and_new_messages_go_to_their_topics_in_the_new_one(
     is_told: bool,
 ) -> None:
     """`is_told`: the new route is there before a message; else a node says that it is another group's."""
@@ -64,31 +72,40 @@ def test_messages_go_to_their_topics_in_the_new_group_not_to_those_that_have_the
         old, new = groups("payments", "orders")
         async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer:
             await asyncio.gather(*(producer.send(topic, b"before") for topic in ("orders", "payments")))
-            await cluster.replace(old, new)
-            connection = producer._connections["g0"]
-            await until(lambda: not connection.connected)
+            await replaced(cluster, old, new, producer)
             node = cluster.nodes["g0", "n1"]
-            node.stranger_pause_ms = (
-                DEADLINE_MS  # none is sent a second time, so none is in flight when the route comes
-            )
-            if is_told:
-                cluster.register(new)
-                await until(lambda: connection.group.group_id == 8)
-            waiting = [
-                asyncio.ensure_future(producer.send(Message(topic, b"after", message_group=group)))
-                for topic, group in (("orders", ""), ("payments", ""), ("orders", "in order"))
+            # None is sent a second time, so none is in flight when the route comes
+            node.stranger_pause_ms = DEADLINE_MS
+            messages = [
+                Message("orders", b"after"),
+                Message("payments", b"after"),
+                Message("orders", b"after", message_group="in order"),
             ]
+            former = producer._connections["g0"]
             if not is_told:
-                await until(lambda: connection.window.paused_until > 0)  # the refusal has come
-                assert connection.window.in_flight == 0
+                waiting = [producer.send_nowait(each) for each in messages]
+                await until(lambda: former.window.paused_until > 0)  # the refusal has come
+                assert former.window.in_flight == 0
                 cluster.register(new)
-            await asyncio.gather(*waiting)
+                for each in waiting:
+                    with pytest.raises(
+                        OtherGroupError, match=r"certainly not stored\. Send it again"
+                    ) as failed:
+                        await each
+                    assert (failed.value.broker_group, failed.value.group_id) == ("g0", 7)
+                    assert failed.value.retryable
+                assert producer._outbox._bytes == 0
+            else:
+                cluster.register(new)
+                await until(lambda: producer._connections["g0"] is not former)
+            await asyncio.gather(*map(producer.send, messages))
             assert (held(new, "orders"), held(new, "payments")) == (2, 1)
+            assert producer._connections["g0"] is not former
 
     run(scenario())
 
 
-def test_a_message_that_the_group_before_may_have_stored_is_not_stored_again() -> None:
+def test_of_a_message_that_the_former_group_may_have_stored_nobody_says_that_it_is_not() -> None:
     async def scenario() -> None:
         old, new = groups("orders")
         async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer:
@@ -97,58 +114,36 @@ def test_a_message_that_the_group_before_may_have_stored_is_not_stored_again() -
             await cluster.replace(old, new)
             cluster.nodes["g0", "n1"].may_answer.set()
             cluster.register(new)
-            with pytest.raises(OutcomeUnknownError, match='broker group "g0" was replaced'):
+            with pytest.raises(OutcomeUnknownError, match=r'broker group "g0" \(id 0{15}7\) was replaced'):
                 await sent
-            await waits
-            assert held(new, "orders") == 1
+            with pytest.raises((OtherGroupError, OutcomeUnknownError), match="was replaced"):
+                await waits
+            assert held(new, "orders") == 0
             assert producer._outbox._bytes == 0
+            assert (await producer.send("orders", b"again")).queue_offset == 0
 
     run(scenario())
 
 
-def test_a_topic_that_the_new_group_has_not_fails_at_once() -> None:
+def test_a_topic_that_the_new_group_does_not_have_does_not_exist() -> None:
     async def scenario() -> None:
         old, new = groups("payments")
         async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer:
             await producer.send("orders", b"before")
             await producer.send("payments", b"before")
-            await cluster.replace(old, new)
-            await until(lambda: not producer._connections["g0"].connected)
-            waits = producer.send_nowait("orders", b"after")
+            former = producer._connections["g0"]
+            await replaced(cluster, old, new, producer)
             cluster.register(new)
+            await until(lambda: producer._connections["g0"] is not former)
             with pytest.raises(TopicNotFoundError):
-                await waits
+                await producer.send("orders", b"after")
             await producer.send("payments", b"after")
             assert held(new, "payments") == 1
 
     run(scenario())
 
 
-def test_a_topic_that_the_new_group_has_not_fails_as_soon_as_that_is_known(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """At first it has no leader, so nobody can say."""
-    caplog.set_level(logging.INFO, "ledgermq.client.produce.reroute")
-
-    async def scenario() -> None:
-        old, new = groups("payments")
-        new.leader = ""
-        async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=20_000) as producer:
-            await asyncio.gather(*(producer.send(topic, b"before") for topic in ("orders", "payments")))
-            await cluster.replace(old, new)
-            cluster.register(new)
-            await until(lambda: "route not refreshed topic=orders" in caplog.text)
-            waits = [producer.send_nowait(topic, b"after") for topic in ("orders", "payments")]
-            new.leader, new.term = "n1", 2
-            cluster.register(new)
-            with pytest.raises(TopicNotFoundError):
-                await waits[0]
-            await waits[1]
-
-    run(scenario())
-
-
-def test_an_answer_that_comes_late_with_the_group_before_stops_no_topic() -> None:
+def test_an_answer_that_comes_late_with_the_former_group_stops_no_topic() -> None:
     async def scenario() -> None:
         old, new = groups("payments", "orders")
         async with FakeCluster(old) as cluster, Producer(cluster.address, timeout_ms=20_000) as producer:
@@ -157,13 +152,17 @@ def test_an_answer_that_comes_late_with_the_group_before_stops_no_topic() -> Non
             assert late is not None
             await cluster.replace(old, new)
             cluster.register(new)
-            connection = producer._connections["g0"]
-            await until(lambda: connection.group.group_id == 8)
-            producer._routes._keep(late)
-            assert connection.group.group_id == 7
-            await until(lambda: connection.group.group_id == 8)
+
+            def led_by(group_id: int) -> bool:
+                routes = map(producer._routes.cached, ("orders", "payments"))
+                return all(route and route.parts[0].group.group_id == group_id for route in routes)
+
+            await until(lambda: led_by(8))
             await asyncio.gather(*(producer.send(topic, b"after") for topic in ("orders", "payments")))
-            assert (held(new, "orders"), held(new, "payments")) == (1, 1)
+            producer._routes._keep(late)
+            await until(lambda: led_by(8))
+            await asyncio.gather(*(producer.send(topic, b"after") for topic in ("orders", "payments")))
+            assert (held(new, "orders"), held(new, "payments")) == (2, 2)
 
     run(scenario())
 
@@ -179,17 +178,40 @@ def test_a_topic_that_nobody_has_any_more_fails_at_once_or_is_made_anew(creates_
             Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
         ):
             await producer.send("orders", b"before")
-            await cluster.replace(old, new)
-            await until(lambda: not producer._connections["g0"].connected)
+            await replaced(cluster, old, new, producer)
+            # None is sent a second time, so none is in flight when the route comes
+            cluster.nodes["g0", "n1"].stranger_pause_ms = DEADLINE_MS
             cluster.groups = (new,)
             cluster.messaging[0].creates_topics = cluster if creates_topics else None
             cluster.register(new)
-            if creates_topics:
+            with pytest.raises(OtherGroupError if creates_topics else TopicNotFoundError):
                 await producer.send("orders", b"after")
+            if creates_topics:
+                await producer.send("orders", b"again")
                 assert held(new, "orders") == 1
-            else:
-                with pytest.raises(TopicNotFoundError):
-                    await producer.send("orders", b"after")
+
+    run(scenario())
+
+
+def test_a_message_group_in_another_broker_group_stays_in_its_queue() -> None:
+    """It must not overtake itself while nobody knows yet which queues the new broker group has."""
+
+    async def scenario() -> None:
+        old, new = groups("payments", "orders")
+        other = FakeGroup("g1", {"orders": 2})
+        name = next(name for name in map(str, range(1000)) if queue_of_group(name, 3) == 2)
+        async with (
+            FakeCluster(old, other) as cluster,
+            Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
+        ):
+            await producer.send("payments", b"before")
+            first = await producer.send("orders", b"1", message_group=name)
+            former = producer._connections["g0"]
+            await cluster.replace(old, new)
+            cluster.register(new)
+            await until(lambda: producer._connections["g0"] is not former)
+            second = await producer.send("orders", b"2", message_group=name)
+            assert [(each.broker_group, each.queue_id) for each in (first, second)] == [("g1", 1)] * 2
 
     run(scenario())
 
@@ -214,49 +236,88 @@ def test_a_group_that_was_recovered_goes_on_as_the_same() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_pull_consumer_reads_its_topics_in_the_new_group_from_their_beginning(is_told: bool) -> None:
-    async def scenario() -> None:
-        old, new = groups("payments", "orders")
-        async with FakeCluster(old) as cluster, PullConsumer(cluster.address) as consumer:
-            await fill(cluster, [b"a", b"b"])
-            await consumer.subscribe("orders")
-            assert await read(consumer, 2) == [b"a", b"b"]
-            await cluster.replace(old, new)
-            if not is_told:
-                node = cluster.nodes["g0", "n1"]
-                seen = len(node.meant)
-                await until(lambda: 7 in node.meant[seen:])
-            cluster.register(new)
-            await fill(cluster, [b"not ours"] * 3, "payments")
+QUEUE = MessageQueue("orders", "g0", 0)
+
+
+@asynccontextmanager
+async def one_that_was_replaced(
+    *topics: str, consumer_group: str = ""
+) -> AsyncIterator[tuple[FakeCluster, FakeGroup, PullConsumer]]:
+    """A consumer of "orders" that stands at 2 in a broker group which is replaced.
+
+    In the new one "payments" has the id that "orders" had.
+    """
+    old, new = groups(*topics)
+    async with FakeCluster(old) as cluster, PullConsumer(cluster.address, group=consumer_group) as consumer:
+        await fill(cluster, [b"a", b"b"])
+        await consumer.subscribe("orders")
+        assert await read(consumer, 2) == [b"a", b"b"]
+        if "orders" not in topics:
+            await consumer.subscribe("payments")  # by which it is known that the broker group is another one
+        await cluster.replace(old, new)
+        cluster.register(new)
+        await fill(cluster, [b"not ours"] * 3, "payments")
+        if "orders" in topics:
             await fill(cluster, [b"c", b"d"])
-            assert await read(consumer, 2) == [b"c", b"d"]
-            assert consumer.position(MessageQueue("orders", "g0", 0)) == 2
+        with pytest.raises(OtherGroupError, match=r"orders/g0/0 \(2\)|orders.*\(2\)") as failed:
+            await consumer.poll()
+        assert (failed.value.group_id, failed.value.retryable) == (7, False)
+        yield cluster, new, consumer
 
-    run(scenario())
 
-
-def test_a_queue_that_was_paused_goes_on_in_the_new_group() -> None:
+def test_a_position_in_a_broker_group_that_was_replaced_is_an_error_until_another_one_is_chosen() -> None:
     async def scenario() -> None:
-        old, new = groups("payments", "orders")
-        queue = MessageQueue("orders", "g0", 0)
-        async with FakeCluster(old) as cluster, PullConsumer(cluster.address) as consumer:
-            await fill(cluster, [b"a"])
-            await consumer.subscribe("orders")
-            assert await read(consumer, 1) == [b"a"]
-            consumer.pause([queue])
-            await cluster.replace(old, new)
-            cluster.register(new)
-            await fill(cluster, [b"not ours"] * 3, "payments")
-            await fill(cluster, [b"b"])
-            await until(lambda: consumer.position(queue) == 0)
-            consumer.resume([queue])
-            assert await read(consumer, 1) == [b"b"]
+        async with one_that_was_replaced("payments", "orders") as (_, _, consumer):
+            for _ in range(2):
+                with pytest.raises(OtherGroupError, match="was replaced by another one of its name"):
+                    await consumer.poll(timeout_ms=1)
+            with pytest.raises(OtherGroupError):
+                consumer.position(QUEUE)
+            assert consumer.assignment == (QUEUE,)
+            consumer.seek(QUEUE, 1)
+            assert await read(consumer, 1) == [b"d"]
+            assert consumer.position(QUEUE) == 2
 
     run(scenario())
 
 
-def test_a_queue_that_was_begun_before_its_group_said_an_id_is_read_in_the_new_group() -> None:
+def test_a_queue_of_a_broker_group_that_was_replaced_is_begun_anew_when_its_user_says_so() -> None:
+    async def scenario() -> None:
+        async with one_that_was_replaced("payments", "orders") as (_, _, consumer):
+            await consumer.subscribe("orders")
+            assert await read(consumer, 2) == [b"c", b"d"]
+            await consumer.seek_to_beginning("orders")
+            assert await read(consumer, 2) == [b"c", b"d"]
+
+    run(scenario())
+
+
+def test_all_queues_of_a_replaced_broker_group_are_sought_or_left_at_once() -> None:
+    async def scenario() -> None:
+        async with one_that_was_replaced("payments", "orders") as (_, _, consumer):
+            await consumer.seek_to_beginning("orders")
+            assert await read(consumer, 2) == [b"c", b"d"]
+        async with one_that_was_replaced("payments", "orders") as (_, _, consumer):
+            consumer.unsubscribe("orders")
+            with pytest.raises(UsageError, match="reads no queue"):
+                await consumer.poll()
+
+    run(scenario())
+
+
+def test_a_queue_that_the_new_broker_group_does_not_have_cannot_be_sought() -> None:
+    async def scenario() -> None:
+        async with one_that_was_replaced("payments") as (_, _, consumer):
+            with pytest.raises(TopicNotFoundError):
+                consumer.seek(QUEUE, 0)
+            consumer.unassign([QUEUE])
+            await consumer.subscribe("payments")
+            assert await read(consumer, 3) == [b"not ours"] * 3
+
+    run(scenario())
+
+
+def test_a_broker_group_that_said_no_id_at_first_is_known_to_be_replaced() -> None:
     """The consumer has run since before the brokers were upgraded."""
 
     async def scenario() -> None:
@@ -272,32 +333,26 @@ def test_a_queue_that_was_begun_before_its_group_said_an_id_is_read_in_the_new_g
             await until(lambda: reader._fetchers["g0"].group.group_id == 7)
             await cluster.replace(old, new)
             cluster.register(new)
-            await fill(cluster, [b"not ours"] * 3, "payments")
-            await fill(cluster, [b"b"])
-            assert await read(consumer, 1) == [b"b"]
+            with pytest.raises(OtherGroupError):
+                await consumer.poll()
 
     run(scenario())
 
 
-@pytest.mark.parametrize("has_topic", [False, True])
-def test_a_commit_leaves_out_what_was_read_in_the_group_before(has_topic: bool) -> None:
-    """Of a topic that the new group has not, or of which that is not known here yet: the offset is one of the group before."""
-
+@pytest.mark.parametrize("explicitly", [False, True])
+def test_an_offset_of_the_former_broker_group_is_not_committed_in_the_new_one(explicitly: bool) -> None:
     async def scenario() -> None:
-        old, new = groups("payments")
-        async with FakeCluster(old) as cluster, PullConsumer(cluster.address, group="billing") as consumer:
-            await fill(cluster, [b"a"])
-            await consumer.subscribe("orders")
+        async with one_that_was_replaced("payments", "orders", consumer_group="billing") as (
+            _,
+            new,
+            consumer,
+        ):
             await consumer.subscribe("payments")
-            assert await read(consumer, 1) == [b"a"]
-            await cluster.replace(old, new)
-            cluster.register(new)
-            await fill(cluster, [b"b", b"c"], "payments")
-            assert await read(consumer, 2) == [b"b", b"c"]
-            if has_topic:
-                new.create_topic("orders", 1)
-            await consumer.commit()
-            assert new.committed == {("billing", "payments", 0): 2}
+            paid = MessageQueue("payments", "g0", 0)
+            consumer.seek(paid, 2)
+            with pytest.raises(OtherGroupError):
+                await consumer.commit({QUEUE: 2, paid: 2} if explicitly else None)
+            assert new.committed == ({} if explicitly else {("billing", "payments", 0): 2})
 
     run(scenario())
 

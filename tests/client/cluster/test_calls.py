@@ -72,7 +72,7 @@ def answering(
     port: Port = "log_address",
     after_round: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[Any, list[str]]:
-    """Call a broker group whose nodes answer in this order, by address; return the answer or error, and who was asked."""
+    """Call a broker group whose nodes give these answers; return the answer or error, and who was asked."""
     asked: list[str] = []
 
     async def call(address: Any, timeout_s: float) -> Any:

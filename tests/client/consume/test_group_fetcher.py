@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import replace
 from typing import Self
 
 import pytest
@@ -106,27 +105,6 @@ def test_an_older_route_that_comes_late_moves_nobody() -> None:
             await fetcher.has_messages.wait()
             assert fetcher.source is not None
             assert fetcher.source.node_id == "n1"
-            await fetcher.close()
-            await channels.close()
-
-    run(scenario())
-
-
-def test_the_leader_of_a_group_that_took_the_name_is_read_whatever_its_term(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(group_fetcher, "GRACE_S", 3600.0)
-
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics={"orders": 1}), nodes=2) as cluster:
-            await fill(cluster, [b"a"])
-            nodes, channels = [cluster.node(name) for name in ("n1", "n2")], Channels()
-            addresses = [node.address for node in nodes]
-            nodes[0].running.clear()
-            fetcher = Fetcher(replace(group_of(7, "n1", *addresses), group_id=1), channels)
-            await nodes[0].polled.wait()
-            fetcher.update(replace(group_of(1, "n2", *addresses), group_id=2))
-            await fetcher.has_messages.wait()
             await fetcher.close()
             await channels.close()
 

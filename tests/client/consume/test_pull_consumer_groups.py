@@ -114,14 +114,13 @@ def test_living_groups_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_any_group_that_answers_subscribe_fails_and_may_be_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wanted_queues, "CALL_TIMEOUT_S", 0.2)
-
     async def scenario() -> None:
         groups = two_groups()
         async with FakeCluster(*groups) as cluster, PullConsumer(cluster.address) as consumer:
             for group in groups:
                 await cluster.lose(group)
-            with pytest.raises(BrokerUnreachableError):
+            with monkeypatch.context() as patch, pytest.raises(BrokerUnreachableError):
+                patch.setattr(wanted_queues, "CALL_TIMEOUT_S", 0.2)
                 await consumer.subscribe("orders")
             assert (consumer.assignment, consumer.missing) == ((), ())
             with pytest.raises(UsageError, match="reads no queue"):

@@ -323,60 +323,40 @@ def test_what_is_open_of_an_old_topic_still_has_its_deadline() -> None:
     assert [each.section.tickets for each in driver.window.expire(1000)] == [["a"]]
 
 
-GONE = pb.Refusal(code=pb.OUTCOME_UNKNOWN, message="the group is gone")
+def test_what_is_given_up_with_its_broker_group_may_be_stored_only_if_it_was_sent() -> None:
+    driver = Driver()
+    driver.add(0, "refused")
+    driver.window.on_response(refused(driver.must_request(), pb.DISK_FULL, retry_after_ms=1_000), 0)
+    driver.add(1, "sent before, without an answer")
+    driver.must_request(1_000)
+    driver.window.on_disconnect()
+    driver.window.on_response(refused(driver.must_request(1_000), pb.NOT_LEADER), 1_000)
+    driver.add(1, "waits", now=1_000)
+    failed = {each.section.tickets[0]: each.sent for each in driver.window.give_up_all()}
+    assert failed == {"refused": True, "sent before, without an answer": True, "waits": False}
+    assert driver.window.idle
+    assert driver.request(2_000) is None
 
 
-def test_when_another_group_takes_the_name_only_what_is_certainly_not_stored_goes_there() -> None:
+def test_what_was_refused_for_good_is_given_up_as_not_stored_and_what_is_in_flight_as_perhaps_stored() -> (
+    None
+):
     driver = Driver()
     driver.add(0, "refused")
     driver.window.on_response(refused(driver.must_request(), pb.DISK_FULL, retry_after_ms=1), 0)
-    driver.add(1, "in flight")
+    assert [each.sent for each in driver.window.give_up_all()] == [False]
+    driver.add(0, "in flight")
     driver.must_request(1)
-    driver.add(0, "waits")
-    failed = driver.window.leave_group(GONE)
-    assert [(each.section.tickets, each.refusal, each.sent) for each in failed] == [
-        (["refused"], GONE, True),  # it went again, with the one in flight
-        (["in flight"], GONE, True),
-    ]
-    assert driver.request(1) is None, "it is not known where it belongs there"
-    driver.add(0, "comes", now=1)
-    assert (driver.request(1), driver.window.topics_left) == (None, {"orders"})
-    driver.lanes = [driver.window.lane(MessageQueue("orders", "g0", i), 7) for i in range(2)]
-    request = driver.must_request(1)
-    assert [section.tickets for section in request.sections] == [["waits", "comes"]]
-    assert driver.window.topics_left == set()
-    driver.window.on_response(stored(request), 1)
-    assert driver.window.idle
+    assert [each.sent for each in driver.window.give_up_all()] == [True]
 
 
-def test_what_was_given_up_is_not_given_up_again_with_its_group() -> None:
+def test_what_was_given_up_is_not_given_up_again_with_its_broker_group() -> None:
     driver = Driver()
     driver.add(0, "a")
     driver.must_request()
     assert len(driver.window.expire(1000)) == 1
-    assert driver.window.leave_group(GONE) == []
-    driver.window.lane(MessageQueue("orders", "g0", 0), 7)
+    assert driver.window.give_up_all() == []
     assert driver.window.idle
-
-
-def test_what_waits_for_a_group_that_took_the_name_has_its_deadline() -> None:
-    driver = Driver()
-    driver.add(0, "a")
-    driver.window.leave_group(GONE)
-    assert [(each.section.tickets, each.sent) for each in driver.window.expire(1000)] == [(["a"], False)]
-
-
-def test_what_an_old_topic_did_not_store_goes_to_the_group_that_took_the_name() -> None:
-    """The topic was created again, and then the whole group was."""
-    driver = Driver()
-    driver.add(0, "a")
-    request = driver.must_request()
-    driver.window.lane(MessageQueue("orders", "g0", 0), 8)
-    driver.window.on_disconnect(sent=False)
-    assert driver.window.leave_group(GONE) == []
-    driver.window.lane(MessageQueue("orders", "g0", 0), 3)
-    again = driver.must_request(1)
-    assert (tickets(again), decode_section(payload(again)).topic_id) == (tickets(request), 3)
 
 
 # --- against a broker that loses streams, answers and leaders ------------------------------------------------------

@@ -177,7 +177,7 @@ def test_nothing_joins_a_run_that_something_came_behind(monkeypatch: pytest.Monk
         assert desk.box.join("orders", b"03") is None
         desk.box.put("orders", b"03")
         assert desk.box.join("orders", b"04") is not None
-        await desk.box.put_stretch(Stretch("orders", [b"05"] * 20), [])
+        await desk.box.put_stretch(Stretch("orders", [b"05"] * 20), [], desk.box.ready)
         assert desk.box.join("orders", b"06") is None
         desk.box.put("orders", b"06")
         expected = [b"00", b"01", b"02", b"0" * 200, b"03", b"04", *[b"05"] * 20, b"06"]
@@ -304,13 +304,15 @@ def test_a_section_has_no_more_messages_than_it_may_have(monkeypatch: pytest.Mon
     async def scenario() -> None:
         desk = Desk(monkeypatch)
         waiting: list[asyncio.Future[Any]] = []
-        await desk.box.put_stretch(Stretch("orders", [b"0"] * (MAX_SECTION_COUNT - 4)), waiting)
+        await desk.box.put_stretch(
+            Stretch("orders", [b"0"] * (MAX_SECTION_COUNT - 4)), waiting, desk.box.ready
+        )
         desk.window._max_section = 1 << 30
         count = len(waiting)
         desk.box.put("orders", b"0")
         while desk.box.join("orders", b"0") is not None:
             count += 1
-        await desk.box.put_stretch(Stretch("orders", [b"0"] * 20), waiting)
+        await desk.box.put_stretch(Stretch("orders", [b"0"] * 20), waiting, desk.box.ready)
         assert max(section.count for section in desk.cut().sections) <= MAX_SECTION_COUNT
 
     asyncio.run(scenario())
@@ -376,7 +378,7 @@ def test_a_stretch_is_put_in_pieces_that_sections_and_the_bound_take(monkeypatch
         async def put() -> None:
             for part in stretches((Message("orders", body) for body in sent), 4096):
                 assert isinstance(part, Stretch)
-                await desk.box.put_stretch(part, waiting)
+                await desk.box.put_stretch(part, waiting, desk.box.ready)
 
         putting = asyncio.create_task(put())
         stored: list[bytes] = []
@@ -463,7 +465,7 @@ def test_whatever_comes_after_whatever_every_record_is_sound_and_its_receipt_tru
             elif step == "batch":
                 futures: list[asyncio.Future[Any]] = []
                 batch = [body(min(size, 3000)) for _ in range(12)]
-                await box.put_stretch(Stretch("orders", batch), futures)
+                await box.put_stretch(Stretch("orders", batch), futures, box.ready)
                 waiting += zip(futures, [batch] * len(futures), strict=True) if len(futures) == 1 else []
             elif step == "next ms":
                 desk.now_ns += 1_000_000
