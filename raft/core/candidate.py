@@ -1,7 +1,8 @@
-"""A candidate: asks whether it would win (pre-vote), then asks for the votes (5.2; thesis 9.6).
+"""Pre-candidate and candidate: ask whether they would win, then ask for the votes (5.2; thesis 9.6).
 
-Owns: campaigns and the counting of votes. Invariants: a pre-vote changes neither term nor vote; the request for a
-vote and the candidate's own vote wait until its term, its vote and the log tail that it shows are durable (P4).
+Owns: campaigns and the counting of votes. Must not: decide on the votes of others (`votes.py`).
+Invariants: a pre-vote changes neither term nor vote; the request for a vote and the candidate's own vote wait
+until its term, its vote and the log tail that it shows are durable (P4).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def become_pre_candidate(state: CoreState) -> None:
 
 
 def ask_again_soon(state: CoreState) -> None:
-    """Ask for pre-votes again within a few ticks: a voter has come back, and may be the one that a majority lacked."""
+    """Ask for pre-votes again within a few ticks: the voter that came back may complete a majority."""
     if state.ticks_to_campaign > state.config.forget_ticks_max:
         if state.silence:
             state.silence += state.elapsed
@@ -74,8 +75,8 @@ def on_request_vote_reply(state: CoreState, message: RequestVoteReply) -> None:
     state.votes[message.from_] = message.granted
     _count(state)
     if state.role is Role.CANDIDATE and not message.granted:
-        # Votes are split, and who is missing may be dead and never answer: do not sit out the whole timeout. The
-        # next campaign starts with a pre-vote, so this cannot raise the term without a chance to win.
+        # The votes are split, and the missing voters may be dead: do not sit out the whole timeout. The next
+        # campaign starts with a pre-vote, so this cannot raise the term without a chance to win.
         soon = state.elapsed + state.rng.randrange(1, max(2, state.config.election_ticks_min // 2))
         state.timeout = min(state.timeout, soon)
 
@@ -83,8 +84,8 @@ def on_request_vote_reply(state: CoreState, message: RequestVoteReply) -> None:
 def tick(state: CoreState) -> bool:
     """Count a tick; return whether the campaign took too long and another one is due.
 
-    Who did not answer a pre-vote is asked again at each heartbeat interval: it may have ignored the question because it had not
-    missed the leader yet, and have the shorter log, so that nobody else can win.
+    Voters that did not answer a pre-vote are asked again at each heartbeat interval. One may have ignored the
+    question because it still heard the leader; if its log is shorter, no other node can win without it.
     """
     state.elapsed += 1
     if state.ticks_to_campaign <= 0:
@@ -95,7 +96,7 @@ def tick(state: CoreState) -> bool:
 
 
 def quiet_ticks(state: CoreState) -> int:
-    """Return how many ticks ask nobody again for a pre-vote (see `tick`)."""
+    """Return how many ticks repeat no request for a pre-vote (see `tick`)."""
     if state.role is not Role.PRE_CANDIDATE:
         return NEVER
     interval = state.config.heartbeat_ticks
@@ -125,5 +126,5 @@ def _count(state: CoreState) -> None:
     elif state.quorum.is_lost([voter for voter, granted in state.votes.items() if not granted]):
         become_follower(state, state.term, None)
         if not was_pre_vote:
-            # The votes were split: whoever may win is known to be alive, so the next try need not wait long.
+            # The votes were split. The voters are known to be alive, so the next try need not wait long.
             state.reset_timer(1, state.config.election_ticks_min // 2)

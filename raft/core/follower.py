@@ -1,8 +1,8 @@
-"""A follower: takes entries and heartbeats from the leader, and notices when there is none (5.2, 5.3).
+"""Follower: takes entries and heartbeats from the leader, and notices when there is none (5.2, 5.3).
 
 Owns: the follower's answers. Must not: start an election (the core does, when the timer has run out).
-Invariants: commit moves only to what this very leader has shown to match (P11); an acknowledgement names only what
-the acknowledged message covers, once that is durable (P5, P6).
+Invariants: the commit index moves only to entries that the leader of this term has shown to match (P11); an
+acknowledgement names only entries that the acknowledged message covers, once they are durable (P5, P6).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .state import NEVER, CoreState
 
 
 def become_follower(state: CoreState, term: Term, leader_id: NodeId | None) -> None:
-    """Follow `leader_id` (None: nobody known yet) in `term`, from any role."""
+    """Follow `leader_id` (None: no leader is known yet) in `term`, from any role."""
     state.end_lead()
     new_term = term > state.term
     if new_term:
@@ -56,7 +56,7 @@ def tick(state: CoreState) -> bool:
 
 
 def quiet_read_ticks(state: CoreState) -> int:
-    """Return how many ticks bring no forwarded read to its next question or its end (see `_age_forwarded_reads`)."""
+    """Return how many ticks neither repeat nor end a forwarded read (see `_age_forwarded_reads`)."""
     if not state.forwarded_reads:
         return NEVER
     lowest, interval = state.config.election_ticks_min, state.config.heartbeat_ticks
@@ -65,7 +65,7 @@ def quiet_read_ticks(state: CoreState) -> int:
 
 
 def on_append_entries(state: CoreState, message: AppendEntries) -> None:
-    """Take what is new of the entries, or tell where the logs part."""
+    """Take the entries that are new here, or tell where the logs part."""
     if not _hear_leader(state, message.from_) or not _is_well_formed(message):
         return
     log = state.log
@@ -75,7 +75,7 @@ def on_append_entries(state: CoreState, message: AppendEntries) -> None:
         if message.offers_reset and prev > state.commit_index:
             state.emit(ResetOffered(message.from_, message.term, prev))
         return
-    # What lies below the base is committed, so it matches by leader completeness.
+    # Entries below the base are committed, so they match by leader completeness.
     new = log.first_difference(message.lo, message.hi, message.term_runs)
     if new is not None:
         if new <= log.last_index and not state.truncate_from(new):
@@ -102,9 +102,10 @@ def on_append_entries(state: CoreState, message: AppendEntries) -> None:
 def begin_reset(state: CoreState, leader_id: NodeId, term: Term, base: LogIndex, base_term: Term) -> bool:
     """Fall silent to be reset to the committed entry `base` of the leader of `term`; False: it must not be.
 
-    What this node acknowledged stays covered. Of its log, what is committed lies at or below `base`: were its entry
-    at `base` the leader's, that entry would be here with this term; as it is not, nothing from there on was ever
-    committed, and everything before it that was is part of the leader's state.
+    Everything that this node acknowledged stays covered. Every committed entry of its log lies below `base`:
+    the entry at `base` is committed in the leader's log, and this node has another one there or none. So
+    nothing of its own log from `base` on was ever committed, and all that was committed before is part of the
+    state.
     """
     is_wanted = state.role is Role.FOLLOWER and (state.leader_id, state.term) == (leader_id, term)
     if not is_wanted or base <= state.commit_index or state.log.term(base) == base_term:
@@ -114,7 +115,7 @@ def begin_reset(state: CoreState, leader_id: NodeId, term: Term, base: LogIndex,
 
 
 def on_heartbeat(state: CoreState, message: Heartbeat) -> None:
-    """The leader lives. Answered from memory, whatever the disk does."""
+    """Take a sign of life of the leader. The answer comes from memory, however slow the disk is."""
     if not _hear_leader(state, message.from_):
         return
     state.commit_to(min(message.commit_index, state.verified_index))
@@ -133,7 +134,7 @@ def on_heartbeat(state: CoreState, message: Heartbeat) -> None:
 
 
 def on_resign(state: CoreState, message: Resign) -> None:
-    """The leader stops: no need to wait for its silence."""
+    """Forget a leader that stops, instead of waiting for its silence."""
     state.resigned_in = state.term
     if message.from_ == state.leader_id:
         forget_leader(state)
@@ -150,7 +151,7 @@ def forward_read(state: CoreState, context: object) -> bool:
 
 
 def on_read_index_reply(state: CoreState, message: ReadIndexReply) -> None:
-    """The leader confirmed itself, or could not."""
+    """Take the leader's answer: a confirmed index, or that it could not confirm itself."""
     entry = state.forwarded_reads.pop(message.context, None)
     if entry is None:
         return
@@ -176,22 +177,22 @@ def check_caught_up(state: CoreState) -> None:
 
 
 def _hear_leader(state: CoreState, leader_id: NodeId) -> bool:
-    """Note a sign of life; return False for what cannot come from the one leader of this term, or came late.
+    """Note a sign of life; return False if it came late, or cannot come from the leader of this term.
 
-    What a leader said before it resigned may arrive after its resignation: it travels on two connections. Believed, it
-    would protect a leader that is gone for a whole election timeout.
+    A message that the leader sent before it resigned may arrive after its resignation, on another connection.
+    Believing it would protect a leader that is gone, for a whole election timeout.
     """
     if state.role is Role.LEADER or state.resigned_in == state.term:
         return False
     if state.role is not Role.FOLLOWER or state.leader_id is None:
-        if state.silence:  # it was late, and taken for dead
+        if state.silence:  # the leader was late, and taken for dead
             state.note_peer_heard(state.silence + state.elapsed)
         become_follower(state, state.term, leader_id)
     elif state.leader_id != leader_id:
         return False
     else:
         state.note_peer_heard(state.elapsed)
-        if state.timeout < state.config.election_ticks_min:  # it was shortened by a suspicion
+        if state.timeout < state.config.election_ticks_min:  # a suspicion had shortened the timeout
             state.reset_timer()
         else:
             state.elapsed = 0
@@ -244,7 +245,7 @@ def _ask_leader(state: CoreState, number: int) -> None:
 
 
 def _age_forwarded_reads(state: CoreState) -> None:
-    """Ask again after each heartbeat interval (either message may be lost); give up after an election timeout."""
+    """Repeat forwarded reads at each heartbeat interval; give up after the shortest election timeout."""
     if not state.forwarded_reads:
         return
     for number, (context, age) in list(state.forwarded_reads.items()):

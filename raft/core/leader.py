@@ -1,7 +1,9 @@
-"""A leader: takes proposals, keeps its lead known, and gives it up when a quorum no longer answers (5.2, 5.3, 8).
+"""Leader: takes proposals, sends heartbeats, and steps down when a quorum no longer answers (5.2, 5.3, 8).
 
-Owns: election to the lead, heartbeats, proposals, check-quorum, hand-over. `replication` moves the entries.
-Invariants: the first entry of a term is its no-op; a leader that heard no quorum for one election timeout steps down.
+Owns: the beginning and the end of a lead, heartbeats, proposals, reads, check-quorum, hand-over. Must not:
+move entries (`replication.py`).
+Invariants: the first entry of a term is its no-op; a leader that heard no quorum for the shortest election
+timeout steps down.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def quiet_ticks(state: CoreState, leading: LeaderState) -> int:
     nearest = state.config.heartbeat_ticks - leading.heartbeat_elapsed
     alive = [state.node_id]
     for follower in leading.followers.values():
-        left = state.shortest_timeout - follower.contact_ticks  # this tick takes it from those that are alive
+        left = state.shortest_timeout - follower.contact_ticks  # ticks until it no longer counts as alive
         if left > 0:
             nearest = min(nearest, left)
             if not follower.is_learner:
@@ -93,13 +95,13 @@ def quiet_ticks(state: CoreState, leading: LeaderState) -> int:
             nearest = min(nearest, lowest - follower.open_ticks)
     if leading.transfer_to is not None:
         nearest = min(nearest, lowest - leading.transfer_elapsed)
-    if not state.quorum.is_reached(alive):  # one came back as a learner
+    if not state.quorum.is_reached(alive):  # a voter came back as a learner
         return 0
     return max(nearest - 1, 0)
 
 
 def send_heartbeats(state: CoreState, leading: LeaderState) -> None:
-    """Tell every follower that the leader lives, and no more of the commit index than it is known to hold."""
+    """Tell every follower that the leader lives, and the commit index as far as it has the entries."""
     leading.heartbeat_elapsed = 0
     for follower in leading.followers.values():
         follower.probe_is_newest = False
@@ -114,7 +116,7 @@ def ask_read(state: CoreState, leading: LeaderState, reader: Reader) -> None:
 
 
 def run_reads(state: CoreState, leading: LeaderState) -> None:
-    """Answer what is confirmed and start the next round. Before the no-op commits nothing may be read (8)."""
+    """Answer confirmed reads and start the next round. Before the no-op commits nothing may be read (8)."""
     reads = leading.reads
     while True:
         for reader in reads.finished(state.quorum):
@@ -132,7 +134,7 @@ def run_reads(state: CoreState, leading: LeaderState) -> None:
 
 
 def on_read_index_request(state: CoreState, message: ReadIndexRequest) -> None:
-    """A follower wants to read."""
+    """Take a read that a follower forwards."""
     leading = state.leading
     if leading is not None:
         ask_read(state, leading, Reader(message.context, message.from_))
@@ -141,7 +143,7 @@ def on_read_index_request(state: CoreState, message: ReadIndexRequest) -> None:
 
 
 def transfer(state: CoreState, leading: LeaderState, to: NodeId | None) -> NodeId | None:
-    """Begin to hand the lead over; return to whom, or None when nobody can take it."""
+    """Begin to hand the lead over; return the target, or None when no follower can take it."""
     voters = state.quorum.voters
     candidates = [f for f in leading.followers.values() if not f.is_learner and f.node_id in voters]
     if to is None:

@@ -1,18 +1,20 @@
-"""The Raft state machine of one group: inputs go in, decisions come out; no I/O, no clock (D9).
+"""Raft state machine of one node: inputs go in, decisions come out; no I/O, no clock (D9).
 
 Owns: the dispatch of inputs to the module of the present role. Must not: know bytes, offsets, time.
 
 How a shell drives it, on one thread:
 
 1. Call one input (`tick`, `step`, `propose`, `storage_done`, ...).
-2. Call `poll()` until it returns None, and carry out each Output, before the next input. `propose` may be called
-   several times before a poll: the proposals share one persist operation and one AppendEntries per follower.
-3. For each AppendEntries in `send` that is not empty: read its bytes from the log, as many whole entries as fit
-   `max_bytes` (at least one), send `message.shortened(hi, size)` and call `append_sent(message, hi, size)`; or call
-   `append_dropped(message)` when the log has changed or the stream is gone. There is at most one such message open
-   per follower: the next one comes only after that call.
-4. When an AppendEntries arrives: verify its bytes first, then `step`; then `persist.append` of the next Output names
-   the part of them to store (lo may be above the message's lo: the prefix is here already; no append: all of it is).
+2. Call `poll()` until it returns None, and carry out each Output, before the next input. `propose` may be
+   called several times before a poll: the proposals share one persist operation and one AppendEntries per
+   follower.
+3. For each AppendEntries in `send` that is not empty: read its bytes from the log, as many whole entries as
+   fit `max_bytes` (at least one), send `message.shortened(hi, size)` and call `append_sent(message, hi,
+   size)`; or call `append_dropped(message)` when the log has changed or the stream is gone. There is at most
+   one such message open per follower: the next one comes only after that call.
+4. When an AppendEntries arrives: verify its bytes first, then `step`; then `persist.append` of the next
+   Output names the entries of it to store. Its lo may be above the message's lo: the entries before it are
+   here already. Without `persist.append` all of them are.
 
 Invariants: first_index - 1 <= applied <= min(commit_index, stable_index); stable_index <= last_index;
 commit_index <= last_index; the log is never cut at or below commit_index; one vote per term, ever.
@@ -44,15 +46,16 @@ from .state import NEVER, CoreState
 
 
 class RaftCore(CoreState):
-    """One node's view of its group. Starts as a follower, also when it led before the restart (rule P16).
+    """One node's view of its broker group. Starts as a follower, even if it led before a restart (rule P16).
 
     Readable at any time: role, term, voted_for, leader_id, is_voter, first_index, last_index, last_term,
-    stable_index (durable here), commit_index, applied_index (given out in Output.committed), hard_state, fault.
+    stable_index (durable here), commit_index, applied_index (given out in Output.committed), hard_state,
+    fault.
     """
 
-    # --- inputs ----------------------------------------------------------------------------------------------
+    # --- inputs ---------------------------------------------------------------------------------------------
     def tick(self) -> None:
-        """One tick of a monotonic clock passed. After a stall, deliver queued messages first, then tick once."""
+        """Count a tick of a monotonic clock. After a stall, deliver queued messages first, then tick once."""
         self.count_window_tick()
         if self.leading is not None:
             leader.tick(self, self.leading)
@@ -63,13 +66,13 @@ class RaftCore(CoreState):
             candidate.campaign(self)
 
     def late(self, ticks: int) -> None:
-        """This node's own timer fired so many ticks late. A leader's heartbeat is due then, whatever it has counted."""
+        """Note that this node's own timer fired so many ticks late. A leader's heartbeat is due then."""
         self.note_timer_late(ticks)
         if self.leading is not None and ticks >= self.config.heartbeat_ticks:
             self.leading.heartbeat_elapsed = self.config.heartbeat_ticks - 1  # with the next tick
 
     def step(self, message: Message) -> None:
-        """Take a message of a peer. Never raises: what makes no sense is ignored."""
+        """Take a message of a peer. Never raises: a message that makes no sense is ignored."""
         if self.is_silent or message.to != self.node_id or message.from_ not in self.peers:
             return
         if message.term > self.term and not self.may_be_reached(message.term):
@@ -82,11 +85,11 @@ class RaftCore(CoreState):
         _HANDLERS[type(message)](self, message)
 
     def propose(self, sizes: Sequence[int]) -> Accepted | NotLeader | Busy | Transferring:
-        """Append one entry per size (bytes in the log). Then build those entries, at exactly these indexes."""
+        """Append one entry per size (bytes in the log). Then build those entries at exactly these indexes."""
         return leader.propose(self, sizes)
 
     def append_sent(self, message: AppendEntries, hi: LogIndex, size: int) -> None:
-        """The shell sent the entries lo..hi (`size` bytes) of an AppendEntries that `poll` gave it."""
+        """Note that the shell sent the entries lo..hi (`size` bytes) of an AppendEntries from `poll`."""
         if self.leading is not None and not message.is_empty:
             progress = self.leading.followers[message.to]
             if progress.open_append is message:
@@ -94,14 +97,14 @@ class RaftCore(CoreState):
                 progress.on_sent(hi, size)
 
     def append_dropped(self, message: AppendEntries) -> None:
-        """The shell could not send an AppendEntries that `poll` gave it. It is tried again with a heartbeat."""
+        """Note that the shell could not send an AppendEntries from `poll`. The next heartbeat retries it."""
         if self.leading is not None and not message.is_empty:
             progress = self.leading.followers[message.to]
             if progress.open_append is message:
                 progress.on_dropped()
 
     def storage_done(self, seq: int) -> None:
-        """All persist operations with a number <= `seq` are on stable storage."""
+        """Note that all persist operations with a number <= `seq` are on stable storage."""
         if self.is_silent:
             return
         self.disk.done(seq)
@@ -114,16 +117,16 @@ class RaftCore(CoreState):
             follower.check_caught_up(self)
 
     def storage_failed(self, reason: str) -> None:
-        """A write or flush failed. Terminal: role FAULTED, no message ever again (rule P15)."""
+        """Stop because a write or flush failed. Terminal: role FAULTED, no message ever again (rule P15)."""
         self.fail(reason)
 
     def link_down(self, peer: NodeId, refused: bool) -> None:
-        """The connection to `peer` broke. `refused`: and it cannot be made again (refused, unreachable, 100 ms gone).
+        """Note that the connection to `peer` broke; `refused`: it cannot be made again at once.
 
-        A hint, never a fact: it may start an election sooner, and a pre-vote of a quorum decides.
+        A hint, not a fact: it may start an election sooner, and the pre-votes of a quorum decide.
         """
         if self.leading is not None and peer in self.leading.followers:
-            self.leading.followers[peer].on_dropped()  # what was under way is lost
+            self.leading.followers[peer].on_dropped()  # messages under way are lost
         elif self.role is Role.FOLLOWER and peer == self.leader_id:
             if refused:
                 follower.forget_leader(self)
@@ -134,55 +137,56 @@ class RaftCore(CoreState):
                 )
 
     def link_up(self, peer: NodeId) -> None:
-        """`peer` can be talked to. Who asked in vain for a majority asks again soon, not when its timeout has run out."""
+        """Note that `peer` can be reached. A pre-candidate asks again soon, not after its whole timeout."""
         if self.role is Role.PRE_CANDIDATE and peer in self.quorum.voters:
             candidate.ask_again_soon(self)
 
     def forget_leader(self) -> None:
-        """Believe no longer that the leader lives; campaign within `forget_ticks_max`."""
+        """Stop believing that the leader lives; campaign within `forget_ticks_max`."""
         if self.role is Role.FOLLOWER:
             follower.forget_leader(self)
 
     def compacted(self, first_index: LogIndex) -> None:
-        """The log now starts at `first_index`; everything before it is applied."""
+        """Note that the log now starts at `first_index`; everything before it is applied."""
         assert first_index - 1 <= self.applied_index, "only applied entries may be deleted"
         self.log.compact(first_index)
 
     def begin_reset(self, leader_id: NodeId, term: Term, base_index: LogIndex, base_term: Term) -> bool:
-        """The state that the leader of `term` offered (ResetOffered) is here, durably. Return whether to install it.
+        """Tell whether to install the state that the leader of `term` offered, and that is durable here now.
 
-        True: this core is silent for ever. Install, then start another one from what the disk says then: log with
-        the base (base_index, base_term) and no entries, hard state with at least this term. False: drop the state.
+        True: this core is silent for ever. Install the state, then start another core on the disk as it is
+        then: a log with the base (base_index, base_term) and no entries, a hard state with at least this
+        term. False: drop the state.
         """
         return follower.begin_reset(self, leader_id, term, base_index, base_term)
 
     def read_index(self, context: object) -> NotLeader | None:
-        """Ask for an index that includes all that is committed now. Answer: `Output.reads` or `reads_aborted`."""
+        """Ask for an index that covers all committed entries. Answer: `Output.reads` or `reads_aborted`."""
         if self.leading is not None:
             leader.ask_read(self, self.leading, Reader(context))
             return None
         return None if follower.forward_read(self, context) else NotLeader(None)
 
     def transfer_leadership(self, to: NodeId | None = None) -> NodeId | NotLeader | None:
-        """Hand the lead to `to` (None: the best follower). Returns the target; None: nobody can take it.
+        """Hand the lead to `to` (None: the best follower). Return the target; None: no follower can take it.
 
-        Success shows as SteppedDown; TransferAborted comes after one election timeout.
+        Success shows as SteppedDown; TransferAborted comes after the shortest election timeout.
         """
         if self.leading is None:
             return NotLeader(self.leader_id)
         return leader.transfer(self, self.leading, to)
 
     def resign(self) -> None:
-        """Lead no longer; the others elect at once. For a stop whose transfer failed."""
+        """Step down; the others elect at once. For a stop whose hand-over failed."""
         if self.leading is not None:
             leader.resign(self)
 
     def hold(self, held: bool) -> None:
-        """Campaign not before this is taken back: who led alone may have been replaced while it was away."""
+        """Hold back campaigns, or no longer: a sole voter may have been replaced while it was away."""
         self.is_held = held
 
     def leave(self) -> None:
-        """The group goes on in a later generation, without this folder: terminal, no message ever again."""
+        """Fall silent for ever: the broker group goes on in a later generation, without this folder."""
         if not self.is_silent:
             self.end_lead()
             self.fall_silent(Role.RESETTING)
@@ -193,36 +197,36 @@ class RaftCore(CoreState):
             candidate.campaign(self)
 
     def promote_to_voter(self) -> None:
-        """A learner votes again, durably. Only after CaughtUp. In the present term it votes for nobody new (P19)."""
+        """Make a learner a voter, durably. Only after CaughtUp. In this term it gives no new vote (P19)."""
         if self.is_voter or self.is_silent:
             return
         self.is_voter = True
         if self.voted_for is None:
-            # Who it voted for before it lost its log is unknown
+            # Its vote of before it lost its log is unknown
             self.voted_for = self.leader_id or self.node_id
         self.save_hard_state()
 
     def peer_replaced(self, peer: NodeId) -> None:
-        """`peer` came back as another incarnation: what the old one acknowledged or voted no longer counts."""
+        """Forget votes and acknowledgements of `peer`, which came back as another incarnation."""
         self.votes.pop(peer, None)
         if self.leading is not None and peer in self.leading.followers:
             self.leading.followers[peer].forget()
             self.leading.reads.acks.discard(peer)
 
     def want_commits(self, wanted: bool) -> None:
-        """Somebody waits here for the commit index: ask the leader to tell at once when it moves."""
+        """Ask the leader to tell at once when the commit index moves, because a caller waits for it here."""
         self.wants_commit = wanted
 
-    # --- output ----------------------------------------------------------------------------------------------
+    # --- output ---------------------------------------------------------------------------------------------
     def poll(self) -> Output | None:
         """Return what is to be done next, or None. Call again until None."""
         if self.leading is not None:
             leader.take_output_of(self, self.leading)
         return self.take_output()
 
-    # --- what it knows ---------------------------------------------------------------------------------------
+    # --- what it knows --------------------------------------------------------------------------------------
     def quiet_ticks(self) -> int:
-        """Return how many of the next ticks decide nothing, if no input comes before them: none of them needs a poll."""
+        """Return how many of the next ticks decide nothing and need no poll, if no input comes before."""
         if self.is_silent:
             return NEVER
         window = self.config.lateness_window_ticks - self.window_elapsed - 1  # then timeouts may shrink
@@ -238,11 +242,11 @@ class RaftCore(CoreState):
 
     @property
     def transferring_to(self) -> NodeId | None:
-        """To whom the lead is being handed over."""
+        """Target of the hand-over that is under way."""
         return self.leading.transfer_to if self.leading is not None else None
 
     def progress(self) -> list[PeerProgress]:
-        """What this leader knows of each follower; empty on other roles."""
+        """Return what this leader knows of each follower; empty in other roles."""
         if self.leading is None:
             return []
         return [
@@ -261,7 +265,7 @@ class RaftCore(CoreState):
             for p in self.leading.followers.values()
         ]
 
-    # --- inside ----------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
     def _settle_terms(self, message: Message) -> bool:
         """Compare terms (5.1); return whether the message still matters."""
         if message.term > self.term:
@@ -271,7 +275,7 @@ class RaftCore(CoreState):
             follower.become_follower(self, message.term, message.from_ if leads else None)
             return True
         if isinstance(message, AppendEntries | Heartbeat):
-            # A leader of the past, or one that a pre-vote cannot reach: show it the term (it answers nothing else).
+            # A leader of the past, or one whose node no pre-vote can reach: show it the present term.
             self.send(AppendEntriesReply(self.term, self.node_id, message.from_, False))
         return False
 

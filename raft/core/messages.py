@@ -1,10 +1,10 @@
-"""What the members of one group say to each other. Values only; the codec is in the transport.
+"""Messages between the nodes of one broker group. Values only; the codec is in the transport.
 
-Owns: the vocabulary. Must not: hold entry bytes. An `AppendEntries` names entries by index range; the shell puts
-the bytes beside it from the log, and verifies them on the other side before the core sees the message.
+Owns: the vocabulary. Must not: hold entry bytes. An `AppendEntries` names entries by index range; the shell
+puts the bytes beside it from the log, and verifies them on the other side before the core sees the message.
 
-Every message carries `term` (of the sender; of the *next* term in a pre-vote request and its grant), `from_` and
-`to`. The shell drops messages of another group or of an older incarnation of the sender.
+Every message carries `term` (of the sender; of the *next* term in a pre-vote request and its grant), `from_`
+and `to`. The shell drops messages of another broker group or of an older incarnation of the sender.
 Raft paper: figure 2; thesis 3.10 (TimeoutNow), 6.4 (read index), 9.6 (pre-vote).
 """
 
@@ -22,26 +22,26 @@ TermRun = tuple[LogIndex, Term]
 
 @value
 class RequestVote:
-    """A candidate asks for a vote, or (pre-vote) whether it would get one."""
+    """Request of a candidate for a vote, or (pre-vote) its question whether it would get one."""
 
     term: Term
     from_: NodeId
     to: NodeId
-    last_index: LogIndex
-    last_term: Term
+    last_index: LogIndex  # of the candidate's newest entry: the voter compares its own log with it
+    last_term: Term  # of that entry
     pre_vote: bool = False  # changes nothing at the receiver (rule P3)
-    transfer: bool = False  # the leader asked for this election: do not protect it
+    transfer: bool = False  # the leader asked for this election: do not protect the leader from it
 
 
 @value
 class RequestVoteReply:
-    """The answer. A refusal carries the voter's own term; a granted pre-vote the asked one."""
+    """Answer to RequestVote. A refusal carries the voter's own term, a granted pre-vote the asked one."""
 
     term: Term
     from_: NodeId
     to: NodeId
     granted: bool
-    pre_vote: bool = False
+    pre_vote: bool = False  # answers a pre-vote; a grant promises nothing then
 
 
 @value
@@ -54,16 +54,16 @@ class AppendEntries:
     term: Term
     from_: NodeId
     to: NodeId
-    prev_index: LogIndex
+    prev_index: LogIndex  # the entry before the first one here; the receiver must hold it to take the others
     prev_term: Term
     lo: LogIndex
     hi: LogIndex
-    commit_index: LogIndex
+    commit_index: LogIndex  # of the sender; may be above hi: the receiver commits min(commit_index, hi)
     term_runs: tuple[TermRun, ...] = ()
-    # Not on the wire: how much the sender's shell may take from the log (at least one entry)
+    # Not on the wire: how many bytes the sender's shell may take from the log (at least one entry)
     max_bytes: int = 0
     size: int = 0  # bytes of the entries; the shell that fills the message knows it
-    # Empty, `prev` is the sender's base: who does not hold it cannot be helped but by a reset
+    # Implies an empty message whose `prev` is the sender's base: only a reset helps a receiver without it
     offers_reset: bool = False
 
     @property
@@ -71,17 +71,19 @@ class AppendEntries:
         return self.hi < self.lo
 
     def shortened(self, hi: LogIndex, size: int) -> AppendEntries:
-        """Return the message for the entries lo..hi only, which the shell took (`size` bytes) from the log."""
+        """Return the message with only the entries lo..hi (`size` bytes), which the shell read."""
         runs = tuple(run for run in self.term_runs if run[0] <= hi)
         return replace(self, hi=hi, term_runs=runs, size=size)
 
 
 @value
 class AppendEntriesReply:
-    """Success: everything up to `match_index` equals the leader's log and is durable here.
+    """Answer to AppendEntries.
 
-    Refusal: the entry at `reject_index` (the request's prev_index) is missing or differs; the newest entry that may
-    match has index <= `hint_index` and term <= `hint_term`. A refusal with a higher term deposes the leader.
+    Success: everything up to `match_index` equals the leader's log and is durable here.
+    Refusal: the entry at `reject_index` (the request's prev_index) is missing or differs; the newest entry
+    that may match has index <= `hint_index` and term <= `hint_term`. A refusal with a higher term deposes the
+    leader.
     """
 
     term: Term
@@ -92,13 +94,13 @@ class AppendEntriesReply:
     reject_index: LogIndex = NO_INDEX
     hint_index: LogIndex = NO_INDEX
     hint_term: Term = NO_TERM
-    is_learner: bool = False  # its copies do not count yet
-    wants_commit: bool = False  # somebody waits at the sender for the commit index to move
+    is_learner: bool = False  # the sender's copies do not count yet
+    wants_commit: bool = False  # a caller waits at the sender for the commit index to move
 
 
 @value
 class Heartbeat:
-    """The leader lives. `commit_index` is at most what is known to match on the receiver."""
+    """Sign of life of the leader. `commit_index` is at most the index known to match on the receiver."""
 
     term: Term
     from_: NodeId
@@ -110,21 +112,21 @@ class Heartbeat:
 
 @value
 class HeartbeatReply:
-    """Answered from memory. The indexes are for the status page only, never for commit (rule P6)."""
+    """Answer to a heartbeat, from memory. The indexes are for the status page, never for commit (rule P6)."""
 
     term: Term
     from_: NodeId
     to: NodeId
-    context: int = 0
-    stable_index: LogIndex = NO_INDEX
-    commit_index: LogIndex = NO_INDEX
-    is_learner: bool = False
-    wants_commit: bool = False
+    context: int = 0  # that of the heartbeat: confirms the lead for this read round
+    stable_index: LogIndex = NO_INDEX  # durable at the sender up to here
+    commit_index: LogIndex = NO_INDEX  # as the sender knows it
+    is_learner: bool = False  # confirms no lead
+    wants_commit: bool = False  # see AppendEntriesReply
 
 
 @value
 class TimeoutNow:
-    """The leader hands over: campaign at once, without pre-vote."""
+    """Hand-over of the lead: campaign at once, without pre-vote."""
 
     term: Term
     from_: NodeId
@@ -133,7 +135,7 @@ class TimeoutNow:
 
 @value
 class Resign:
-    """The leader stops without a successor: forget it and campaign soon."""
+    """Resignation of a leader without a successor: forget it and campaign soon."""
 
     term: Term
     from_: NodeId
@@ -142,17 +144,17 @@ class Resign:
 
 @value
 class ReadIndexRequest:
-    """A follower asks the leader for an index that includes everything committed before the question."""
+    """Question of a follower for an index that covers everything committed before the question."""
 
     term: Term
     from_: NodeId
     to: NodeId
-    context: int
+    context: int  # the follower's number of the question
 
 
 @value
 class ReadIndexReply:
-    """The answer, after a quorum confirmed the leader. `index` 0: not answered, ask again."""
+    """Answer to ReadIndexRequest, after a quorum confirmed the leader. `index` 0: no answer, ask again."""
 
     term: Term
     from_: NodeId

@@ -1,4 +1,7 @@
-"""What a RaftCore wants its shell to do, and what it answers to local calls. Values only."""
+"""Decisions of a RaftCore for its shell, and its answers to local calls. Values only.
+
+Owns: the vocabulary of outputs. Must not: decide, or hold entry bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ IndexRange = tuple[LogIndex, LogIndex]
 
 
 class Role(Enum):
-    """What a node is in its current term. A learner is a follower with `is_voter` False."""
+    """Role of a node in its current term. A learner is a follower with `is_voter` False."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre_candidate"
     CANDIDATE = "candidate"
     LEADER = "leader"
     RESETTING = "resetting"  # silent until the shell has installed the leader's state and started a new core
-    FAULTED = "faulted"
+    FAULTED = "faulted"  # silent for ever: its storage failed, or it was asked to break an invariant
 
 
 @value
@@ -32,16 +35,16 @@ class Persist:
     Report `storage_done(seq)` when it and every earlier one are on stable storage.
     """
 
-    seq: int
-    hard_state: HardState | None = None
-    truncate_from: LogIndex | None = None  # cut off the entries >= this
-    # Leader: entries just proposed (or the no-op); follower: of the last AppendEntries
+    seq: int  # from 1, without gaps
+    hard_state: HardState | None = None  # replaces the one on disk
+    truncate_from: LogIndex | None = None  # cut off the entries >= this; always above the commit index
+    # Leader: the entries just proposed, or the no-op. Follower: entries of the last AppendEntries
     append: IndexRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BecameLeader:
-    """The shell must build the no-op entry `noop_index` of `term`: `persist.append` of this output covers it."""
+    """The lead begins. The shell must build the no-op: `persist.append` of this output covers it."""
 
     term: Term
     noop_index: LogIndex
@@ -49,7 +52,7 @@ class BecameLeader:
 
 @dataclass(frozen=True, slots=True)
 class SteppedDown:
-    """No longer the leader of `term`. Proposals above the commit index have an unknown fate."""
+    """The lead of `term` ended. Proposals above the commit index have an unknown fate."""
 
     term: Term
 
@@ -64,14 +67,14 @@ class LeaderChanged:
 
 @dataclass(frozen=True, slots=True)
 class TransferAborted:
-    """The hand-over took too long; this node leads on and takes proposals again."""
+    """The hand-over took too long. This node leads on and takes proposals again."""
 
     to: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """A learner holds everything that was committed when it came back: the shell may call `promote_to_voter`."""
+    """A learner holds all that was committed when it came back: the shell may call `promote_to_voter`."""
 
     index: LogIndex
 
@@ -86,9 +89,10 @@ class FollowerBehind:
 
 @dataclass(frozen=True, slots=True)
 class ResetOffered:
-    """The leader of `term` no longer has what this follower needs: fetch its state, then call `begin_reset`.
+    """The leader of `term` no longer has the entries that this follower needs.
 
-    Told with every offer, a few times a second, until the follower holds the base.
+    Next: fetch the leader's state, then call `begin_reset`. The event comes with every offer, a few times a
+    second, until the follower holds the base.
     """
 
     leader_id: NodeId
@@ -98,11 +102,11 @@ class ResetOffered:
 
 @dataclass(frozen=True, slots=True)
 class FollowerLostEntries:
-    """A voter does not have what it acknowledged: its disk lost bytes after it said that they were on it."""
+    """A voter lacks entries that it acknowledged: its disk lost them after it had reported them durable."""
 
     node_id: NodeId
     acknowledged_index: LogIndex
-    last_index: LogIndex  # newest entry of it that may agree with the leader's log
+    last_index: LogIndex  # its newest entry that may agree with the leader's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +133,31 @@ Event = (
 class ReadReady:
     """A read may be served once `index` is applied."""
 
-    context: object
+    context: object  # as the caller of `read_index` gave it
     index: LogIndex
 
 
 @dataclass(slots=True)
 class Output:
-    """One turn's decisions. The order inside is free, except that `persist` is queued before anything later.
+    """Decisions of one turn. The order inside is free, but `persist` is queued before those of later outputs.
 
-    There is no list of held messages: the core itself keeps every message that needs the disk until `storage_done`
-    and drops it when the term has moved (rules P2, P4, P5, P9). All of `send` may go at once.
+    There is no list of held messages: the core itself keeps every message that needs the disk until
+    `storage_done` and drops it when the term has moved (rules P2, P4, P5, P9). All of `send` may go at once.
     """
 
-    persist: Persist | None = None
-    send: list[Message] = field(default_factory=list)
+    persist: Persist | None = None  # at most one; a turn with several operations has several outputs
+    send: list[Message] = field(default_factory=list)  # none of them promises more than is durable
     commit_index: LogIndex | None = None  # it moved to this: acknowledge own proposals up to here
     committed: IndexRange | None = None  # apply these: committed, and durable here (rule P14)
-    events: list[Event] = field(default_factory=list)
-    reads: list[ReadReady] = field(default_factory=list)
-    reads_aborted: list[object] = field(default_factory=list)  # contexts; ask again
+    events: list[Event] = field(default_factory=list)  # in the order in which they happened
+    reads: list[ReadReady] = field(default_factory=list)  # each context of `read_index` comes back once,
+    reads_aborted: list[object] = field(default_factory=list)  # here or there; these must be asked again
     aborted: list[IndexRange] = field(default_factory=list)  # own proposals whose fate is now unknown
 
 
 @value
 class Accepted:
-    """The proposal got `first_index` and the indexes after it, in `term`. It is not committed yet."""
+    """Taken: the proposal has `first_index` and the indexes after it, in `term`. It is not committed yet."""
 
     first_index: LogIndex
     term: Term
@@ -163,7 +167,7 @@ class Accepted:
 class NotLeader:
     """Refused, nothing happened."""
 
-    leader_hint: NodeId | None
+    leader_hint: NodeId | None  # the leader that this node follows; None: it knows none
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ class Transferring:
 
 @dataclass(frozen=True, slots=True)
 class PeerProgress:
-    """What a leader knows of one follower, for the status page."""
+    """Leader's view of one follower, for the status page (see `progress.py`)."""
 
     node_id: NodeId
     state: str  # probe | replicate | reset
@@ -192,5 +196,5 @@ class PeerProgress:
     is_learner: bool
     inflight_messages: int
     inflight_bytes: int
-    stable_index: LogIndex  # as it reported it
+    stable_index: LogIndex  # as it reported it, at least match_index
     commit_index: LogIndex  # as it reported it

@@ -1,4 +1,4 @@
-"""The storage operations of one core: what is asked for, what is done, and what is durable therefore.
+"""Storage operations of one core: which are asked for, which are done, and what is durable therefore.
 
 Owns: numbering of operations, `stable_index`. Must not: write anything itself.
 Invariants (raft rules P7, P1): operations are numbered from 1, carried out and reported in that order;
@@ -17,26 +17,30 @@ from .outputs import Persist
 class PersistQueue:
     """Collects the changes of a turn into one operation; remembers the pending ones."""
 
-    __slots__ = ("_append", "_closed", "_cuts", "_disk_last", "_ends", "_hard_state", "_last_seq", "_open", "_truncate",
-                 "done_seq", "hard_state_seq", "stable_index")  # fmt: skip
+    __slots__ = (
+        "_append", "_closed", "_cuts", "_disk_last", "_ends", "_hard_state", "_last_seq", "_open",
+        "_truncate", "done_seq", "hard_state_seq", "stable_index",
+    )  # fmt: skip
 
     def __init__(self, stable_index: LogIndex) -> None:
+        # Operations up to this one are on stable storage. Invariant: done_seq <= last_seq
         self.done_seq = 0
-        self.hard_state_seq = 0  # operation with the newest hard state
-        self.stable_index = stable_index
-        self._disk_last = stable_index
-        self._last_seq = 0
+        self.hard_state_seq = 0  # operation with the newest hard state; above done_seq: not durable yet
+        self.stable_index = stable_index  # entries up to here are durable, and still those of the log
+        self._disk_last = stable_index  # end of the log on disk after the done operations
+        self._last_seq = 0  # newest operation, handed out or not
         self._open = False  # the operation `_last_seq` still takes changes
+        # Changes of the open operation. Inside an operation a truncation comes before the append
         self._hard_state: HardState | None = None
         self._truncate: LogIndex | None = None
         self._append: tuple[LogIndex, LogIndex] | None = None
-        self._closed: deque[Persist] = deque()
-        self._cuts: deque[tuple[int, LogIndex]] = deque()  # (seq, truncate_from) of pending operations
-        self._ends: deque[tuple[int, LogIndex, bool]] = deque()  # (seq, end of log, is a cut) of pending ones
+        self._closed: deque[Persist] = deque()  # complete, not handed to the storage yet; oldest first
+        self._cuts: deque[tuple[int, LogIndex]] = deque()  # (seq, truncate_from) of open operations
+        self._ends: deque[tuple[int, LogIndex, bool]] = deque()  # (seq, end of log, is a cut) of them
 
     @property
     def last_seq(self) -> int:
-        """Number of the newest operation: when it is done, so is everything that was asked for until now."""
+        """Number of the newest operation: once it is done, so is everything that was asked for before."""
         return self._last_seq
 
     @property

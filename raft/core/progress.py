@@ -1,8 +1,16 @@
 """Leader's view of one follower: what it has, and what to send next.
 
-Owns: match and next index, the replication state, the window of what is under way. Must not: send, read a clock.
-Invariants: 0 <= match_index < next_index; at most one AppendEntries is open (given to the shell, not reported sent).
+Owns: match and next index, the replication state, the window of messages under way. Must not: send, read a
+clock.
+Invariants: 0 <= match_index < next_index; at most one AppendEntries is open (given to the shell, not reported
+sent). It lives as long as one lead: a leader that leads again starts without knowledge of its followers.
 Raft paper: figure 2, 5.3; thesis 10.2.1 (pipelining).
+
+    PROBE      -> REPLICATE  an acknowledgement: the logs agree up to match_index
+    REPLICATE  -> PROBE      a refusal, a broken connection, or a message that was not sent: something is lost
+    PROBE, REPLICATE -> RESET  the follower needs an entry below the first one that is retained here
+    RESET      -> REPLICATE  it acknowledges the base of the leader's log, or anything behind it
+    any        -> PROBE      `forget`: it came back without its log, or contradicts what it acknowledged
 """
 
 from __future__ import annotations
@@ -18,32 +26,45 @@ from .messages import AppendEntries, AppendEntriesReply
 class ProgressState(Enum):
     """How to send to a follower."""
 
-    PROBE = "probe"  # where its log agrees is not known: one message, then wait
-    REPLICATE = "replicate"  # it agrees: send ahead of the replies, within the window
-    RESET = "reset"  # it needs entries that are gone here: only show it the base
+    # Where its log agrees is not known. One message at next_index, then wait for the answer to it or, as
+    # either may be lost, for the answer to a later heartbeat
+    PROBE = "probe"
+    # It agrees up to match_index. Send ahead of the replies, within the window
+    REPLICATE = "replicate"
+    # It needs entries that were deleted here. Show it the base, empty, after each answer to a later heartbeat
+    RESET = "reset"
 
 
 @dataclass(slots=True)
 class Progress:
-    """State of one follower. Windows are entry bytes and messages sent and not acknowledged."""
+    """State of one follower. The window is what was sent and not acknowledged: messages and their bytes."""
 
     node_id: NodeId
-    next_index: LogIndex  # first entry not yet sent
-    match_index: LogIndex = NO_INDEX  # highest entry known to be durable there and equal to ours
+    # First entry of the next message. PROBE: the entry before it is the one that is asked for. REPLICATE: the
+    # entries match_index + 1 .. next_index - 1 were sent and are not acknowledged. RESET: each offer sets it
+    # behind our base
+    next_index: LogIndex
+    # Highest entry known to be durable there and equal to ours. The commit index is counted from it, so it
+    # moves with acknowledgements only, and back only in `forget`
+    match_index: LogIndex = NO_INDEX
     state: ProgressState = ProgressState.PROBE
-    contact_ticks: int = 0  # since anything was heard
-    is_learner: bool = False  # its word does not count
-    wants_commit: bool = False
+    contact_ticks: int = 0  # since anything was heard from it; check-quorum looks at this
+    is_learner: bool = False  # by its last answer: its copies and answers do not count
+    wants_commit: bool = False  # by its last answer: a caller waits there, so send the commit index at once
+    # Message with entries that the shell has not reported as sent or dropped. No other one goes meanwhile
     open_append: AppendEntries | None = None
-    open_ticks: int = 0
-    probe_sent: bool = False  # PROBE and RESET: wait for the reply, or for a reply to a later heartbeat
-    probe_is_newest: bool = False  # no heartbeat was sent since
-    acked: bool = False  # something was acknowledged since the last heartbeat reply
-    sent_commit: LogIndex = NO_INDEX  # highest commit index that a sent append carried
-    stable_index: LogIndex = NO_INDEX  # as reported, for status
-    commit_index: LogIndex = NO_INDEX  # as reported
-    inflight_bytes: int = 0
-    inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque)  # (hi, bytes), oldest first
+    open_ticks: int = 0  # age of open_append; after the shortest election timeout it counts as dropped
+    # PROBE and RESET: a message went, the next one waits for its answer or for `on_alive`
+    probe_sent: bool = False
+    # No heartbeat went behind the probe yet, so the answer to one does not tell that the probe was lost
+    probe_is_newest: bool = False
+    acked: bool = False  # something was acknowledged since the last heartbeat reply: nothing seems to be lost
+    sent_commit: LogIndex = NO_INDEX  # highest commit index that it can take from the appends that were sent
+    stable_index: LogIndex = NO_INDEX  # as reported with heartbeats, for status only
+    commit_index: LogIndex = NO_INDEX  # as reported with heartbeats, for status and to notice lost news
+    inflight_bytes: int = 0  # sum of the bytes in `inflight`
+    # (hi, bytes) of each message under way, oldest first. Invariant: hi increases, and is above match_index
+    inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque)
 
     def may_send(self, max_messages: int, max_bytes: int) -> bool:
         """Tell whether another message with entries may go."""
@@ -56,8 +77,8 @@ class Progress:
     def on_sent(self, hi: LogIndex, size: int) -> None:
         """Note that the open message went out with entries up to `hi`.
 
-        Its acknowledgement may be here already (of a copy that left before, or quicker than this report). None follows,
-        so it takes no place in the window.
+        Its acknowledgement may be here already: of an earlier copy, or faster than this report. Then no other
+        one follows, so it takes no place in the window.
         """
         self.open_append = None
         if self.state is ProgressState.REPLICATE:
@@ -69,14 +90,15 @@ class Progress:
             self.on_probed()
 
     def on_probed(self) -> None:
-        """Note that a probe went out: nothing more is sent before something is heard."""
+        """Note that a probe went out: nothing more is sent before an answer."""
         self.probe_sent = self.probe_is_newest = True
 
     def on_alive(self) -> None:
-        """A heartbeat was answered: the probe may have been lost, and goes again.
+        """Repeat the probe, which may be lost, after the answer to a heartbeat that went behind it.
 
-        Not for an answer to a heartbeat from before the probe. A follower that was stopped answers all that it missed at once:
-        a copy of the probe for each, with all entries since, would keep the leader busy for longer than an election timeout.
+        Not after the answer to an earlier heartbeat. A follower that was stopped answers all that it missed
+        at once: a copy of the probe for each, with all entries since, would keep the leader busy beyond an
+        election timeout.
         """
         if not self.probe_is_newest:
             self.probe_sent = False
@@ -103,10 +125,10 @@ class Progress:
     def on_refusal(self, reply: AppendEntriesReply, hint: LogIndex) -> bool:
         """Take a refusal; `hint` is the newest entry that may agree. Return whether a new probe is due."""
         if self.state is ProgressState.RESET:
-            return False  # still without our base; shown again after the next heartbeat reply
+            return False  # still without our base, which goes again after the next heartbeat reply
         if self.state is ProgressState.REPLICATE:
             if reply.reject_index <= self.match_index:
-                return False  # older than what it acknowledged since
+                return False  # older than a later acknowledgement
             self.become_probe()
             return True
         if reply.reject_index != self.next_index - 1:
@@ -117,7 +139,7 @@ class Progress:
         return True
 
     def denies_match(self, reply: AppendEntriesReply) -> bool:
-        """Tell whether a refusal is of the very entry that was acknowledged before: it is lost there."""
+        """Tell whether a refusal is about the newest acknowledged entry: then the follower lost it."""
         return (
             self.state is ProgressState.PROBE
             and self.match_index > NO_INDEX
@@ -125,18 +147,18 @@ class Progress:
         )
 
     def become_probe(self) -> None:
-        """What is under way may be lost: find out again where the log agrees."""
+        """Find out again where the log agrees: messages under way may be lost."""
         self.state = ProgressState.PROBE
         self.next_index = LogIndex(self.match_index + 1)
         self._clear_window()
 
     def become_reset(self) -> None:
-        """It is behind the first retained entry."""
+        """Offer a reset: the follower is behind the first retained entry."""
         self.state = ProgressState.RESET
         self._clear_window()
 
     def forget(self, last_index: LogIndex = NO_INDEX) -> None:
-        """What it acknowledged before no longer holds: it came back without all of its log. It may have `last_index`."""
+        """Take back its acknowledgements: it came back without all of its log. It may have `last_index`."""
         self.match_index = LogIndex(0)
         self.become_probe()
         self.next_index = LogIndex(last_index + 1)

@@ -1,6 +1,7 @@
-"""What counts as enough nodes. Pluggable, so that a membership change needs no rewrite (thesis 4.3).
+"""Quorums: which nodes are enough. Pluggable, so that a membership change needs no rewrite (thesis 4.3).
 
-Owns: the arithmetic. Must not: know who is alive. Invariant: any two quorums of one kind share a voter.
+Owns: the arithmetic. Must not: know which nodes are alive. Invariant: any two quorums of one kind share a
+voter.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ class Quorum(Protocol):
 
     @property
     def voters(self) -> frozenset[NodeId]:
-        """Everybody whose word may count."""
+        """All nodes whose votes and copies count."""
 
     def is_reached(self, nodes: Collection[NodeId]) -> bool:
         """Tell whether these nodes are enough."""
 
     def is_lost(self, refusals: Collection[NodeId]) -> bool:
-        """Tell whether the others cannot be enough any more."""
+        """Tell whether the voters without these refusals are too few."""
 
     def committed_index(self, match: Mapping[NodeId, LogIndex]) -> LogIndex:
         """Return the highest index that a quorum holds. A voter without a value holds nothing."""
@@ -35,7 +36,7 @@ class Majority:
 
     def __init__(self, voters: Collection[NodeId]) -> None:
         self.voters = frozenset(voters)
-        self._need = len(self.voters) // 2 + 1
+        self._need = len(self.voters) // 2 + 1  # so two majorities share at least one voter
 
     def is_reached(self, nodes: Collection[NodeId]) -> bool:
         return len(self.voters.intersection(nodes)) >= self._need

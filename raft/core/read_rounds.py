@@ -1,7 +1,8 @@
 """Reads that a leader confirms with a round of heartbeats before they are answered (thesis 6.4).
 
-Owns: which reads wait, which round is under way. Must not: send. Invariant: a read joins only rounds that start
-after it was asked, so the quorum's answers are newer than the question. No clock is involved: no lease.
+Owns: which reads wait, which round is under way. Must not: send. Invariant: a read joins only rounds that
+start after it was asked, so the answers of the quorum are newer than the question. No clock is involved: no
+lease.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from .quorum import Quorum
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who asked: this node's shell (`context` is its own object) or a follower (`node_id`, a number)."""
+    """Origin of a read: this node's shell (`context` is its own object) or a follower (a number)."""
 
     context: object
-    node_id: NodeId | None = None
+    node_id: NodeId | None = None  # the follower; None: this node's shell
 
 
 @dataclass(slots=True)
 class ReadRounds:
     """Waiting reads and the round under way. `number` goes out as the context of heartbeats."""
 
-    number: int = 0
-    index: LogIndex = NO_INDEX
-    waiting: list[Reader] = field(default_factory=list)
-    asking: list[Reader] = field(default_factory=list)
-    acks: set[NodeId] = field(default_factory=set)
+    number: int = 0  # of the newest round; grows by one with each, and starts again with each lead
+    index: LogIndex = NO_INDEX  # commit index when the round began: the answer to its readers
+    waiting: list[Reader] = field(default_factory=list)  # in no round yet: the next one is theirs
+    asking: list[Reader] = field(default_factory=list)  # of the round under way; empty: there is none
+    acks: set[NodeId] = field(default_factory=set)  # who confirmed this round; the leader itself is the first
 
     def may_start(self) -> bool:
         return bool(self.waiting) and not self.asking
@@ -42,7 +43,7 @@ class ReadRounds:
         self.acks = {self_id}
 
     def on_ack(self, node_id: NodeId, number: int) -> None:
-        """Note that a voter answered heartbeat `number`."""
+        """Note that a node answered a heartbeat of round `number`."""
         if self.asking and number == self.number:
             self.acks.add(node_id)
 

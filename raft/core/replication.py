@@ -1,8 +1,8 @@
-"""How a leader brings its followers' logs to its own, and learns what is committed (5.3, 5.4.2).
+"""Replication: a leader brings its followers' logs to its own, and learns what is committed (5.3, 5.4.2).
 
 Owns: appends, their replies, the commit index of a leader. Must not: change roles.
-Invariants: at most one AppendEntries with entries is open per follower; commit is counted from durable copies of
-voters only, the leader's own included, and only for an entry of the leader's term (P8, P10).
+Invariants: at most one AppendEntries with entries is open per follower; commit is counted from durable copies
+of voters only, the leader's own included, and only for an entry of the leader's term (P8, P10).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def send_appends(state: CoreState, leading: LeaderState) -> None:
 
 
 def advance_commit(state: CoreState, leading: LeaderState, moved_to: LogIndex) -> bool:
-    """Commit what a quorum holds durably, one node now up to `moved_to`; return whether the commit index moved."""
+    """Commit what a quorum holds after one node moved to `moved_to`; tell whether the commit index moved."""
     if moved_to <= state.commit_index:
         return False
     match = {f.node_id: f.match_index for f in leading.followers.values() if not f.is_learner}
@@ -44,11 +44,11 @@ def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntri
     follower = leading.followers[message.from_]
     _hear(state, follower, message)
     if message.match_index > state.last_index or message.hint_index > state.last_index:
-        return False  # it speaks of entries that we never had
+        return False  # about entries that this leader never had
     if not message.success:
         hint = state.log.last_at_most(message.hint_index, message.hint_term)
         if follower.denies_match(message):
-            # Its disk broke its word. What it lost is sent again; a commit index that counted it does not go back.
+            # Its disk lost entries that it had reported. They go again; the commit index never goes back.
             state.emit(FollowerLostEntries(follower.node_id, follower.match_index, hint))
             follower.forget(hint)
         else:
@@ -60,7 +60,7 @@ def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntri
 
 
 def on_heartbeat_reply(state: CoreState, leading: LeaderState, message: HeartbeatReply) -> bool:
-    """It lives: probe again what may have been lost; return whether the commit index moved."""
+    """Note that a follower lives, and probe for lost messages; return whether the commit index moved."""
     follower = leading.followers[message.from_]
     was_learner = follower.is_learner
     _hear(state, follower, message)
@@ -78,7 +78,7 @@ def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) 
     is_outstanding = follower.next_index - 1 > follower.match_index
     is_behind = message.commit_index < min(follower.match_index, state.commit_index)
     if (is_outstanding or is_behind) and not follower.acked and follower.open_append is None:
-        # Refused when something before it was lost, acknowledged when an answer was
+        # Refused if an entry before it was lost, acknowledged if only an answer was
         _send_empty(state, follower)
     follower.acked = False
 
@@ -134,7 +134,7 @@ def _send_empty(state: CoreState, follower: Progress) -> None:
         prev = state.log.base_index
         follower.next_index = LogIndex(prev + 1)
     prev_term = state.log.term(prev)
-    # All that is under way was lost, and retention deleted it here: begin at what it has
+    # All messages under way were lost, and retention deleted their entries: begin at its match_index
     if prev_term is None:
         follower.become_probe()
         return

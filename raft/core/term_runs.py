@@ -1,4 +1,4 @@
-"""Which term each log entry has, in O(number of terms) memory.
+"""Terms of the log's entries, in O(number of terms) memory.
 
 Owns: the shape of the log (first and last index, terms). Must not: hold entries or know about disks.
 Invariants: `_firsts` strictly increases and starts at base_index + 1 unless the log is empty; terms strictly
@@ -15,18 +15,18 @@ from .messages import TermRun
 
 
 class TermRuns:
-    """The entries base_index + 1 .. last_index, as runs of one term. The base itself is a known, committed entry."""
+    """Entries base_index + 1 .. last_index, as runs of one term. The base is a known, committed entry."""
 
     __slots__ = ("_firsts", "_terms", "base_index", "base_term", "last_index")
 
     def __init__(
         self, first_index: LogIndex, base_term: Term, runs: Sequence[TermRun], last_index: LogIndex
     ) -> None:
-        self.base_index = LogIndex(first_index - 1)
+        self.base_index = LogIndex(first_index - 1)  # the entry before the first retained one; only grows
         self.base_term = base_term
-        self.last_index = self.base_index
-        self._firsts: list[int] = []
-        self._terms: list[Term] = []
+        self.last_index = self.base_index  # of the newest entry; base_index when the log is empty
+        self._firsts: list[int] = []  # first index of each run, oldest first
+        self._terms: list[Term] = []  # term of each run. Invariant: as long as `_firsts`
         self.append_runs(runs, last_index)
 
     @property

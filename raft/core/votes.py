@@ -1,6 +1,6 @@
 """Answers to requests for a vote, in every role (5.2, 5.4.1; thesis 9.6).
 
-Owns: the decision to grant. Must not: count votes (`candidate` does).
+Owns: the decision to grant. Must not: count votes (`candidate.py`).
 Invariants: one vote per term, told only when it and the log it was compared with are durable (P2); a pre-vote
 changes nothing here, not even a timer (P3); a leader that was heard lately is protected from both.
 """
@@ -13,7 +13,7 @@ from .state import CoreState
 
 
 def on_request_vote(state: CoreState, message: RequestVote) -> None:
-    """Grant, refuse, or, while a leader lives, ignore."""
+    """Grant or refuse; ignore the request while a leader is heard."""
     if message.term < state.term:
         _reply(state, message, granted=False)
         return
