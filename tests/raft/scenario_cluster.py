@@ -45,6 +45,8 @@ from ledgermq.raft.core.outputs import (
 from ledgermq.raft.types import NO_TERM, HardState, LogIndex, NodeId, Term
 
 ENTRY_BYTES: Final = 10
+#: A scenario that delivers more messages than this goes round in circles.
+MAX_DELIVERIES: Final = 10_000
 
 
 class FixedDraws(random.Random):
@@ -132,12 +134,16 @@ class ScenarioCluster:
         self.nodes = {NodeId(name): Node(NodeId(name)) for name in (*voters, *non_voters)}
         self.wire: deque[Message] = deque()
         self.cut: set[tuple[str, str]] = set()
+        self.stuck: set[tuple[str, str]] = (
+            set()
+        )  # links whose appends with entries are neither sent nor dropped
         self.facts: list[str] = []
         self.is_brief = False  # only roles, events, commits, reads
         self._prefix = ""
         self._core_class = core_class
         self._voters, self._non_voters = tuple(map(NodeId, voters)), tuple(map(NodeId, non_voters))
         self._limits = limits
+        self._deliveries = 0
         self._leaders: dict[int, str] = {}  # by term
         self._applied: dict[int, int] = {}  # term of each entry that was ever applied, by index
         for place, node in enumerate(self.nodes.values()):
@@ -201,6 +207,8 @@ class ScenarioCluster:
                 self._prefix = ""
 
     def _hand_over(self, message: Message) -> None:
+        self._deliveries += 1
+        assert self._deliveries <= MAX_DELIVERIES, "the nodes never stop talking"
         self.give(self.nodes[message.to], lambda core: core.step(message))
 
     def _lost_because(self, message: Message) -> str:
@@ -281,6 +289,9 @@ class ScenarioCluster:
 
     def _send(self, core: RaftCore, message: Message) -> None:
         if isinstance(message, AppendEntries) and not message.is_empty:
+            if (message.from_, message.to) in self.stuck:
+                self.say(f"{text_of(message)}  -- waits for the log")
+                return
             room = max(1, message.max_bytes // ENTRY_BYTES)
             hi = LogIndex(min(message.hi, message.lo + room - 1))
             size = ENTRY_BYTES * (hi - message.lo + 1)

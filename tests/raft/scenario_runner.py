@@ -270,16 +270,17 @@ class ScenarioRunner:
 
     def cut(self, words: Words) -> None:
         """cut LINK: in this direction nothing arrives."""
-        source, target = self._link(_one(words, "a link"))
-        names = self.cluster.nodes
-        self.cluster.cut |= {
-            (a, b) for a in names for b in names if a != b and fnmatch(a, source) and fnmatch(b, target)
-        }
+        self.cluster.cut |= self._links(_one(words, "a link"))
+
+    def stuck(self, words: Words) -> None:
+        """stuck LINK: the sender cannot read the entries from its log, so appends with entries do not go."""
+        self.cluster.stuck |= self._links(_one(words, "a link"))
 
     def heal(self, words: Words) -> None:
         """heal: every link works."""
         _several(words, 0, "nothing else")
         self.cluster.cut.clear()
+        self.cluster.stuck.clear()
 
     # --- disks and processes --------------------------------------------------------------------------------
     def slow_disk(self, words: Words) -> None:
@@ -382,6 +383,11 @@ class ScenarioRunner:
                 self._node(name)
         return source, target
 
+    def _links(self, text: str) -> set[tuple[str, str]]:
+        source, target = self._link(text)
+        names = self.cluster.nodes
+        return {(a, b) for a in names for b in names if a != b and fnmatch(a, source) and fnmatch(b, target)}
+
     def _take(self, words: Words) -> list[Message]:
         """Take the messages of a link off the wire, oldest first."""
         source, target = self._link(_one(words[:1], "a link"))
@@ -433,6 +439,7 @@ _COMMANDS: Final[dict[str, Callable[[ScenarioRunner, Words], None]]] = {
     "settle": ScenarioRunner.settle,
     "slow-disk": ScenarioRunner.slow_disk,
     "state": ScenarioRunner.state,
+    "stuck": ScenarioRunner.stuck,
     "tick": ScenarioRunner.tick,
     "timeout": ScenarioRunner.timeout,
     "transfer": ScenarioRunner.transfer,
