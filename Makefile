@@ -9,6 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 SPARK := .venv/.spark
+DOCS := .venv/.docs
 TYPES := build/types/ledgermq
 PACKAGES := proto raft broker nameserver client spark_jobs
 NODES ?= 3
@@ -20,7 +21,7 @@ FOR ?= 60m
 SOAK ?= build/sim-soak.jsonl
 COVERED_SEEDS ?= 1 2 3 4 5 6 7 8
 
-.PHONY: help preflight setup spark lowest fmt lint types test unit sim fuzz sim-soak coverage mutants integration e2e bench bench-quick proto image up demo clean
+.PHONY: help preflight setup spark lowest fmt lint types test unit sim fuzz sim-soak coverage mutants integration e2e bench bench-quick docs proto image up demo clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
@@ -42,6 +43,10 @@ $(SPARK): $(STAMP)
 	@$(PYTHON) deploy/install.py spark
 	@touch $@
 
+$(DOCS): $(STAMP)
+	@$(PYTHON) deploy/install.py docs
+	@touch $@
+
 fmt: $(STAMP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -59,9 +64,9 @@ $(TYPES): pyproject.toml
 
 types: $(SPARK) $(TYPES) ## mypy --strict on the packages, and mypy on what is around them
 	MYPYPATH=build/types $(BIN)/mypy $(PACKAGES:%=-p ledgermq.%)
-	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py bench/failover/*.py bench/steady/*.py examples/*.py) deploy/install.py
+	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py bench/failover/*.py bench/steady/*.py examples/*.py) deploy/install.py deploy/docs_reference.py deploy/docs_site.py
 
-test: preflight lint types ## everything: lint, types and all suites, with one summary at the end
+test: preflight lint types docs ## everything: lint, types, the documentation site and all suites, with one summary at the end
 	@$(BIN)/python tests/run_suites.py unit sim integration e2e
 
 unit sim integration e2e: $(SPARK) ## one suite of tests (WORKERS=1: in one process)
@@ -93,6 +98,10 @@ bench: $(STAMP) ## measure throughput, latency and failover (docs/performance.md
 
 bench-quick: $(STAMP) ## a guard against slow-downs, at most 2 minutes: ratios beside a baseline (ARGS=--strict, ARGS=--update)
 	@$(BIN)/python -m bench.quick $(ARGS)
+
+docs: $(DOCS) ## the documentation site, in build/site; every warning is an error (broken links and anchors, too)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "documentation: build/site/index.html"
 
 proto: $(STAMP) ## generate the code of proto/*.proto again
 	$(BIN)/python -m ledgermq.proto.generate

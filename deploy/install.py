@@ -1,7 +1,8 @@
-"""Make `.venv` and install LedgerMQ into it, at the versions of constraints.txt: run by `make setup` and `make spark`.
+"""Make `.venv` and install LedgerMQ into it, at the versions of constraints.txt: run by `make setup`, `make spark`, `make docs`.
 
     python deploy/install.py            the client, the server, and what the tests need
     python deploy/install.py spark      Spark, into the same environment
+    python deploy/install.py docs       what makes the documentation site, likewise
     python deploy/install.py lowest     .venv/lowest: the lower bounds of the client's dependencies (`make lowest`)
 
 Shows what it does: the step, what is downloaded, and on long steps the time that passed. The output of pip is kept
@@ -44,7 +45,7 @@ class Step:
 
 
 def steps(what: str) -> list[Step]:
-    """Return the steps of one of the three commands above. Raises: SystemExit (another one)."""
+    """Return the steps of one of the commands above. Raises: SystemExit (another one)."""
     if what == "setup":
         return [
             Step(_DEVELOPMENT, VENV, ("--editable", ".[server,dev]")),
@@ -56,6 +57,8 @@ def steps(what: str) -> list[Step]:
                 "Spark: a 456 MB download once, then a minute of unpacking", VENV, ("--editable", ".[spark]")
             )
         ]
+    if what == "docs":
+        return [Step("the documentation tools (12 MB)", VENV, ("--editable", ".[docs]"))]
     if what == "lowest":
         lowest = ROOT / "build" / "lowest.txt"
         lowest.write_text("\n".join(lowest_constraints()) + "\n")
@@ -63,7 +66,7 @@ def steps(what: str) -> list[Step]:
         # Without the official client, which excludes some of them.
         packages = ("--editable", ".[server,bench]", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
         return [Step(title, VENV / "lowest", packages, lowest)]
-    raise SystemExit(f"there is no installation {what!r}, only setup, spark and lowest")
+    raise SystemExit(f"there is no installation {what!r}, only setup, spark, docs and lowest")
 
 
 def lowest_constraints() -> list[str]:

@@ -1,0 +1,239 @@
+"""Pages of the documentation that are made from the code: command line, configuration, public Python API.
+
+    python deploy/docs_reference.py FOLDER     writes them, as deploy/docs_site.py adds them to the site
+
+Needs the packages with the extra `server`. Must not: need MkDocs, so that tests can look at the pages
+without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import io
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+from unittest import mock
+
+import typer
+import typer.main
+
+import ledgermq.client
+import ledgermq.client.errors
+import ledgermq.client.sync
+from ledgermq.broker import __main__ as broker_program
+from ledgermq.broker.config import ENV_PREFIX, BrokerConfig, ListenerConfig
+from ledgermq.client.cli.command_line import build_app
+from ledgermq.client.errors import LedgerMQError
+from ledgermq.client.sync.loop_thread import Closing
+from ledgermq.nameserver import __main__ as nameserver_program
+from ledgermq.nameserver.config import ENVIRONMENT_PREFIX
+
+WIDTH: Final = 100
+PYTHON: Final = "reference/python/"
+#: Pages of the asyncio client, and the names of `ledgermq.client` on each. Errors have a page of their own.
+TOPICS: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
+    "producer": (
+        "Producer",
+        "Sends messages.",
+        ("Producer", "SendReceipt", "ProducerStatistics", "GroupStatistics"),
+    ),
+    "simple-consumer": (
+        "SimpleConsumer",
+        "Takes messages under leases; any number of consumers share a queue.",
+        ("SimpleConsumer", "LeasedMessage"),
+    ),
+    "push-consumer": (
+        "PushConsumer",
+        "Calls a listener; each queue has one consumer at a time.",
+        ("PushConsumer", "PushOptions", "QueueLimits", "RetryLater"),
+    ),
+    "pull-consumer": (
+        "PullConsumer",
+        "Reads queues as logs, from any offset.",
+        ("PullConsumer", "MessageView", "MessageQueue"),
+    ),
+    "admin": (
+        "Administration",
+        "Topics, consumer groups, broker groups, stored messages.",
+        ("Admin", "GroupAdmin", "FoundMessages"),
+    ),
+    "messages": ("Message", "What a producer sends.", ("Message",)),
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the Markdown of all generated pages, by path below docs/."""
+    return {"reference/cli.md": command_line(), "reference/configuration.md": configuration(), **python()}
+
+
+# --- command line ----------------------------------------------------------------------------------------
+def command_line() -> str:
+    """Return the page with the help of every command."""
+    root: Any = typer.main.get_command(build_app())
+    lines = [
+        "# Command line",
+        "Made from the code: what `--help` prints. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C;"
+        " `ledgermq cluster status`: 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers.",
+    ]
+    for words, text in _commands(root, ("ledgermq",), None):
+        lines += [f"{'#' * min(len(words) + 1, 4)} {' '.join(words)}", f"```text\n{text.rstrip()}\n```"]
+    return "\n\n".join(lines) + "\n"
+
+
+def _commands(command: Any, words: tuple[str, ...], parent: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each command below this one, itself first, with the text of its help."""
+    settings = {"terminal_width": WIDTH, "max_content_width": WIDTH, **command.context_settings}
+    context = typer.Context(command, info_name=words[-1], parent=parent, **settings)
+    programs = {"broker": broker_program.parse_flags, "nameserver": nameserver_program.load_config}
+    program = programs.get(words[-1]) if len(words) == 2 else None
+    yield words, _help_of(program) if program else command.get_help(context)
+    for name in getattr(command, "commands", ()):
+        yield from _commands(command.get_command(context, name), (*words, name), context)
+
+
+def _help_of(parse: Any) -> str:
+    """Return what a program of its own, whose flags argparse knows, prints for `--help`."""
+    printed = io.StringIO()
+    columns = mock.patch.dict("os.environ", COLUMNS=str(WIDTH + 2))  # argparse leaves a margin
+    with columns, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        parse(["--help"])
+    return printed.getvalue()
+
+
+# --- configuration ---------------------------------------------------------------------------------------
+def configuration() -> str:
+    """Return the page with every setting of brokers and nameservers."""
+    broker = [
+        _row(f"`{key}`", _default(field), broker_program._HELP[key])
+        for key, field in BrokerConfig.model_fields.items()
+    ]
+    listener = [_row(f"`{key}`", _default(field), "") for key, field in ListenerConfig.model_fields.items()]
+    parser = _parser_of(nameserver_program.load_config)
+    nameserver = [
+        _row(f"`{action.dest}`", "", action.help or "")
+        for action in parser._actions
+        if action.dest not in ("help", "config")
+    ]
+    head = "| key | default | meaning |\n|---|---|---|"
+    return "\n".join(
+        (
+            "# Configuration",
+            "",
+            "Made from the code. A setting comes from a TOML file (`--config`), from an environment variable,",
+            "or from a flag; the later one is stronger. Unknown keys and values that cannot be are refused",
+            "before anything starts. Sizes are bytes or a text like `64MiB`. A commented file for three hosts:",
+            "[broker.toml](../../deploy/broker.toml).",
+            "",
+            "## Broker",
+            "",
+            f"`key` is `{ENV_PREFIX}KEY` in the environment, and the flag `--key`, with `-` for `_`.",
+            "",
+            head,
+            *broker,
+            "",
+            "Each `[[listener]]` has these keys; clients are told `*_advertise`, or else `*_bind`:",
+            "",
+            "| key | default | |\n|---|---|---|",
+            *listener,
+            "",
+            "## Nameserver",
+            "",
+            f"`key` is `{ENVIRONMENT_PREFIX}KEY` in the environment, and the flag `--key`, with `-` for `_`.",
+            "",
+            head.replace("| default ", "").replace("|---|---|---|", "|---|---|"),
+            *(row.replace("|  |", "|", 1) for row in nameserver),
+            "",
+        )
+    )
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(field: Any) -> str:
+    """Return a default as it would stand in the file."""
+    value = field.default
+    if (
+        value is None
+        or value in ("", (), {})
+        or (isinstance(value, tuple) and isinstance(value[0], ListenerConfig))
+    ):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{', '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+def _parser_of(parse: Any) -> argparse.ArgumentParser:
+    """Return the parser that a program makes."""
+    found: list[argparse.ArgumentParser] = []
+
+    def remember(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        found.append(parser)
+        raise SystemExit
+
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", remember), contextlib.suppress(SystemExit):
+        parse([])
+    return found[0]
+
+
+# --- Python ----------------------------------------------------------------------------------------------
+def python() -> dict[str, str]:
+    """Return the pages of the public API: directives that mkdocstrings fills from the docstrings."""
+    made = {
+        f"{PYTHON}{name}.md": _api_page(title, text, ledgermq.client, names)
+        for name, (title, text, names) in TOPICS.items()
+    }
+    tree = (inspect.getdoc(ledgermq.client.errors) or "").partition("\n\n")[2].replace("`", "")
+    errors = f"Every failure of the client is one of these errors.\n\n```text\n{tree}\n```"
+    made[f"{PYTHON}errors.md"] = _api_page("Errors", errors, ledgermq.client, error_names())
+    sync = "`ledgermq.client.sync`: the same without asyncio, safe to use from several threads."
+    names = tuple(ledgermq.client.sync.__all__)
+    made[f"{PYTHON}sync.md"] = _api_page("Synchronous clients", sync, ledgermq.client.sync, names)
+    return made
+
+
+def error_names() -> tuple[str, ...]:
+    """Return the errors of `ledgermq.client`, the base class first."""
+    found = [
+        name
+        for name in ledgermq.client.__all__
+        if inspect.isclass(kind := getattr(ledgermq.client, name)) and issubclass(kind, LedgerMQError)
+    ]
+    return ("LedgerMQError", *(name for name in found if name != "LedgerMQError"))
+
+
+def _api_page(title: str, text: str, home: ModuleType, names: tuple[str, ...]) -> str:
+    return "\n\n".join((f"# {title}", text, *(_directive(home, name) for name in names))) + "\n"
+
+
+def _directive(home: ModuleType, name: str) -> str:
+    """Return what mkdocstrings replaces by the docstrings of a class."""
+    kind = getattr(home, name)
+    is_record = dataclasses.is_dataclass(kind) or issubclass(kind, tuple)
+    options = {
+        "show_if_no_docstring": is_record,  # its fields, which its docstring explains
+        "inherited_members": issubclass(kind, Closing),  # close()
+    }
+    chosen = [f"      {option}: true" for option, is_on in options.items() if is_on]
+    return "\n".join((f"::: {home.__name__}.{name}", *(["    options:", *chosen] if chosen else [])))
+
+
+def main(arguments: list[str]) -> int:
+    """Write all pages below a folder."""
+    for name, text in pages().items():
+        path = Path(arguments[0]) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

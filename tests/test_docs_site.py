@@ -1,0 +1,111 @@
+"""The reference pages have all commands, settings and public names; the other pages use commands that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import typer.main
+
+import ledgermq.client
+import ledgermq.client.sync
+from deploy import docs_reference
+from ledgermq.broker.config import BrokerConfig, ListenerConfig
+from ledgermq.client.cli.command_line import COMMANDS, build_app, load
+from ledgermq.nameserver import config as nameserver_config
+
+ROOT: Final = Path(__file__).parent.parent
+PAGES: Final = docs_reference.pages()
+OWN: Final = [ROOT / "docs/tutorial.md", *sorted((ROOT / "docs/how-to").glob("*.md"))]
+#: Have flags of programs of their own: those are looked at in the configuration.
+PROGRAMS: Final = ("broker", "nameserver")
+
+
+def commands() -> dict[str, Any]:
+    """Return every command by its words, as the modules of the command line register them."""
+
+    def below(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+        yield words, command
+        for name, each in getattr(command, "commands", {}).items():
+            yield from below(f"{words} {name}", each)
+
+    found = {"ledgermq": typer.main.get_command(build_app())}
+    for module in COMMANDS:
+        for name, command in load(module).items():
+            found |= below(f"ledgermq {name}", command)
+    return found
+
+
+def options(command: Any) -> set[str]:
+    """Return the flags of a command, short ones too."""
+    return {flag for parameter in command.params for flag in parameter.opts if flag.startswith("-")}
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the text below each heading of a page."""
+    parts = re.split(r"^#+ (.*)$", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_the_command_line_page_has_every_command_with_every_option() -> None:
+    shown = sections(PAGES["reference/cli.md"])
+    known = commands()
+    assert set(shown) - {"Command line"} == set(known)
+    assert len(known) > 40
+    for words, command in known.items():
+        missing = [flag for flag in options(command) if not re.search(rf"(?<!\w){flag}\b", shown[words])]
+        assert not missing, f"{words}: {missing}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_with_flags_of_their_own_show_them(name: str) -> None:
+    assert "--config" in sections(PAGES["reference/cli.md"])[f"ledgermq {name}"]
+
+
+def test_the_configuration_page_has_every_setting_with_its_meaning() -> None:
+    page = sections(PAGES["reference/configuration.md"])
+    broker = dict(re.findall(r"^\| `(\w+)` \|(.*)$", page["Broker"], re.MULTILINE))
+    assert set(broker) == {*BrokerConfig.model_fields, *ListenerConfig.model_fields}
+    for key in BrokerConfig.model_fields:
+        default, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", broker[key])[:2])
+        assert meaning, key
+        plain = BrokerConfig.model_fields[key].default
+        if isinstance(plain, int) and not isinstance(plain, bool):
+            assert default == f"`{plain}`", key
+    nameserver = re.findall(r"^\| `(\w+)` \| \S", page["Nameserver"], re.MULTILINE)
+    assert set(nameserver) == set(nameserver_config._KEYS)
+
+
+def test_the_python_pages_have_every_public_name_once() -> None:
+    shown = [name for page in PAGES.values() for name in re.findall(r"^::: (.*)$", page, re.MULTILINE)]
+    public = {f"ledgermq.client.{name}" for name in ledgermq.client.__all__ if name != "__version__"}
+    public |= {f"ledgermq.client.sync.{name}" for name in ledgermq.client.sync.__all__}
+    assert sorted(shown) == sorted(public)
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda page: page.stem)
+def test_commands_of_tutorial_and_how_to_pages_exist(page: Path) -> None:
+    known = commands()
+    targets = set(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split())
+    for block in re.findall(r"^ *```sh\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for line in filter(None, map(str.strip, block.splitlines())):
+            words = shlex.split(line)
+            if words[0] == "make":
+                assert set(words[1:]) <= targets, line
+            elif words[0] == "ledgermq":
+                end = max(count for count in range(1, 4) if " ".join(words[:count]) in known)
+                used = {word for word in words[end:] if word.startswith("-")}
+                assert end > 1 and used <= options(known[" ".join(words[:end])]), line
+            else:
+                assert words[0] in ("source", "python", "kill"), line
+
+
+def test_programs_of_the_tutorial_can_be_parsed() -> None:
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        compile(program, "tutorial", "exec")
