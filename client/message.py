@@ -32,7 +32,13 @@ _MAX_MEMBERS: Final = 64
 
 @dataclass(slots=True)
 class Message:
-    """A message to send. `message_group` asks for order: messages of one group stay in one queue, in order."""
+    """A message to send. `message_group` asks for order: messages of one message group stay in one queue, in order.
+
+    `body`: 1 byte to 4 MiB (or what the broker group takes). `tag`: for filters. `keys`: for look-ups
+    (`ledgermq message query --key`). Tag, keys and properties together have at most 16 KiB.
+
+        Message("orders", b"hello", tag="new", keys=["4711"], properties={"shop": "1"})
+    """
 
     topic: str
     body: bytes
@@ -51,7 +57,10 @@ class MessageQueue(NamedTuple):
 
 
 class SendReceipt(NamedTuple):
-    """Where an acknowledged message stands. `duplicate`: a retry met the copy that was stored first."""
+    """Where an acknowledged message stands. `duplicate`: a retry met the copy that was stored first.
+
+    `queue_id` counts from 0 in each broker group, `queue_offset` from 0 in each queue.
+    """
 
     message_id: str
     topic: str
@@ -127,10 +136,12 @@ class MessageView:
 
     @property
     def topic(self) -> str:
+        """The name of its topic."""
         return self.queue.topic
 
     @property
     def queue_id(self) -> int:
+        """Its queue, counted from 0 in its broker group."""
         return self.queue.queue_id
 
     @property
@@ -174,6 +185,7 @@ class MessageView:
 
     @property
     def message_id(self) -> str:
+        """The id that the producer gave it, as in its SendReceipt."""
         record = self.record
         if record.flags & RecordFlags.V1_ID:
             return "01" + record.message_id.hex().upper()
@@ -184,22 +196,27 @@ class MessageView:
 
     @property
     def born_timestamp(self) -> int:
+        """When the producer made it, ms since the epoch, by the producer's clock."""
         return self.record.born_timestamp
 
     @property
     def tag(self) -> str:
+        """Its tag, "" without one."""
         return self.system_properties.tag if self.record.tag_hash else ""
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """Its keys, for look-ups."""
         return tuple(self.system_properties.keys) if self.record.key_count else ()
 
     @property
     def message_group(self) -> str:
+        """The messages that it is in order with; "" without order."""
         return self.system_properties.message_group if self.record.flags & RecordFlags.FIFO else ""
 
     @property
     def properties(self) -> dict[str, str]:
+        """The producer's own properties."""
         with _reading("properties", self.queue, self.queue_offset):
             return dict(v2.Message.FromString(bytes(self.record.rest_run)).user_properties)
 
@@ -221,14 +238,17 @@ class LeasedMessage:
 
     @property
     def topic(self) -> str:
+        """The name of its topic."""
         return self.queue.topic
 
     @property
     def queue_id(self) -> int:
+        """Its queue, counted from 0 in its broker group."""
         return self.queue.queue_id
 
     @property
     def queue_offset(self) -> int:
+        """Its place in its queue, counted from 0."""
         return self._raw.system_properties.queue_offset
 
     @property
@@ -247,30 +267,37 @@ class LeasedMessage:
 
     @property
     def message_id(self) -> str:
+        """The id that the producer gave it, as in its SendReceipt."""
         return self._raw.system_properties.message_id
 
     @property
     def tag(self) -> str:
+        """Its tag, "" without one."""
         return self._raw.system_properties.tag
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """Its keys, for look-ups."""
         return tuple(self._raw.system_properties.keys)
 
     @property
     def message_group(self) -> str:
+        """The messages that it is in order with; "" without order."""
         return self._raw.system_properties.message_group
 
     @property
     def properties(self) -> dict[str, str]:
+        """The producer's own properties."""
         return dict(self._raw.user_properties)
 
     @property
     def born_timestamp(self) -> int:
+        """When the producer made it, ms since the epoch, by the producer's clock."""
         return self._raw.system_properties.born_timestamp.ToMilliseconds()
 
     @property
     def store_timestamp(self) -> int:
+        """When the broker group stored it, ms since the epoch."""
         return self._raw.system_properties.store_timestamp.ToMilliseconds()
 
     @property

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -85,6 +89,47 @@ def test_the_python_pages_have_every_public_name_once() -> None:
     public = {f"ledgermq.client.{name}" for name in ledgermq.client.__all__ if name != "__version__"}
     public |= {f"ledgermq.client.sync.{name}" for name in ledgermq.client.sync.__all__}
     assert sorted(shown) == sorted(public)
+
+
+def public_classes() -> list[type]:
+    """Return the public classes of both clients."""
+    homes = ((ledgermq.client, ledgermq.client.__all__), (ledgermq.client.sync, ledgermq.client.sync.__all__))
+    found = [getattr(home, name) for home, names in homes for name in names if name != "__version__"]
+    return [each for each in found if inspect.isclass(each)]
+
+
+@pytest.mark.parametrize("kind", public_classes(), ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_every_public_class_and_method_has_a_docstring(kind: type) -> None:
+    own = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    called = {name: value for name, value in own.items() if callable(value) or isinstance(value, property)}
+    assert kind.__doc__
+    assert not [name for name, value in called.items() if not (value.__doc__ or "").strip()]
+
+
+@pytest.mark.parametrize(
+    "module", [ledgermq.client, ledgermq.client.sync], ids=lambda module: module.__name__
+)
+@pytest.mark.parametrize(
+    "name", ["Producer", "SimpleConsumer", "PullConsumer", "PushConsumer", "Admin", "GroupAdmin"]
+)
+def test_the_main_classes_have_an_example_that_calls_what_exists(module: Any, name: str) -> None:
+    kind = getattr(module, name)
+    lines = (inspect.getdoc(kind) or "").partition("Example:\n\n")[2].splitlines()
+    example = textwrap.dedent("\n".join(itertools.takewhile(lambda line: line[:4].strip() == "", lines)))
+    body = textwrap.indent(example, "    ")
+    tree = ast.parse(f"async def example():\n{body}")
+    opened = [
+        item for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith) for item in node.items
+    ]
+    (client,) = [item for item in opened if isinstance(item.context_expr, ast.Call)]
+    assert ast.unparse(client.context_expr.func) == name  # type: ignore[attr-defined]
+    variable = ast.unparse(client.optional_vars or client.context_expr)
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == variable
+    }
+    assert used and not [attribute for attribute in used if not hasattr(kind, attribute)]
 
 
 @pytest.mark.parametrize("page", OWN, ids=lambda page: page.stem)

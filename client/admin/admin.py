@@ -104,7 +104,19 @@ async def _release(request: pb.ReleaseParkedRequest, stub: Stub, timeout: float)
 
 
 class Admin:
-    """Administers one cluster. Use it as an async context manager, or call close()."""
+    """Administers one cluster. Use it as an async context manager, or call close().
+
+    Example:
+
+        async with Admin("127.0.0.1:9876") as admin:
+            await admin.create_topic("orders", queues=8, if_not_exists=True)
+            await admin.create_group("billing", start="earliest", if_not_exists=True)
+            for topic in await admin.topics():
+                print(topic.name, topic.queue_count)
+
+    Beside what stands at a method, each call raises NameserversDownError, NoBrokersError, BrokerUnreachableError and
+    RefusedError (NoQuorumError: no leader in time). `timeout_ms`: the deadline of one call, ms.
+    """
 
     @checked(cluster=a_text, timeout_ms=check_count)
     def __init__(
@@ -571,7 +583,10 @@ class Admin:
 
     @checked(group=a_consumer_group, topic=a_topic, to=a_text)
     async def reset_offsets(self, group: str, topic: str, to: str) -> None:
-        """Move a group to "earliest", "latest", or a time in ms since the epoch, on all queues of the topic."""
+        """Move a consumer group to "earliest", "latest", or a time, on all queues of the topic.
+
+        A time is ms since the epoch. Raises: GroupNotFoundError, TopicNotFoundError, UsageError.
+        """
         request = pb.ResetOffsetsRequest(group=group, topic=topic)
         if to == "earliest":
             request.earliest = True

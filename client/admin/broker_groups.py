@@ -86,7 +86,15 @@ def reading_text(each: pb.LiveReading) -> str:
 
 
 class GroupAdmin(GroupForgetting):
-    """A `GroupForgetting` that also changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError."""
+    """Changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError.
+
+    Example:
+
+        async with GroupAdmin("127.0.0.1:9876") as admin:
+            await admin.add_group("g1")
+            await admin.drain("g0")
+            print((await admin.left("g0")).waiting)
+    """
 
     # --- drain, take back, remove -----------------------------------------------------------------------------
 

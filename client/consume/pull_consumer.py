@@ -61,7 +61,19 @@ COMMIT_TIMEOUT_MS: Final = 5_000
 
 
 class PullConsumer:
-    """Reads topics queue by queue. Use it as an async context manager, or call close()."""
+    """Reads topics queue by queue. Use it as an async context manager, or call close().
+
+    Example:
+
+        async with PullConsumer("127.0.0.1:9876", group="billing", start="earliest") as consumer:
+            await consumer.subscribe("orders")
+            while messages := await consumer.poll(256, timeout_ms=1_000):
+                for message in messages:
+                    print(message.queue, message.queue_offset, message.body)
+                await consumer.commit()
+
+    Offsets count the messages of a queue from 0. Without a consumer group it reads and stores nothing.
+    """
 
     @checked(
         group=empty_or(a_consumer_group),
@@ -198,6 +210,7 @@ class PullConsumer:
 
     @property
     def paused(self) -> tuple[MessageQueue, ...]:
+        """The assigned queues of which nothing is handed out until `resume`."""
         return self._reader.paused
 
     @property

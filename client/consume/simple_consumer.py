@@ -80,7 +80,19 @@ Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
 
 
 class SimpleConsumer:
-    """Receives with leases. Use it as an async context manager, or call close()."""
+    """Receives with leases. Use it as an async context manager, or call close().
+
+    Example:
+
+        async with SimpleConsumer("127.0.0.1:9876", group="billing", invisible_ms=30_000) as consumer:
+            await consumer.subscribe("orders", "paid || refunded")
+            for message in await consumer.receive(32, timeout_ms=5_000):
+                print(message.queue_id, message.queue_offset, message.body)
+                await consumer.ack(message)
+
+    Any number of consumers of a consumer group share every queue. The consumer group has to exist
+    (`Admin.create_group`).
+    """
 
     @checked(group=a_consumer_group, cluster=a_text, trace=a_flag)
     def __init__(
@@ -92,7 +104,10 @@ class SimpleConsumer:
         cluster: str = "",
         trace: bool = False,
     ) -> None:
-        """`trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: UsageError."""
+        """`invisible_ms`: how long a message is this consumer's, unless a `receive` says something else.
+
+        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: UsageError.
+        """
         check_lease("invisible_ms", invisible_ms)
         self.group = group
         self.invisible_ms = invisible_ms

@@ -79,7 +79,17 @@ MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 
 
 class Producer:
-    """Sends messages. Use it as an async context manager, or call start() and close()."""
+    """Sends messages. Use it as an async context manager, or call start() and close().
+
+    Example:
+
+        async with Producer("127.0.0.1:9876") as producer:
+            receipt = await producer.send("orders", b"hello", tag="new", keys=["4711"])
+            print(receipt.message_id, receipt.queue_id, receipt.queue_offset)
+            await producer.send_batch(Message("orders", f"{n}".encode()) for n in range(1_000))
+
+    One event loop and any number of tasks may use a producer. Sends that run at the same time share requests.
+    """
 
     @checked(
         cluster=a_text,
@@ -109,12 +119,16 @@ class Producer:
         """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues: one
         of `queue_selection`, your own, or a function of the queues and the first key that returns an index.
 
+        `nameservers`: "host:port", several with commas, or a sequence of them. `cluster`: its name, where nameservers
+        know several; "" where they know one.
         `group` names the producers that do the same work; so far only `statistics()` and the log show it.
         `zone`: queues of broker groups whose leader stands there come first; when none does, or none takes messages, all.
         `send_latency_fault_enable`: broker groups are avoided after slow and failed calls, for as long as the rows (latency
         from which, how long; ms) of `latency_fault_table` say, and of the others the quickest are taken. The queues of
         message groups, and those that a selector chose for a reason, stay.
         `compress_above`: larger bodies are compressed when that makes them smaller, bytes; None: never.
+        `max_pending_bytes`: bodies that may wait for their receipts; above it `send` waits, and `send_nowait` raises
+        BufferFullError.
         `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
         Raises: UsageError (InvalidAddressError: a nameserver's, InvalidNameError).
         """
@@ -149,7 +163,7 @@ class Producer:
 
     @property
     def timeout_ms(self) -> int:
-        """The deadline of a message."""
+        """The deadline of a message with all its retries, ms. May be set; counts for messages from then on."""
         return self._outbox.timeout_ms
 
     @timeout_ms.setter
@@ -323,7 +337,7 @@ class Producer:
         )
 
     def statistics(self) -> ProducerStatistics:
-        """Return what this producer has done so far."""
+        """Return what this producer has done since its start, all broker groups together. Asks nobody."""
         one_way, failed = self.one_way, self._failed + self._outbox.failed_early
         return ProducerStatistics(
             self.group, self._stored, failed, one_way.stored, one_way.failed, one_way.dropped
@@ -415,7 +429,7 @@ class Producer:
         self._use_route(route, encoder)
 
     async def ready(self) -> None:
-        """Wait until there is room for more messages."""
+        """Wait until there is room for more messages (`max_pending_bytes`). Raises: ClosedError."""
         self._channels.check_loop()
         await self._outbox.ready()
 

@@ -62,7 +62,21 @@ CLOSE_MS = 10_000
 
 
 class PushConsumer:
-    """Calls a listener with messages. Use it as an async context manager, or call close()."""
+    """Calls a listener with messages. Use it as an async context manager, or call close().
+
+    Example:
+
+        async def bill(messages: Sequence[MessageView]) -> RetryLater | None:
+            for message in messages:
+                print(message.queue, message.queue_offset, message.body)
+            return None
+
+        async with PushConsumer("127.0.0.1:9876", group="billing", listener=bill) as consumer:
+            await consumer.subscribe("orders")
+            await consumer.run()
+
+    The consumer group is created when it does not exist. Its consumers share the queues: each has one consumer.
+    """
 
     @checked(
         group=a_consumer_group,

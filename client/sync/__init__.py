@@ -61,7 +61,14 @@ _COMES_AGAIN: Final = "an acknowledgement failed, its message comes again: %s"
 
 
 class Producer(Closing):
-    """Sends messages and waits for each; `send_batch` sends many at once, `send_async` and `send_oneway` do not wait."""
+    """Sends messages and waits for each; `send_batch` sends many at once, `send_async` and `send_oneway` do not wait.
+
+    Example:
+
+        with Producer("127.0.0.1:9876") as producer:
+            receipt = producer.send("orders", b"hello", tag="new", keys=["4711"])
+            print(receipt.message_id, receipt.queue_id, receipt.queue_offset)
+    """
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio Producer."""
@@ -213,7 +220,7 @@ class Producer(Closing):
 
 
 class ReceivedMessage:
-    """A message of a synchronous Consumer. Attributes are those of LeasedMessage."""
+    """A message of a synchronous Consumer. Attributes are those of `ledgermq.client.LeasedMessage`."""
 
     __slots__ = ("_consumer", "_message")
 
@@ -229,6 +236,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
+        """The body as the producer gave it. Raises: CorruptMessageError."""
         return self._message.body
 
     def ack(self) -> None:
@@ -247,9 +255,16 @@ class ReceivedMessage:
 
 
 class Consumer(Closing):
-    """Iterates over the messages of a topic, shared with all other consumers of the group.
+    """Iterates over the messages of a topic, shared with all other consumers of the consumer group.
 
-    The group is created when it does not exist (it starts at `start`: "earliest", "latest" or ms since the epoch, as text).
+    Example:
+
+        with Consumer("127.0.0.1:9876", group="billing", topic="orders", timeout_ms=5_000) as consumer:
+            for message in consumer:
+                print(message.body)
+                message.ack()
+
+    The consumer group is created when it does not exist (it starts at `start`: "earliest", "latest" or ms since the epoch, as text).
     """
 
     def __init__(

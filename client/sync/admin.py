@@ -30,7 +30,14 @@ from .loop_thread import Closing
 
 
 class Admin(Closing):
-    """Administers one cluster; for what a method does see the asyncio Admin."""
+    """Administers one cluster; for what a method does see the asyncio Admin.
+
+    Example:
+
+        with Admin("127.0.0.1:9876") as admin:
+            admin.create_topic("orders", queues=8, if_not_exists=True)
+            print([topic.name for topic in admin.topics()])
+    """
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio Admin."""
@@ -183,7 +190,14 @@ class Admin(Closing):
 
 
 class GroupAdmin(Admin):
-    """An `Admin` that also changes which broker groups a cluster has; for what a method does see the asyncio GroupAdmin."""
+    """An `Admin` that also changes which broker groups a cluster has; for what a method does see the asyncio GroupAdmin.
+
+    Example:
+
+        with GroupAdmin("127.0.0.1:9876") as admin:
+            admin.add_group("g1")
+            print(admin.left("g0").waiting)
+    """
 
     _admin: AsyncGroupAdmin
 

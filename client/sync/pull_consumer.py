@@ -27,7 +27,16 @@ T = TypeVar("T")
 
 
 class PullConsumer(Closing):
-    """Reads topics queue by queue; for what a method does see the asyncio PullConsumer. Iterate over it, or call `poll`."""
+    """Reads topics queue by queue; for what a method does see the asyncio PullConsumer. Iterate over it, or call `poll`.
+
+    Example:
+
+        with PullConsumer("127.0.0.1:9876", group="billing") as consumer:
+            consumer.subscribe("orders")
+            for message in consumer.poll(256, timeout_ms=1_000):
+                print(message.queue, message.queue_offset, message.body)
+            consumer.commit()
+    """
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options` are those of the asyncio PullConsumer."""
@@ -77,6 +86,7 @@ class PullConsumer(Closing):
 
     @property
     def paused(self) -> tuple[MessageQueue, ...]:
+        """The assigned queues of which nothing is handed out until `resume`."""
         return self._now(lambda: self._consumer.paused)
 
     @property

@@ -28,7 +28,18 @@ _USE_ASYNCIO: Final = (
 
 
 class PushConsumer(Closing):
-    """Calls a listener with messages, from threads: as many at once as `options.concurrency` says."""
+    """Calls a listener with messages, from threads: as many at once as `options.concurrency` says.
+
+    Example:
+
+        def bill(messages: Sequence[MessageView]) -> None:
+            for message in messages:
+                print(message.queue, message.queue_offset, message.body)
+
+        with PushConsumer("127.0.0.1:9876", group="billing", listener=bill) as consumer:
+            consumer.subscribe("orders")
+            consumer.run()  # until Ctrl-C
+    """
 
     def __init__(
         self,

@@ -23,7 +23,15 @@ from .loop_thread import Closing, make
 
 
 class SimpleConsumer(Closing):
-    """Receives with leases; for what a method does see the asyncio SimpleConsumer. Iterate over it, or call `receive`."""
+    """Receives with leases; for what a method does see the asyncio SimpleConsumer. Iterate over it, or call `receive`.
+
+    Example:
+
+        with SimpleConsumer("127.0.0.1:9876", group="billing") as consumer:
+            consumer.subscribe("orders")
+            for message in consumer.receive(32, timeout_ms=5_000):
+                consumer.ack(message)
+    """
 
     def __init__(
         self, nameservers: str | Sequence[str] = "127.0.0.1:9876", *, group: str, **options: Any
