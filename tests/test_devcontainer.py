@@ -1,4 +1,4 @@
-"""The development container fits the repository: what it runs exists, and it brings what the preflight asks for."""
+"""The development container runs what exists, and brings what the preflight asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `python -m build` makes: a wheel and an sdist that hold all of LedgerMQ and nothing else, and run where they are installed.
+"""What `python -m build` makes: a wheel and an sdist with all packages and nothing else, which run.
 
 Needs the package index: for setuptools, which builds them, and for the dependencies of `ledgermq[server]`.
 """
@@ -46,8 +46,8 @@ def index_run(command: list[str], folder: Path) -> None:
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     if done.returncode:
-        reason = f"{command[-1]}: packages could not be taken from the package index. Is there a network, and is pip set up?"
-        pytest.fail(f"{reason}\n{done.stderr[-1500:]}", pytrace=False)
+        reason = "no packages from the package index. Is there a network, and is pip set up?"
+        pytest.fail(f"{command[-1]}: {reason}\n{done.stderr[-1500:]}", pytrace=False)
 
 
 def package_files() -> set[str]:
