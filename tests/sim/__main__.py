@@ -1,4 +1,6 @@
-"""Run seeds: python -m tests.sim --seeds 50 --start 0; one again: --seed 17; for long: --soak FILE --for 60m."""
+"""Run seeds: python -m tests.sim --seeds 50 --start 0; one again: --seed 17; for long: --soak FILE
+--for 60m.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def main() -> int:
-    """Return 0 when every seed held, else 1."""
+    """Return 0 if every seed held, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=50, help="how many")
     parser.add_argument("--start", type=int, default=0, help="the first one")

@@ -1,7 +1,8 @@
-"""A client of the simulated brokers: what all kinds of them share.
+"""Client of the simulated brokers: the code that all kinds of clients share.
 
-A call may be lost, late, or answered by a node that leads no longer; who hears nothing in time does not know what became of
-it, and asks again, elsewhere. Names and ids of topics they take from the model, as from a nameserver that knows.
+A call may be lost, late, or answered by a former leader. A client without an answer in time does not know the
+outcome and asks again elsewhere. Clients read names and ids of topics from the model, as if from an always
+current nameserver.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MS = 1000
 
 
 class Client:
-    """One thing at a time: `ask`, hear (or not), think, `step` again."""
+    """Does one thing at a time: `ask`, receive the answer (or not), think, `step` again."""
 
     think_ms = (1, 60)
     timeout_ms = (30, 1000)
@@ -38,11 +39,11 @@ class Client:
 
     @property
     def may_go_on(self) -> bool:
-        """Tell whether there is more to do for this client now."""
+        """Return whether this client has more to do now."""
         return not self.world.is_quiet and not self.world.is_draining
 
     def soon(self) -> None:
-        """Think, then go on."""
+        """Think, then continue."""
         self.is_idle = False
         self.world.after(self.rng.randint(*self.think_ms) * MS, self._go_on)
 
@@ -53,7 +54,7 @@ class Client:
             self.is_idle = True
 
     def wake(self) -> None:
-        """Go on after a rest."""
+        """Continue after a rest."""
         if self.is_idle:
             self.soon()
 
@@ -65,7 +66,7 @@ class Client:
         late: Callable[[Answer, bool], None] = lambda answer, newest: None,
         node: SimNode | None = None,
     ) -> None:
-        """Call a node. `then` hears the answer in time, or status unknown; `late` what comes after that."""
+        """Call a node. `then` receives the answer in time, or status unknown; `late` a later answer."""
         self._call += 1
         number = self._call
         node = node or self._choose_node()
@@ -84,7 +85,7 @@ class Client:
         self.world.after(self.rng.randint(*self.timeout_ms) * MS, lambda: self._give_up(number, then))
 
     def soon_hear(self, number: int, then: Callable[[Answer, bool], None], answer: Answer) -> None:
-        """Nobody listens there."""
+        """Answer for a node where nothing listens."""
 
         def hear() -> None:
             if number == self._call:
@@ -99,22 +100,22 @@ class Client:
             then(Answer("unknown"), False)
 
     def _choose_node(self) -> SimNode:
-        """Mostly the leader."""
+        """Choose a node, mostly the leader."""
         leader = self.world.world.leader()
         if leader is not None and self.rng.random() < 0.85:
             return leader
         return self.any_node()
 
     def any_node(self) -> SimNode:
-        """Any of them."""
+        """Return a random node."""
         nodes = self.world.world.nodes
         return nodes[self.rng.choice(self.world.world.names)]
 
     def a_topic(self) -> Topic | None:
-        """A topic that exists."""
+        """Return a random existing topic."""
         topics = list(self.world.model.topics.values())
         return self.rng.choice(topics) if topics else None
 
     def a_group(self, name: str) -> Group | None:
-        """The group of that name."""
+        """Return the group of that name."""
         return next((group for group in self.world.model.groups.values() if group.name == name), None)

@@ -1,4 +1,4 @@
-"""Consumers, readers and the administrator of the simulated brokers. Each minds what it was promised."""
+"""Consumers, readers and the administrator of the simulated brokers. Each checks what it was promised."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ if TYPE_CHECKING:
 
 MS = 1000
 TAGS = (0, 11, 12, 13)
-#: The groups that consume by leases, and the one that reads by itself.
+#: Consumer groups that consume by leases, and the one that reads by itself.
 LEASING = (("leases", EARLIEST, False), ("order", EARLIEST, True), ("news", LATEST, False))
 PULLING = "pull"
 
 
 class Consumer(Client):
-    """Receives under leases; acknowledges most, lets some lapse, moves or gives back some."""
+    """Receives under leases.
+
+    Acknowledges most messages, lets some leases expire, moves or gives back some.
+    """
 
     def __init__(self, world: BrokerWorld, group: str, *, sessions: bool, filters: bool) -> None:
         super().__init__(world)
@@ -90,7 +93,7 @@ class Consumer(Client):
 
     def _on_received(self, request: ReceiveRequest, answer: Answer, _newest: bool) -> None:
         if answer.status == "unknown" and self._session:
-            # What was leased under the old one comes back with its end.
+            # Messages leased under the old session come back when it ends.
             self._session = self.rng.getrandbits(60) | 1
         deliveries: list[Delivery] = answer.value if answer.status == "ok" else []
         for delivery in deliveries:
@@ -114,7 +117,9 @@ class Consumer(Client):
             self.soon()  # it forgets them
 
     def _fail(self, request: ReceiveRequest, deliveries: list[Delivery], poison: list[Delivery]) -> None:
-        """Some of them can never be consumed: acknowledge the others, let these lapse, hurry one, or give one up."""
+        """Handle messages that can never be consumed: acknowledge the others, and let these expire, hurry or
+        give up one.
+        """
         what, good = self.rng.random(), [each for each in deliveries if each not in poison]
         if what < 0.4 and good:
             self._acknowledge(request, good, 0)
@@ -150,7 +155,10 @@ class Consumer(Client):
     def _note(
         self, request: ReceiveRequest, deliveries: list[Delivery], answer: Answer, _newest: bool
     ) -> None:
-        """What was acknowledged must not come again. (In order, a whole batch comes again as long as a part of it is open.)"""
+        """Record acknowledged messages, which must not come again.
+
+        In an ordered group a whole batch comes again as long as part of it is open.
+        """
         if answer.status == "ok" and self._group != "order":
             for delivery, accepted in zip(deliveries, answer.value.accepted.tolist(), strict=True):
                 key = (request.group_id, request.topic_id, delivery.queue_id, delivery.queue_offset)
@@ -159,7 +167,7 @@ class Consumer(Client):
 
 
 class Drainer(Consumer):
-    """At the end: takes all that is left of one group, and acknowledges it."""
+    """At the end of a run: receives all that is left of one group, and acknowledges it."""
 
     think_ms = (20, 60)
 
@@ -171,7 +179,7 @@ class Drainer(Consumer):
         return self.world.is_draining
 
     def left(self) -> str:
-        """What the group has not finished; "" when nothing is left."""
+        """Return what the group has not finished; "" if nothing is left."""
         model, group = self.world.model, self.a_group(self._group)
         if group is None:
             return ""
@@ -206,7 +214,7 @@ class Drainer(Consumer):
 
 
 def parked_rows(world: BrokerWorld, group_id: int) -> list[tuple[int, int, int]]:
-    """Return (topic, queue, offset) of what is parked for a group."""
+    """Return (topic, queue, offset) of the messages parked for a group."""
     positions = sorted(world.model.positions.items())
     return [
         (*key[1:], offset) for key, each in positions if key[0] == group_id for offset in sorted(each.parked)
@@ -214,7 +222,7 @@ def parked_rows(world: BrokerWorld, group_id: int) -> list[tuple[int, int, int]]
 
 
 class Puller(Client):
-    """Reads queues on whatever node, and commits offsets; sets them back at times."""
+    """Reads queues on any node, and commits offsets; sometimes sets them back."""
 
     def __init__(self, world: BrokerWorld) -> None:
         super().__init__(world)
@@ -243,7 +251,8 @@ class Puller(Client):
             demand(end <= queue.end, f"B visible: {key} ends at {end} for a reader, committed is {queue.end}")
             demand(
                 begin == asked or asked < begin <= queue.begin,
-                f"B visible: {key} is read from {begin}, asked was {asked}, hidden are those below {queue.begin}",
+                f"B visible: {key} is read from {begin}, asked was {asked}, hidden are those below "
+                f"{queue.begin}",
             )
         for place, row in enumerate(rows):
             self.world.on_seen(*key, begin + place, tuple(row))
@@ -255,13 +264,13 @@ class Puller(Client):
         if reset:
             offset = self._offsets[key] = self.rng.randint(0, offset)
         elif self.rng.random() < 0.1:
-            offset = self.rng.randint(0, offset)  # an old commit, late: it must not count
+            offset = self.rng.randint(0, offset)  # an old commit that arrives late: it must not count
         command = CommitOffsets(group.group_id, position_rows([(*key, offset)]), reset)
         self.ask("command", command, lambda answer, newest: self.soon())
 
 
 class Administrator(Client):
-    """Makes topics and groups, and takes some away; hides old messages."""
+    """Creates and deletes topics and groups; hides old messages."""
 
     def step(self) -> None:
         command = self._command()
@@ -308,7 +317,7 @@ class Administrator(Client):
         return self._set_back(topic)
 
     def _set_back(self, topic: Topic) -> Command | None:
-        """Set the position of a leasing group somewhere: it gets messages again."""
+        """Set the position of a leasing group to a random offset: it gets messages again."""
         group = self.a_group(self.rng.choice(LEASING)[0])
         if group is None:
             return None
@@ -319,13 +328,13 @@ class Administrator(Client):
 
 
 class Operator(Client):
-    """Drains the broker group for a moment, or removes it, and takes it back; at the end it takes messages."""
+    """Drains the broker group for a moment, or removes it, and undoes that. At the end it takes messages."""
 
     think_ms = (100, 1200)
 
     @property
     def may_go_on(self) -> bool:
-        """A drain that was late may come when all others are at rest."""
+        """Return True also when all others rest: a late drain may still arrive."""
         return not self.world.is_quiet
 
     def step(self) -> None:
@@ -342,7 +351,7 @@ class Operator(Client):
 
 
 class Clients:
-    """All of one run."""
+    """All clients of one run."""
 
     def __init__(self, world: BrokerWorld) -> None:
         rng = world.rng
@@ -360,17 +369,17 @@ class Clients:
         self._operators = [Operator(world) for _ in range(world.operator_count)]
 
     def start(self) -> None:
-        """Everybody begins, or goes on."""
+        """Start or resume all clients."""
         for client in (*self._others, *self._members, *self.producers, *self._operators):
             client.wake()
 
     def drain(self) -> None:
-        """Producers learn what became of their last messages; then all of it is consumed."""
+        """Let producers learn the outcome of their last messages, then consume everything."""
         for client in (*self.producers, *self._members, *self._drainers, *self._operators):
             client.wake()
 
     def undrained(self) -> str:
-        """What is left to do; "" when nothing is."""
+        """Return what is left to do; "" if nothing is."""
         for producer in self.producers:
             if not producer.is_finished:
                 return f"an answer that {producer} waits for"
@@ -378,6 +387,6 @@ class Clients:
         return left or unshared(self.world, self._members)
 
     def progress(self) -> int:
-        """Grows with each message that is done, and each producer that is."""
+        """Return a number that grows with each finished message and each finished producer."""
         committed = sum(position.committed for position in self.world.model.positions.values())
         return committed + sum(producer.is_finished for producer in self.producers)

@@ -1,8 +1,9 @@
-"""The broker of one life of a simulated node: the real state, leader's view, append pipeline, checkpoints and queue files.
+"""Broker of one life of a simulated node: the real state, leader's view, append pipeline, checkpoints, queue
+files.
 
-Stands where `node.py`, the services and the event loop stand in a process: Raft's seam is driven by events of the life,
-coroutines and futures run on a loop whose turns are events, the worker of the checkpoints reports when the
-simulated disk is done. Requests of the simulated clients come in through `on_request`.
+It replaces `node.py`, the services and the event loop of a process. Events of the life drive Raft's
+interface. Coroutines and futures run on a loop whose turns are events. The checkpoint worker reports once the
+simulated disk is done. Requests of the simulated clients arrive through `on_request`.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client hears. `status`: ok, refused (nothing was stored) or unknown."""
+    """Answer to a client. `status`: ok, refused (nothing was stored) or unknown."""
 
     status: str
     value: Any = None
-    index: int = 0  # of the entry, of what was applied
+    index: int = 0  # index of the entry, or of the applied command
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +82,30 @@ class Request:
 
 
 class SimCheckpointStore(CheckpointStore):
-    """Without the reserve of 1 MiB for full disks: there is one disk for all here, and nothing waits for it."""
+    """Checkpoint store without the 1 MiB reserve for full disks: all share one disk here, and nothing waits
+    for it.
+    """
 
     def _keep_reserve(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class SimCheckpointing(Checkpointing):
-    """Without its own timer, which reads a clock: checkpoints are written when the simulator says so."""
+    """Checkpointing without its own timer, which reads a clock: the simulator decides when to write."""
 
     async def _run(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class BrokerLife:
-    """Made when the data folder is open, before the core: `applied` says where the log must go on."""
+    """Created when the data folder is open, before the core. `applied` tells where the log must continue."""
 
     def __init__(self, world: BrokerWorld, node: SimNode) -> None:
         """Raises: CheckpointError, ConsumeQueueError, OSError."""
         self.world = world
         self.node = node
         files, folder = node.files, node.config.data_dir
-        self._ready: list[asyncio.Handle] = []  # for the next turn
+        self._ready: list[asyncio.Handle] = []  # handles for the next turn
         self.loop = SimLoop(
             now=lambda: world.world.now,
             soon=self._soon,
@@ -122,10 +125,11 @@ class BrokerLife:
         self.life: Life
 
     def attach(self, life: Life) -> None:
-        """The core stands: join them."""
+        """Connect the broker with the life once the core exists."""
         self.life = life
         life.handlers |= {
-            "broker_turn": self.on_turn, "timer": self.on_timer, "request": self.on_request, "broker_call": self.loop.run,
+            "broker_turn": self.on_turn, "timer": self.on_timer, "request": self.on_request,
+            "broker_call": self.loop.run,
             "checkpoint": self.on_checkpoint,
         }  # fmt: skip
         self.pipeline = AppendPipeline(self, life.log.max_entry_size)
@@ -152,13 +156,13 @@ class BrokerLife:
             )
 
     def begin(self) -> None:
-        """Start what runs for ever."""
+        """Start the periodic work."""
         with self.loop.running():
             self.checkpointing.start()
         self.life.later(self.world.checkpoint_us, "checkpoint")
 
     def end(self) -> None:
-        """The process is gone."""
+        """End all tasks: the process is gone."""
         self.loop.kill()
 
     # --- the replica's observer -----------------------------------------------------------------------------
@@ -179,7 +183,7 @@ class BrokerLife:
         """Nobody checks queue files here."""
         return False
 
-    # --- the loop ------------------------------------------------------------------------------------------------
+    # --- the loop -------------------------------------------------------------------------------------------
     def _soon(self, handle: asyncio.Handle) -> None:
         self._ready.append(handle)
         if len(self._ready) == 1:
@@ -194,7 +198,7 @@ class BrokerLife:
         self.world.world.note_defect(error if known else InvariantError(f"{where}: {error!r}"))
 
     def on_turn(self, _payload: None) -> None:
-        """One turn of the event loop: what was ready when it began. What it proposes shares a flush."""
+        """Run one turn of the event loop: everything ready at its start. Its proposals share a flush."""
         if self.life.core.fault is None:
             ready, self._ready = self._ready, []
             for handle in ready:
@@ -210,21 +214,21 @@ class BrokerLife:
             self._soon(handle)
 
     def on_checkpoint(self, _payload: None) -> None:
-        """Write a checkpoint, unless the disk is in trouble."""
+        """Write a checkpoint, unless the disk is failing."""
         self.life.later(self.world.checkpoint_us, "checkpoint")
         if not self.life.disk.broken and self.life.core.fault is None:
             with self.loop.running():
                 self.loop.create_task(self.checkpointing.write_now())
 
-    # --- raft's side ---------------------------------------------------------------------------------------------
+    # --- raft's side ----------------------------------------------------------------------------------------
     def next_timestamp(self) -> int:
-        """Log time, ms."""
+        """Return log time in ms."""
         clock, life = self.node.clock, self.life
         now = (clock.wall_ms(), clock.monotonic_ms())
         return life.log_time.lead(*now) if life.leads else life.log_time.estimate(*now)
 
     def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
-        """As `RaftNode.propose`. Raises: RaftError."""
+        """Like `RaftNode.propose`. Raises: RaftError."""
         life = self.life
         if life.core.fault is not None:
             raise NodeStoppedError("this node stops")
@@ -248,7 +252,7 @@ class BrokerLife:
         return proposal
 
     def on_event(self, event: Event) -> None:
-        """The core's role changed."""
+        """Handle a change of the core's role."""
         with self.loop.running():
             if isinstance(event, SteppedDown):
                 self.proposals.lost("this node no longer leads")
@@ -259,12 +263,12 @@ class BrokerLife:
                 self.raft_leadership.changed(event.leader_id, event.term)
 
     def on_commit(self, index: LogIndex) -> None:
-        """The commit index moved: wake who proposed."""
+        """Handle an advance of the commit index: wake the proposers."""
         with self.loop.running():
             self.proposals.committed(index)
 
     def apply(self, entries: Iterable[tuple[EntryHeader, Any]]) -> None:
-        """Apply committed entries, one by one, each first to the model."""
+        """Apply committed entries one by one, each first to the model."""
         with self.loop.running():
             for header, payload in entries:
                 self.world.on_entry(header, payload)
@@ -274,9 +278,9 @@ class BrokerLife:
                 self.world.after_apply(self, header)
             self.raft_leadership.applied(LogIndex(self.applied))
 
-    # --- the services --------------------------------------------------------------------------------------------
+    # --- the services ---------------------------------------------------------------------------------------
     def on_request(self, request: Request) -> None:
-        """A client's call arrives."""
+        """Handle a client's call."""
         if self.life.core.fault is not None:
             return
         with self.loop.running():
@@ -291,7 +295,7 @@ class BrokerLife:
         future: asyncio.Future[Any],
         value: Callable[[Any], Any] = lambda result: result,
     ) -> None:
-        """Answer when the future is done."""
+        """Answer once the future is done."""
 
         def done(done: asyncio.Future[Any]) -> None:
             error = done.exception()
@@ -327,7 +331,7 @@ class BrokerLife:
             self.replica.view.session_seen(request.body, self.next_timestamp())
 
     def _receive(self, request: Request) -> None:
-        """As `receive._select`: select once, after what it needs was loaded."""
+        """Like `receive._select`: select once, after loading what the selection needs."""
         self._answer(request, self.loop.create_task(self._select(request.body)))
 
     async def _select(self, request: ReceiveRequest) -> list[Delivery]:
@@ -352,7 +356,7 @@ class BrokerLife:
     async def _membership(
         self, join: JoinGroup, released: Iterable[tuple[tuple[int, int], int]], leave: bool
     ) -> MemberView | None:
-        """As a Membership stream: it is opened by the first request, or again when it has ended."""
+        """Like a Membership stream: the first request opens it, and a later one reopens it if it ended."""
         stream, known = self._streams.get(join.member, (None, join))
         if stream is None:
             stream = await self.coordination.open(join)
@@ -382,7 +386,7 @@ class BrokerLife:
         self.pipeline.run(command)
 
     def _fetch(self, request: Request) -> None:
-        """Any node answers from what it has applied."""
+        """Answer a fetch from what this node has applied."""
         topic_id, queue_id, offset, count = request.body
         self._answer(request, self.loop.create_task(self._read(topic_id, queue_id, offset, count)))
 
@@ -395,7 +399,7 @@ class BrokerLife:
 
 @contextmanager
 def defects(where: str) -> Iterator[None]:
-    """Whatever the code under test raises here ends the run."""
+    """End the run on any exception of the code under test."""
     try:
         yield
     except AssertionError:
@@ -405,7 +409,7 @@ def defects(where: str) -> Iterator[None]:
 
 
 def effects_of(effects: Effects) -> list[Any]:
-    """Return what the commands of an entry answered, as the model says it."""
+    """Return the results of an entry's commands in the model's form."""
     return [_plain(result) for result in effects.results]
 
 

@@ -1,4 +1,4 @@
-"""Queue-exclusive groups in the dumb second version of the broker's state: members, owners, epochs."""
+"""Queue-exclusive groups in the model of the broker's state: members, owners, epochs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ _NOBODY = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Group:
-    """`members`: name -> (entry of the join, its log time, topics, the rest). `owners`: queue -> (member, epoch)."""
+    """`members`: name -> (entry of the join, its log time, topics, the rest).
+
+    `owners`: queue -> (member, epoch).
+    """
 
     members: dict[str, tuple[int, int, tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
     owners: dict[Key, tuple[str, int]] = field(default_factory=dict)
 
 
 class MemberModel:
-    """All groups that have members, and everybody who ever owned a queue."""
+    """All groups with members, and every owner that a queue ever had."""
 
     def __init__(self) -> None:
         self.groups: dict[int, Group] = {}
@@ -68,7 +71,7 @@ class MemberModel:
         return answers
 
     def may_commit(self, group_id: int, key: Key, topic: str, epoch: int, *, reset: bool) -> bool:
-        """Tell whether an offset may be moved under an epoch, or (0) by somebody who has none."""
+        """Return whether an offset may be moved under an epoch, or (0) without ownership."""
         group = self.groups.get(group_id, Group())
         owner, current = group.owners.get(key, ("", 0))
         if epoch:
@@ -76,7 +79,7 @@ class MemberModel:
         return reset or not (owner or any(topic in member[2] for member in group.members.values()))
 
     def renew(self, group_id: int, key: Key, index: int) -> None:
-        """An outsider reset the offset."""
+        """Renew the epoch after a reset of the offset from outside."""
         group = self.groups.get(group_id)
         if group is not None and group.owners.get(key, ("", 0))[0]:
             self._own(group_id, key, group.owners[key][0], index)

@@ -1,6 +1,6 @@
-"""Members of the simulated queue-exclusive group: they come, commit what they own, hand over, leave, or vanish.
+"""Members of the simulated queue-exclusive group: they join, commit what they own, release, leave, or vanish.
 
-Instead of a stream that is told of changes they ask, again and again; a stream that breaks is a node that they leave.
+They poll instead of receiving changes on a stream. A broken stream corresponds to leaving a node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Key = tuple[int, int]
 
 
 class GroupMember(Client):
-    """One consumer; its name is its own for ever."""
+    """One consumer. Its name is never reused."""
 
     think_ms = (10, 200)
 
@@ -32,10 +32,10 @@ class GroupMember(Client):
         self.name = f"m{number}"
         self._timeout_ms = self.rng.choice((500, 2000))
         self._release_ms = self.rng.choice((0, 300))
-        self._lazy = self.rng.random() < 0.2  # hands nothing over
+        self._lazy = self.rng.random() < 0.2  # releases nothing
         self._owned: dict[Key, int] = {}
         self._revoked: tuple[tuple[Key, int], ...] = ()
-        self._old: list[tuple[Key, int]] = []  # what it owned once
+        self._old: list[tuple[Key, int]] = []  # queues that it owned earlier
 
     @property
     def may_go_on(self) -> bool:
@@ -66,7 +66,7 @@ class GroupMember(Client):
             self._owned, self._revoked = dict(view.owned), view.revoked
         choices = list(self._owned.items())
         if self._old and self.rng.random() < 0.2:
-            choices = self._old  # too late: it must not count
+            choices = self._old  # a late commit: it must not count
         if not choices or self.world.is_draining or self.rng.random() < 0.3:
             self.soon()
             return
@@ -80,7 +80,9 @@ class GroupMember(Client):
 
 
 def unshared(world: BrokerWorld, members: list[GroupMember]) -> str:
-    """What the group still lacks when all its members live; "" when each queue has an owner, and each its share."""
+    """Return what the group lacks although all its members live; "" if each queue has an owner and each
+    member its share.
+    """
     model = world.model
     group_id = next((group.group_id for group in model.groups.values() if group.name == EXCLUSIVE), 0)
     if not members or not group_id:

@@ -1,8 +1,9 @@
-"""A dumb second version of the broker's state machine: dicts, lists and loops, and a parser of its own.
+"""Model of the broker's state machine: dicts, lists and loops, with its own parser.
 
-It reads committed entries, each once, straight from the layouts in the docs of `proto/record.py` and `broker/state/commands.py`,
-and says what must be there: messages, positions, leases, what every command answers. It shares no code with
-`broker/`. It judges the log itself, too: offsets without a gap, each message once, sequences of producers in order.
+It reads each committed entry once, directly by the layouts in the docs of `proto/record.py` and
+`broker/state/commands.py`, and states the expected messages, positions, leases and command results. It shares
+no code with `broker/`. It also checks the log itself: offsets without gaps, each message once, producers'
+sequences in order.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _OWNED = struct.Struct("<IIqQ")
 _LEASE = struct.Struct("<IqQ")
 _CHANGE = struct.Struct("<IqQq")
 _PARK = struct.Struct("<IqQI")
-PARKING = 3  # feature level from which on messages are parked
+PARKING = 3  # lowest feature level at which messages are parked
 PARKED_MAX = 1024
-_RECORDS = 1  # kind of an entry
+_RECORDS = 1  # entry kind
 NEVER = (1 << 63) - 1
 
 
@@ -32,7 +33,7 @@ NEVER = (1 << 63) - 1
 class Message:
     """One stored message."""
 
-    value: bytes  # its id
+    value: bytes  # message id
     place: int  # physical offset
     size: int
     tag: int
@@ -65,12 +66,12 @@ class Lease:
 
 @dataclass(slots=True)
 class Position:
-    """Of one group in one queue."""
+    """Position of one group in one queue."""
 
     position: int
     leases: dict[int, Lease] = field(default_factory=dict)
     lost: int = 0
-    #: offset: when, attempts, why, entry
+    #: offset: time, attempts, reason, entry
     parked: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
 
     @property
@@ -103,7 +104,7 @@ class Stream:
 
 
 class BrokerModel:
-    """The state after entry `index`. `results`: what the commands of the last entry answer, in order."""
+    """State after entry `index`. `results`: results of the last entry's commands, in order."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -115,18 +116,19 @@ class BrokerModel:
         self.streams: dict[tuple[int, int, int], Stream] = {}
         self.members = MemberModel()
         self.mode = 0  # of the broker group
-        self.level = 0  # of features
+        self.level = 0  # feature level
         self.next_topic = self.next_group = 1
         self.places: dict[bytes, list[tuple[int, int, int]]] = {}  # message id -> where it is stored
         self.stored_at: dict[bytes, int] = {}  # log time
-        self.ids_before = self.streams_before = -1  # what deduplication may have forgotten (log time)
-        #: lease, group, topic, queue, offset -> attempt
+        # deduplication may have forgotten everything before this log time
+        self.ids_before = self.streams_before = -1
+        #: (lease, group, topic, queue, offset) -> attempt
         self.granted: dict[tuple[int, int, int, int, int], int] = {}
-        self.reset_at: dict[tuple[int, int, int], int] = {}  # entry that last set a position back, or forth
+        self.reset_at: dict[tuple[int, int, int], int] = {}  # entry that last moved a position by a reset
         self.results: list[Any] = []
 
     def apply(self, index: int, stamp: int, place: int, kind: int, sections: int, payload: bytes) -> None:
-        """Take the next committed entry; `place`: physical offset of its header. Raises: InvariantError."""
+        """Apply the next committed entry. `place`: physical offset of its header. Raises: InvariantError."""
         demand(index == self.index + 1, f"model: entry {index} behind {self.index}")
         demand(stamp >= self.stamp, f"D21: log time of entry {index} goes back")
         self.index, self.stamp, self.results = index, stamp, []
@@ -147,7 +149,7 @@ class BrokerModel:
             at += size
         demand(at == len(payload), f"entry {index}: bytes behind the last section")
 
-    # --- messages ------------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------
     def _records(
         self, key: tuple[int, int], base: int, count: int, body: bytes, place: int,
         producer: int, epoch: int, sequence: int,
@@ -173,14 +175,17 @@ class BrokerModel:
         demand(at == len(body), f"entry {self.index}: records do not fill their section")
 
     def _sequence(self, key: tuple[int, int, int], epoch: int, sequence: int, count: int) -> None:
-        """A producer's batches come in order, none twice, none missing; what is too long ago is forgotten."""
+        """Check that a producer's batches come in order, none twice, none missing.
+
+        Very old sequences are forgotten.
+        """
         known = self.streams.get(key)
         if known is not None and epoch == known.epoch:
             wanted = known.next_sequence
         else:
             demand(known is None or epoch > known.epoch, f"B1: an old epoch at entry {self.index}")
             wanted = 0
-        # Else it may have been forgotten, while this was on its way.
+        # Otherwise it may have been forgotten while this batch was in flight.
         if known is not None or self.streams_before < 0:
             demand(
                 sequence == wanted, f"B1 sequence: entry {self.index}: {sequence} of {key}, due is {wanted}"
@@ -195,7 +200,7 @@ class BrokerModel:
         before.append(place)
         self.stored_at[value] = self.stamp
 
-    # --- topics and groups ---------------------------------------------------------------------------------------
+    # --- topics and groups ----------------------------------------------------------------------------------
     def _create_topic(self, raw: bytes, version: int) -> tuple[int, bool]:
         count, _, retention = (
             (*struct.unpack_from("<IB", raw), 0) if version == 1 else struct.unpack_from("<IBq", raw)
@@ -250,7 +255,7 @@ class BrokerModel:
             topic.retention = keep
         return (number if topic else 0), changed
 
-    # --- consumption ---------------------------------------------------------------------------------------------
+    # --- consumption ----------------------------------------------------------------------------------------
     def _join(self, raw: bytes, _version: int) -> tuple[int, bool]:
         (group,) = struct.unpack_from("<I", raw)
         return self.members.join(raw, self.index, self.stamp) if group in self.groups else (0, False)
@@ -299,7 +304,7 @@ class BrokerModel:
         return accepted
 
     def _grant(self, raw: bytes, _version: int) -> dict[int, list[tuple[int, int]]]:
-        """Answer, per queue, the granted offsets with their attempts."""
+        """Return, per queue, the granted offsets with their attempts."""
         group, topic, invisible, session, count = struct.unpack_from("<IIqQI", raw)
         deadline = NEVER if session else self.stamp + invisible
         at, granted = 28, {}
@@ -340,7 +345,10 @@ class BrokerModel:
         return given
 
     def _judge_attempt(self, place: tuple[int, int, int, int], attempt: int, found: Position) -> None:
-        """A group that may park gets no message more often than it allows; in order, those behind a failing one may be."""
+        """Check that a group with parking gets no message too often.
+
+        In order, those after a failing one may come again.
+        """
         group = self.groups[place[0]]
         full = len(found.parked) == PARKED_MAX
         demand(
@@ -365,8 +373,8 @@ class BrokerModel:
                 good = left > 0
                 demand(
                     reason != 1 or (lease.attempt >= group.attempts and lease.deadline <= self.stamp),
-                    f"B attempts: entry {self.index} parks {(topic, queue, offset)}, attempt {lease.attempt} of {group.attempts}, "
-                    f"which ends at {lease.deadline}, now is {self.stamp}",
+                    f"B attempts: entry {self.index} parks {(topic, queue, offset)}, attempt {lease.attempt} "
+                    f"of {group.attempts}, which ends at {lease.deadline}, now is {self.stamp}",
                 )
                 if good:
                     touched.append((found, offset, max(lease.attempt, attempts), reason))
@@ -403,7 +411,7 @@ class BrokerModel:
             yield found, (group, topic), bool(flag), row
 
     def _ack(self, raw: bytes, _version: int) -> list[bool]:
-        """Each row is judged as the state was before the command."""
+        """Judge each row by the state before the command."""
         verdicts, touched = [], []
         for found, (group, _), force, (_, offset, lease_id) in self._rows(raw, _LEASE):
             if found is None or group not in self.groups:
@@ -466,7 +474,7 @@ class BrokerModel:
                 if lease.session == session:
                     lease.deadline, lease.session = self.stamp + grace, 0
 
-    # --- the rest ------------------------------------------------------------------------------------------------
+    # --- the rest -------------------------------------------------------------------------------------------
     def _evict(self, raw: bytes, _version: int) -> None:
         ids, streams = struct.unpack("<qq", raw)
         self.ids_before, self.streams_before = max(ids, self.ids_before), max(streams, self.streams_before)
@@ -508,7 +516,7 @@ class BrokerModel:
 
 
 def _finish_first(found: Position) -> None:
-    """Acknowledged messages that no open one precedes are done."""
+    """Complete acknowledged messages that no open one precedes."""
     for at in sorted(found.leases):
         if found.leases[at].acked:
             del found.leases[at]
@@ -531,9 +539,11 @@ def _text(raw: bytes, at: int) -> str:
 
 _COMMANDS: dict[int, Callable[[BrokerModel, bytes, int], Any]] = {
     1: BrokerModel._create_topic, 2: BrokerModel._delete_topic, 3: BrokerModel._create_group,
-    4: BrokerModel._delete_group, 5: BrokerModel._commit, 6: BrokerModel._set_positions, 7: BrokerModel._grant,
+    4: BrokerModel._delete_group, 5: BrokerModel._commit, 6: BrokerModel._set_positions,
+    7: BrokerModel._grant,
     8: BrokerModel._ack, 9: BrokerModel._change, 10: BrokerModel._release, 11: BrokerModel._session_lost,
     12: BrokerModel._evict, 13: BrokerModel._log_start, 14: BrokerModel._feature_level,
     15: BrokerModel._set_retention, 16: BrokerModel._trim, 17: BrokerModel._join, 18: BrokerModel._leave,
-    19: BrokerModel._assign, 20: BrokerModel._set_mode, 21: BrokerModel._park, 22: BrokerModel._release_parked,
+    19: BrokerModel._assign, 20: BrokerModel._set_mode, 21: BrokerModel._park,
+    22: BrokerModel._release_parked,
 }  # fmt: skip

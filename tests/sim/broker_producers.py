@@ -1,6 +1,7 @@
-"""Producers of the simulated brokers: streams with sequences (LogService), messages with ids (MessagingService).
+"""Producers of the simulated brokers: streams with sequences (LogService), messages with ids
+(MessagingService).
 
-They send the same bytes again, to whatever node, until they know that they are stored; sometimes they give up.
+They resend the same bytes, to any node, until they know the outcome. Sometimes they give up.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _NO_TOPIC = (Verdict.TOPIC_GONE, Verdict.QUEUE_NOT_FOUND)
 
 @dataclass(slots=True)
 class Batch:
-    """Messages of one call, on their way until their fate is known."""
+    """Messages of one call, kept until their outcome is known."""
 
     body: object  # what is sent
     values: list[list[bytes]]  # message ids, by section
-    is_unknown: bool = False  # some attempt was not answered, or not for sure
+    is_unknown: bool = False  # some attempt got no answer, or no definite one
 
 
 class Producer(Client):
-    """Sends one call after the other. `is_finished`: nothing is on its way."""
+    """Sends one call after the other. `is_finished`: nothing is in flight."""
 
     def __init__(self, world: BrokerWorld) -> None:
         super().__init__(world)
@@ -50,23 +51,23 @@ class Producer(Client):
 
     @property
     def may_go_on(self) -> bool:
-        """At the end only what is on its way goes on."""
+        """Return whether to continue. At the end of a run only batches in flight are continued."""
         return not self.world.is_quiet and (self.batch is not None or not self.world.is_draining)
 
     def new_id(self) -> bytes:
-        """Return the id of a message that was never sent before."""
+        """Return the id of a new message."""
         self._count += 1
         return struct.pack("<QQ", self.number, self._count)
 
     def on_failed(self, batch: Batch, answer: Answer) -> None:
-        """Refused, or nobody knows: again, or never mind."""
+        """Handle a refusal or an unknown outcome: retry or give up."""
         batch.is_unknown |= answer.status != "refused"
         if batch is self.batch and self.rng.random() < 0.03:
             self.give_up(batch)
         self.soon()
 
     def give_up(self, batch: Batch) -> None:
-        """Forget a batch; what was refused every time must not be stored."""
+        """Forget a batch. If it was refused every time it must not be stored."""
         self.batch = None
         if not batch.is_unknown:
             for value in (value for values in batch.values for value in values):
@@ -74,7 +75,10 @@ class Producer(Client):
 
 
 class StreamProducer(Producer):
-    """One stream into one queue: sequences count its records; one call is out at a time, of one to three sections."""
+    """One stream into one queue.
+
+    Sequences count its records. One call of one to three sections is in flight at a time.
+    """
 
     def __init__(self, world: BrokerWorld) -> None:
         super().__init__(world)
@@ -107,7 +111,7 @@ class StreamProducer(Producer):
             self._epoch = self._sequence = self._count = 0
         elif rng.random() < 0.02:
             self._epoch, self._sequence = self._epoch + rng.randint(1, 3), 0
-        producer = 0 if rng.random() < 0.1 else self.number  # 0: nobody recognises it again
+        producer = 0 if rng.random() < 0.1 else self.number  # 0: a retry is not recognised
         sections, values = [], []
         sequence = self._sequence
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -126,7 +130,8 @@ class StreamProducer(Producer):
             body = value + bytes(self.rng.choice((0, 40, 200)) if self._is_labelled else 24)
             record = encode_record(
                 b"", body,
-                section_distance=distance, body_offset_in_rest=0, body_size=len(body), message_id=value, born_timestamp=0,
+                section_distance=distance, body_offset_in_rest=0, body_size=len(body), message_id=value,
+                born_timestamp=0,
                 tag_hash=self.rng.choice(TAGS) if self._is_labelled else 0,
                 key_hashes=(7,) if self._is_labelled else (),
             )  # fmt: skip
@@ -142,7 +147,7 @@ class StreamProducer(Producer):
     def _on_answer(self, batch: Batch, key: tuple[int, int], answer: Answer, newest: bool) -> None:
         if answer.status != "ok":
             if self._is_plain and answer.status == "unknown":
-                self.batch = None  # sent again it might be stored twice
+                self.batch = None  # a retry might store it twice
                 self.soon()
                 return
             self.on_failed(batch, answer)
@@ -150,7 +155,7 @@ class StreamProducer(Producer):
                 self._epoch, self._sequence = self._epoch + 1, 0
             return
         verdicts = self._check(batch, key, False, answer, newest)
-        if Verdict.DRAINING in verdicts:  # what else is in the call was stored before
+        if Verdict.DRAINING in verdicts:  # earlier sections of the call were stored
             self.on_failed(batch, Answer("refused"))
             if self.batch is None and batch.is_unknown:
                 self._epoch, self._sequence = self._epoch + 1, 0
@@ -162,14 +167,14 @@ class StreamProducer(Producer):
             self.batch = None
         else:
             batch.is_unknown = True
-            if self.world.model.streams_before >= 0:  # it was forgotten: begin anew, and send it no more
+            if self.world.model.streams_before >= 0:  # it was forgotten: start anew, without resending it
                 self._epoch, self._sequence, self.batch = self._epoch + 1, 0, None
         self.soon()
 
     def _check(
         self, batch: Batch, key: tuple[int, int], is_late: bool, answer: Answer, newest: bool
     ) -> list[Verdict]:
-        """Mind what the sections became; `is_late`: the producer may have gone on meanwhile."""
+        """Check the results of the sections. `is_late`: the producer may have moved on meanwhile."""
         if answer.status != "ok":
             return []
         for outcome, values in zip(answer.value, batch.values, strict=True):
@@ -185,7 +190,7 @@ class StreamProducer(Producer):
 
 
 class MessageSender(Producer):
-    """Messages with ids, some of them with a group that keeps their order."""
+    """Messages with ids, some of them with a message group that keeps their order."""
 
     def __init__(self, world: BrokerWorld) -> None:
         super().__init__(world)

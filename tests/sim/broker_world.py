@@ -1,22 +1,25 @@
-"""The broker's part of a run: what all nodes and clients share, and what is checked about the broker.
+"""Broker part of a run: state shared by nodes and clients, and the checks about the broker.
 
-B apply      the real state takes every committed entry, and answers each command as the model does
+B apply      the real state applies every committed entry, and its command results equal the model's
 B offsets    queue offsets are contiguous; B1: each message is stored once, a producer's batches in order
-B equal      checkpoints are equal byte for byte on all nodes at equal indexes, whatever crashes lay before
-B rebuild    ... and equal to those of a state that is built again from the first entry
+B equal      checkpoints are byte-identical on all nodes at equal indexes, whatever crashes came before
+B rebuild    ... and equal to those of a state rebuilt from the first entry
 B model      topics, queues, positions, leases and producers are those of the model
-B epochs     a queue of a group has one owner per epoch, and its epochs only grow; a commit under another one moves nothing
-B acked      an acknowledged send is stored exactly once, at the place that the answer named, also in every retry's answer
-B closed     no entry behind a drain holds messages, until the group is taken back
+B epochs     a queue of a group has one owner per epoch, and its epochs only grow; a commit under another
+             epoch moves nothing
+B acked      an acknowledged send is stored exactly once, at the place in the answer, in every retry's
+             answer too
+B closed     no entry after a drain holds messages, until the drain is undone
 B7           what was refused, and never had an unknown outcome, is not stored
-B visible    whoever reads, on whatever node, sees committed messages only, and what is there
-B leased     what leaves was granted to that group, by an applied entry
+B visible    every reader, on any node, sees committed messages only, and sees those that exist
+B leased     a delivered message was granted to that group, by an applied entry
 B5           an acknowledged message is not delivered to that group again
-B level      nothing is written that the broker group does not know yet
-B attempts   no group gets a message more often than it allows; only what failed so often is parked, unless a client says so
-B parked     what is parked is not delivered
-B drained    everything is delivered at last: what was never acknowledged comes again, and what is released; each queue has an
-             owner that lives
+B level      nothing is written that is above the broker group's feature level
+B attempts   no group gets a message more often than it allows; a message is parked only after that many
+             failures, unless a client asks for it
+B parked     a parked message is not delivered
+B drained    everything is delivered in the end: what was never acknowledged comes again, and so does what
+             is released; each queue has a live owner
 """
 
 from __future__ import annotations
@@ -65,7 +68,10 @@ Place = tuple[int, int, int]  # topic id, queue id, queue offset
 
 
 class BrokerWorld:
-    """One per run that has brokers. Random numbers of its own, so that the rest of the run is drawn as ever."""
+    """One per run with brokers.
+
+    It has its own random numbers, so the rest of the run is drawn as without it.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -73,26 +79,28 @@ class BrokerWorld:
         self.model = BrokerModel()
         self.entries: list[tuple[EntryHeader, bytes]] = []
         self._digests: dict[int, int] = {}
-        self.acked: dict[bytes, Place] = {}  # message id -> what the first answer said
-        self.refused: dict[bytes, None] = {}  # definitely, every time
-        #: group, topic, queue, offset -> index of the ack
+        self.acked: dict[bytes, Place] = {}  # message id -> place in the first answer
+        self.refused: dict[bytes, None] = {}  # definitely refused, every time
+        #: (group, topic, queue, offset) -> index of the ack
         self.done: dict[tuple[int, int, int, int], int] = {}
         self.delivered_count = 0
-        self.is_lively = False  # all is well, and clients do as ever
+        self.is_lively = False  # no faults, and clients behave as usual
         self.is_draining = False
         self.loss = rng.choice((0.0, 0.05, 0.2))
         self.delay_us = rng.choice(((100, 2000), (100, 2000), (1000, 60_000)))
-        self.late_share = rng.choice((0.0, 0.05))  # of requests that arrive when nobody waits for them
+        # share of requests that arrive after their caller stopped waiting
+        self.late_share = rng.choice((0.0, 0.05))
         self.lateness_us = rng.choice((20, 2000))
         self.checkpoint_us = rng.choice((150, 600, 3000)) * MS
         self.evicts = rng.random() < 0.2
-        own = random.Random(f"members {world.seed}")  # the other runs are drawn as ever
+        own = random.Random(f"members {world.seed}")  # keeps the draws of other runs
         self.member_count = own.choice((0, 0, 2, 5))
         self.exclusive_start = own.choice((EARLIEST, LATEST))
-        # This name leaves the seeds as they were by which the older mutants of the broker are known.
+        # This name keeps the seeds by which the older broker mutants are known.
         own = random.Random(f"parked 831 {world.seed}")
         self.parking = own.choice(("", "", "", "", "", "old", "yes", "yes", "yes", "yes"))
-        #: Deliveries of a message to a group that leases; 17 is the default. "old": the broker group does not learn to park.
+        #: Deliveries of a message to a leasing group; 17 is the default. "old": the broker group does not
+        #: learn parking.
         self.max_attempts = own.choice((1, 2, 4)) if self.parking else 17
         self.operator_count = int(random.Random(f"operators {world.seed}").random() < 0.2)
         world.segment_size = rng.choice((32_768, 65_536))
@@ -100,39 +108,39 @@ class BrokerWorld:
         self.clients = Clients(self)
 
     def tame(self, faults: Faults) -> None:
-        """Leave out what these runs do not have, and let clients make most of the entries."""
+        """Remove faults that these runs do not have, and let clients make most of the entries."""
         faults.mean_ms.pop("compact", None)
-        pace = self.rng.choice((1, 4, 12))  # where nobody ever leads for long, nothing is sent
+        pace = self.rng.choice((1, 4, 12))  # with leaders that never last, nothing is sent
         faults.mean_ms = {name: mean * pace for name, mean in faults.mean_ms.items()}
         faults.mean_ms["propose"] = 500
 
     @property
     def is_quiet(self) -> bool:
-        """The group is judged by its peace: nobody asks for anything, nothing is kept up."""
+        """True while the group is judged by its peace: no requests, no periodic work."""
         return not (self.world.faults.active or self.is_lively or self.is_draining)
 
     def open(self, node: SimNode, storage: RaftStorage) -> BrokerLife | None:
-        """Read the state of a node that starts; None: it is no good, which is dealt with."""
+        """Read the state of a starting node. None: it is unusable, and that is handled."""
         try:
             broker = BrokerLife(self, node)
             check_state_fits(node.config, LogIndex(broker.applied), storage.log)
         except (BrokerError, DataFolderError, OSError) as error:
             self.world.on_start_refused(node, error)
             return None
-        node.saved = Saved(broker.applied)  # the log is needed from there
+        node.saved = Saved(broker.applied)  # the log is needed from there on
         return broker
 
-    # --- wires ---------------------------------------------------------------------------------------------------
+    # --- wires ----------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Let the clients begin."""
+        """Start the clients."""
         self.clients.start()
 
     def after(self, delay_us: int, call: Callable[[], None]) -> None:
-        """Let something happen to a client."""
+        """Schedule an event of a client."""
         self.world.later(delay_us, "", "client", call)
 
     def deliver(self, node: SimNode, request: Request) -> None:
-        """Put a call on its way."""
+        """Send a call."""
         rng = self.rng
         if rng.random() >= self.loss:
             delay = rng.randint(*self.delay_us)
@@ -141,12 +149,15 @@ class BrokerWorld:
             self.world.later(delay, node.name, "request", request)
 
     def answer(self, call: Callable[[], None]) -> None:
-        """Put an answer on its way."""
+        """Send an answer."""
         if self.rng.random() >= self.loss:
             self.after(self.rng.randint(*self.delay_us), call)
 
     def reply_to(self, node: SimNode, hear: Callable[[Answer, bool], None]) -> Callable[[Answer], None]:
-        """Return what a node calls with an answer; the client hears it later, and whether nobody led a later term then."""
+        """Return the callback for a node's answer.
+
+        The client gets it later, with whether no later term had a leader then.
+        """
 
         def reply(answer: Answer) -> None:
             newest = self.is_newest_leader(node)
@@ -155,30 +166,30 @@ class BrokerWorld:
         return reply
 
     def draw_lateness(self) -> int:
-        """How long an event loop takes until its next turn."""
+        """Draw the time until an event loop's next turn."""
         return self.rng.randint(0, self.lateness_us)
 
     def is_newest_leader(self, node: SimNode) -> bool:
-        """Nobody has led a later term: this node knows all that was ever acknowledged."""
+        """Return whether no later term had a leader: this node then knows everything ever acknowledged."""
         return int(node.core.term) == max(self.world.invariants.leader_of, default=0)
 
     @staticmethod
     def filler_size(size: int) -> int:
-        """Bytes of a payload that changes nothing, about as many as asked for."""
+        """Return the size of a payload without effect, close to `size` bytes."""
         return 64 + 24 * max(1, min(size, 2000) // 24)
 
     @staticmethod
     def filler(size: int) -> bytes:
-        """A payload of commands that change nothing."""
+        """Return a payload of commands without effect."""
         count = (size - 64) // 24
         section = encode_section(SectionKind.COMMANDS, [encode(EvictDedup(-1, -1))] * count, count)
         seal_section(section, base_queue_offset=-1, entry_distance=HEADER_SIZE)
         assert len(section) == size
         return bytes(section)
 
-    # --- what nodes apply ----------------------------------------------------------------------------------------
+    # --- what nodes apply -----------------------------------------------------------------------------------
     def on_entry(self, header: EntryHeader, payload: Any) -> None:
-        """A node is about to apply an entry: the first one shows it to the model."""
+        """Handle an entry that a node is about to apply. The first node passes it to the model."""
         if header.index == self.model.index + 1:
             raw = bytes(payload)
             self.entries.append((header, raw))
@@ -192,12 +203,13 @@ class BrokerWorld:
             )
 
     def on_effects(self, broker: BrokerLife, effects: Effects) -> None:
-        """Compare the answers to commands."""
+        """Compare the results of commands with the model."""
         if effects.index == self.model.index:
             found = effects_of(effects)
             demand(
                 found == self.model.results,
-                f"B apply: {broker.node.name} answers {found} to entry {effects.index}, the model {self.model.results}",
+                f"B apply: {broker.node.name} answers {found} to entry {effects.index}, the model "
+                f"{self.model.results}",
             )
 
     def after_apply(self, broker: BrokerLife, header: EntryHeader) -> None:
@@ -222,7 +234,8 @@ class BrokerWorld:
             ("queues", {q.key: (q.begin, q.end) for q in state.queues},
              {key: (q.begin, q.end) for key, q in model.queues.items()}),
             ("mode", int(state.mode), model.mode),
-            ("streams", {key: (s.epoch, s.next_sequence, s.timestamp) for key, s in state.streams.copy().items()},
+            ("streams", {key: (s.epoch, s.next_sequence, s.timestamp) for key,
+            s in state.streams.copy().items()},
              {key: (s.epoch, s.next_sequence, s.stamp) for key, s in model.streams.items()}),
         ]  # fmt: skip
         for what, found, wanted in pairs:
@@ -269,9 +282,9 @@ class BrokerWorld:
             f"B model: members of {name} at {self.model.index}: {found}, the model has {wanted}",
         )
 
-    # --- what clients hear ---------------------------------------------------------------------------------------
+    # --- what clients hear ----------------------------------------------------------------------------------
     def on_acked(self, value: bytes, place: Place) -> None:
-        """A producer was told that a message is stored, perhaps again."""
+        """Handle a producer's answer that a message is stored, perhaps again."""
         known = self.acked.setdefault(value, place)
         if value not in self.model.places or len(self.model.places[value]) == 1:
             demand(known == place, f"B acked: a message is said to be at {known} and at {place}")
@@ -288,7 +301,7 @@ class BrokerWorld:
         demand(found == value, f"B acked: another message than the acknowledged one is at {place}")
 
     def on_delivered(self, group_id: int, topic_id: int, delivery: Delivery) -> None:
-        """A consumer got a message."""
+        """Handle the delivery of a message to a consumer."""
         self.delivered_count += 1
         place = (group_id, topic_id, delivery.queue_id, delivery.queue_offset)
         attempt = self.model.granted.get((delivery.lease_id, *place))
@@ -310,13 +323,14 @@ class BrokerWorld:
         self.on_seen(topic_id, delivery.queue_id, delivery.queue_offset, row)
         acked = self.done.get(place)
         reset = self.model.reset_at.get(place[:3], 0)
-        demand(  # within one entry the position may be set back behind the acknowledgement
+        demand(  # within one entry a reset may follow the acknowledgement
             acked is None or delivery.lease_id < acked or reset >= acked,
-            f"B5: {place} was acknowledged at entry {acked} and is delivered again, lease {delivery.lease_id}",
+            f"B5: {place} was acknowledged at entry {acked} and is delivered again, lease "
+            f"{delivery.lease_id}",
         )
 
     def on_seen(self, topic_id: int, queue_id: int, offset: int, row: tuple[int, int, int]) -> None:
-        """Somebody saw a message: it must be committed, and be that one."""
+        """Check a message that a reader saw: it must be committed, and be that one."""
         queue = self.model.queues.get((topic_id, queue_id))
         if queue is None:
             return
@@ -329,9 +343,12 @@ class BrokerWorld:
             f"B visible: {topic_id}/{queue_id} {offset} is seen as {row}, stored is {message}",
         )
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
     def finish(self) -> None:
-        """All is well: let everything be delivered, then look at everything. Raises: InvariantError."""
+        """After all faults ended: let everything be delivered, then check everything.
+
+        Raises: InvariantError.
+        """
         world = self.world
         self.is_lively = True
         self.clients.start()
@@ -356,14 +373,15 @@ class BrokerWorld:
             self._read_queues(node.life.broker)
 
     def _drain(self) -> None:
-        """Run until all is delivered and acknowledged; how long that takes depends on how many calls get lost."""
+        """Run until all is delivered and acknowledged. The time depends on how many calls get lost."""
         world, done, end = self.world, -1, 0
         while left := self.clients.undrained():
             if (now_done := self.clients.progress()) > done:
                 done, end = now_done, world.now + DRAIN_US
             demand(
                 world.now < end,
-                f"B drained: no progress for {DRAIN_US // SECOND} s, there is still {left}: {world.describe()}",
+                f"B drained: no progress for {DRAIN_US // SECOND} s, there is still {left}: "
+                f"{world.describe()}",
             )
             world.run_until(world.now + SECOND // 4)
 
@@ -380,7 +398,7 @@ class BrokerWorld:
             demand(value not in self.model.places, f"B7: {value.hex()} was refused, and is stored")
 
     def _rebuild(self) -> bytes:
-        """Apply all entries to an empty state; compare checkpoint files on the way."""
+        """Apply all entries to an empty state, comparing checkpoint files on the way."""
         state, written = BrokerState(), self._checkpoint_files()
         for header, payload in self.entries:
             state.apply(header, memoryview(payload))
@@ -417,7 +435,7 @@ class BrokerWorld:
 
     @property
     def trace(self) -> int:
-        """Stands for all that the brokers did."""
+        """Return a hash of everything that the brokers did."""
         return hash(
             (self.model.index, len(self.acked), len(self.done), self.delivered_count, *self._digests.values())
         )

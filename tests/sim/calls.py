@@ -1,8 +1,8 @@
-"""gRPC calls between simulated nodes: streams in order, over links that lose, delay and cut.
+"""gRPC calls between simulated nodes: ordered streams over links that lose, delay and cut.
 
-Owns: what a connection makes of the network: it repeats what is lost, never reorders, and breaks when it cannot get
-through, or when a process at an end of it dies; each side hears of that some time later. The code under test finds its
-usual names (`insecure_channel`, method handlers, AioRpcError).
+Owns: the behaviour of a connection on top of the network. It resends what is lost, never reorders, and breaks
+if it cannot get through or a process at either end dies. Each side notices that some time later. The code
+under test finds its usual names (`insecure_channel`, method handlers, AioRpcError).
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class _Details(NamedTuple):
 
 
 class Port:
-    """What one life of a node serves."""
+    """Services of one life of a node."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
 
     def serve_also(self, handler: grpc.GenericRpcHandler[Any, Any]) -> None:
-        """Serve more."""
+        """Add a service."""
         self._handlers.append(handler)
 
     def find(self, method: str) -> Any:
-        """Return the handler of a method, None when it is not served."""
+        """Return the handler of a method; None if it is not served."""
         found = (handler.service(_Details(method)) for handler in self._handlers)
         return next((handler for handler in found if handler is not None), None)
 
 
 class Packet(NamedTuple):
-    """Something for one end of a call."""
+    """A frame for one end of a call."""
 
     call: Call
     to_server: bool
@@ -71,7 +71,7 @@ class Calls:
         self._open: list[Call] = []
 
     def grpc_module(self) -> SimpleNamespace:
-        """Return what stands for the module grpc in the code under test."""
+        """Return the replacement of the module grpc for the code under test."""
         return SimpleNamespace(
             aio=SimpleNamespace(insecure_channel=self._channel, AioRpcError=grpc.aio.AioRpcError),
             unary_unary_rpc_method_handler=grpc.unary_unary_rpc_method_handler,
@@ -93,7 +93,10 @@ class Calls:
             self.put(call, raw, to_server=True)
 
     def put(self, call: Call, item: Any, *, to_server: bool) -> int:
-        """Send a frame; return when it arrives (microseconds). Over a broken connection nothing arrives, no end either."""
+        """Send a frame.
+
+        Returns its arrival time in microseconds. Nothing arrives on a broken connection, not even an end.
+        """
         world, rng = self.world, self.rng
         if call not in self._open:
             return world.now
@@ -106,26 +109,26 @@ class Calls:
             self.cut(call)
             return world.now
         else:
-            delay = rng.randint(200, 1500) * MS  # the transport sends it again
+            delay = rng.randint(200, 1500) * MS  # the transport resends it
         at = max(call.last[to_server] + 1, world.now + delay)
         call.last[to_server] = at
         world.later(at - world.now, target, "call", Packet(call, to_server, item))
         return at
 
     def cut(self, call: Call) -> None:
-        """The connection is gone; both ends notice."""
+        """Break the connection. Both ends notice."""
         if self.end(call):
             gone = _error(grpc.StatusCode.UNAVAILABLE, "connection lost")
             self._tell(call, gone, to_server=False)
             self._tell(call, _CUT_OFF, to_server=True)
 
     def hang_up(self, call: Call) -> None:
-        """The caller wants no more."""
+        """Cancel a call from the caller's side."""
         if self.end(call):
             self._tell(call, _CUT_OFF, to_server=True)
 
     def end(self, call: Call) -> bool:
-        """Forget a call; return whether it was open."""
+        """Forget a call. Returns whether it was open."""
         if call not in self._open:
             return False
         self._open.remove(call)
@@ -136,12 +139,12 @@ class Calls:
         self.world.later(self.rng.randint(1, 2000) * MS, name, "call", Packet(call, to_server, item))
 
     def process_ended(self, node: SimNode) -> None:
-        """The connections of a node break."""
+        """Break the connections of a node."""
         for call in [call for call in self._open if node in (call.server, call.client)]:
             self.cut(call)
 
     def on_packet(self, node: SimNode, packet: Packet) -> None:
-        """A frame arrived."""
+        """Handle the arrival of a frame."""
         call = packet.call
         if packet.to_server:
             call.at_server(node, packet.item)
@@ -152,7 +155,7 @@ class Calls:
 
 
 class Channel:
-    """Stands for grpc.aio.Channel."""
+    """Replacement of grpc.aio.Channel."""
 
     def __init__(self, calls: Calls, client: SimNode, server: SimNode) -> None:
         self._calls = calls
@@ -161,7 +164,7 @@ class Channel:
         self._mine: list[Call] = []
 
     def unary_stream(self, method: str) -> Callable[[bytes], Call]:
-        """Return what opens a stream of frames."""
+        """Return a function that opens a stream of frames."""
         return lambda raw: self._open(method, raw)
 
     def unary_unary(
@@ -170,7 +173,7 @@ class Channel:
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
     ) -> Callable[..., Awaitable[Any]]:
-        """Return what asks and waits for one answer."""
+        """Return a function that sends a request and waits for one answer."""
 
         async def ask(request: Any, timeout: float) -> Any:
             call = self._open(method, request_serializer(request))
@@ -204,14 +207,14 @@ class Call:
     client: SimNode
     server: SimNode
     method: str
-    #: Arrival of the last frame: to the client, to the server.
+    #: Arrival time of the last frame: [to the client, to the server].
     last: list[int] = field(default_factory=lambda: [0, 0])
     _inbox: deque[Any] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     _task: asyncio.Task[None] | None = None
 
     async def read(self) -> Any:
-        """Return the next frame, END_OF_STREAM behind the last. Raises: AioRpcError."""
+        """Return the next frame, END_OF_STREAM after the last one. Raises: AioRpcError."""
         while not self._inbox:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -221,13 +224,13 @@ class Call:
         return item
 
     def at_client(self, item: Any) -> None:
-        """A frame, the end, or an error arrived."""
+        """Handle a frame, the end, or an error that arrived."""
         self._inbox.append(item)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def at_server(self, node: SimNode, item: Any) -> None:
-        """The request arrived, or the end of the connection was noticed."""
+        """Handle the arrived request, or the end of the connection."""
         if item is _CUT_OFF:
             if self._task is not None:
                 self._task.cancel()
@@ -248,13 +251,13 @@ class Call:
             finally:
                 await frames.aclose()
         else:
-            decode = handler.request_deserializer or bytes  # gRPC hands on the bytes where there is none
+            decode = handler.request_deserializer or bytes  # without a deserializer gRPC passes the bytes
             answer = await handler.unary_unary(decode(raw), None)
             await self._send(handler.response_serializer(answer))
         self.calls.put(self, END_OF_STREAM, to_server=False)
 
     async def _send(self, frame: bytes) -> None:
-        """Send a frame; now and then the window is full, and it is waited until it arrived."""
+        """Send a frame. Now and then the window is full, and it waits until the frame has arrived."""
         at = self.calls.put(self, frame, to_server=False)
         if self.calls.rng.random() < 0.7:
             await asyncio.sleep(max(0, at - self.calls.world.now) / 1e6)

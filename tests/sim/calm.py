@@ -1,7 +1,7 @@
-"""What a healthy group must do, and must not do, at the end of a run: no fault is left but the one that is looked at.
+"""Behaviour of a healthy group at the end of a run, with no fault left but the one under test.
 
-E7   a node that was away comes back and disturbs nobody: the term stays
-E8   a follower that cannot reach the leader, but others can, deposes nobody
+E7   a node that was away comes back and disturbs no other node: the term stays
+E8   a follower that cannot reach the leader, but others can, deposes no leader
 E10  after a resignation the others elect at once, not after an election timeout
 """
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from .world import World
 
 SECOND = 1_000_000
-RETURN_US = 40 * SECOND  # a follower that was reset tries again after pauses of up to ten seconds
+RETURN_US = 40 * SECOND  # a follower that was reset retries after pauses of up to ten seconds
 AWAY_US = 2 * SECOND
-RESIGN_US = SECOND * 2 // 5  # the shortest election timeout: nobody may have waited for silence
+RESIGN_US = SECOND * 2 // 5  # the shortest election timeout: no node may have waited for silence
 
 
 class Calm:
-    """The last part of a run: the group is steady, its leader is known."""
+    """Last part of a run: the group is steady, its leader is known."""
 
     def __init__(self, world: World, agree: Callable[[list[SimNode], SimNode], bool]) -> None:
         self._world = world
@@ -31,7 +31,7 @@ class Calm:
         self._rng = world.faults.rng
 
     def run(self, term_before: int) -> None:
-        """Go through all of it. `term_before`: the highest term of any node when the majority became steady."""
+        """Run all checks. `term_before`: highest term of any node when the majority became steady."""
         world = self._world
         leader = self._leader()
         highest = highest_term(world)
@@ -42,11 +42,11 @@ class Calm:
             raise InvariantError(f"E7: a node that returned ended term {highest}: {world.describe()}")
         if len(world.names) > 1:
             self._one_cannot_reach_the_leader()
-            if not world.master:  # nobody else could lead
+            if not world.master:  # no other node could lead
                 self._leader_resigns()
 
     def _everybody_returns(self) -> None:
-        """Mend everything; all must agree."""
+        """Repair everything. All nodes must agree."""
         world = self._world
         world.network.heal()
         world.healed = list(world.nodes.values())
@@ -56,7 +56,7 @@ class Calm:
         self._until_agreed(RETURN_US, "I10 liveness: a node that returned does not catch up")
 
     def _one_cannot_reach_the_leader(self) -> None:
-        """a - b - c: leader and one follower do not hear each other, or one of them not the other."""
+        """a - b - c: the leader and one follower do not hear each other, or one does not hear the other."""
         world = self._world
         leader = self._leader()
         term = leader.core.term
@@ -84,7 +84,7 @@ class Calm:
         leader = self._leader()
         term = leader.core.term
         assert leader.life is not None
-        if self._rng.random() < 0.5:  # what it says now may arrive after its resignation
+        if self._rng.random() < 0.5:  # its messages may arrive after its resignation
             leader.life.propose([100])
         leader.core.resign()
         leader.life.pump()
@@ -116,5 +116,5 @@ class Calm:
 
 
 def highest_term(world: World) -> int:
-    """The highest term of the nodes that run."""
+    """Return the highest term of the running nodes."""
     return max(int(node.core.term) for node in world.nodes.values() if node.up)

@@ -1,4 +1,4 @@
-"""One node's clocks: a monotonic one at its own pace, and a wall clock that is set at times."""
+"""Clocks of one node: a monotonic one with its own rate, and a wall clock that is set at times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BEGIN_MS = 1_700_000_000_000
 
 
 class SimClock:
-    """Milliseconds. `rate` is how fast the monotonic clock runs; `step` sets the wall clock."""
+    """Times in milliseconds. `rate`: speed of the monotonic clock. `step` sets the wall clock."""
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
@@ -18,19 +18,19 @@ class SimClock:
         self.offset_ms = 0.0
 
     def set_rate(self, rate: float) -> None:
-        """Go at another pace from now on."""
+        """Change the rate from now on."""
         self._base_ms = self.monotonic_ms()
         self._since_us = self._now_us()
         self._rate = rate
 
     def step(self, by_ms: float) -> None:
-        """Set the wall clock; the monotonic one does not notice."""
+        """Set the wall clock. The monotonic clock is unaffected."""
         self.offset_ms += by_ms
 
     def monotonic_ms(self) -> float:
-        """Time since some moment; never goes back."""
+        """Return the time since an arbitrary moment. It never decreases."""
         return self._base_ms + (self._now_us() - self._since_us) / 1000 * self._rate
 
     def wall_ms(self) -> float:
-        """What the node takes for the time of day."""
+        """Return the node's time of day."""
         return BEGIN_MS + self.offset_ms + self.monotonic_ms()

@@ -1,8 +1,8 @@
-"""What goes wrong with disks. Faults that damage what was acknowledged hit a minority of the nodes at a time (atlas.py).
+"""Disk faults. Those that damage acknowledged data hit a minority of the nodes at a time (atlas.py).
 
-A drive that damages the very last thing it was told to keep, and then loses power, cannot be told from a torn write:
-damage at rest lies below the floor that the node stored, and a node that a misdirected write hit above it counts, when
-it stops, as a node whose drive is gone.
+A drive that damages its very last write and then loses power cannot be told from a torn write. So damage at
+rest lies below the floor that the node stored. A node hit above it by a misdirected write counts, when it
+stops, as one whose drive is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 class DiskFaults:
-    """Each method is one fault; it does nothing when it would be unfair now."""
+    """Each method is one fault. It does nothing if the fault would be unfair now."""
 
     def __init__(self, faults: Faults, rng: random.Random) -> None:
         self.faults = faults
@@ -37,10 +37,10 @@ class DiskFaults:
         self.backups: dict[str, dict[Path, bytes]] = {}  # disks that were replaced
         self.lie_index: dict[str, int] = {}  # where a misdirected write hit a node's log
 
-    # --- errors that are reported --------------------------------------------------------------------------------
+    # --- errors that are reported ---------------------------------------------------------------------------
     def disk_error(self) -> None:
-        """The next write or flush of the log or of the hard state fails."""
-        # In the asynchronous modes a failed flush takes with it what was acknowledged before (D7).
+        """Let the next write or flush of the log or the hard state fail."""
+        # In the asynchronous modes a failed flush may lose entries acknowledged earlier (D7).
         node = self.faults.any_running() if self.world.is_sync else self._victim()
         if node is None:
             return
@@ -55,18 +55,18 @@ class DiskFaults:
             self._hurt(node, what)
 
     def disk_full(self) -> None:
-        """No room for a while."""
+        """Fill the disk for a while."""
         node = self.world.nodes[self.rng.choice(self.world.names)]
         node.files.capacity = node.files.used + self.rng.choice((0, 10_000, MIB))
         self.faults.tell(f"the disk of {node.name} is full")
         self.world.later(self.rng.randint(200, 4000) * MS, "", "room", node.name)
 
     def room(self, name: str) -> None:
-        """There is room again."""
+        """Free the disk again."""
         self.world.nodes[name].files.capacity = ROOMY
 
     def read_error(self) -> None:
-        """A sector cannot be read any more."""
+        """Make a sector unreadable."""
         node = self._victim()
         found = self._place_at_rest(node) if node is not None else None
         if node is None or found is None:
@@ -76,16 +76,16 @@ class DiskFaults:
         self._hurt(node, f"byte {position} cannot be read")
 
     def slow_disk(self) -> None:
-        """Flushes take another time from now on."""
+        """Change the duration of flushes from now on."""
         node = self.world.nodes[self.rng.choice(self.world.names)]
         node.files.sync_delay_us = self.rng.choice(
             ((50, 500), (100, 3000), (20_000, 300_000), (100_000, 1_500_000))
         )
         self.faults.tell(f"flushes of {node.name} take {node.files.sync_delay_us} us")
 
-    # --- damage --------------------------------------------------------------------------------------------------
+    # --- damage ---------------------------------------------------------------------------------------------
     def bit_flip(self) -> None:
-        """A bit changes at rest."""
+        """Flip a bit at rest."""
         node = self._victim()
         found = self._place_at_rest(node) if node is not None else None
         if node is None or found is None:
@@ -95,7 +95,7 @@ class DiskFaults:
         self._hurt(node, f"a bit at byte {position} flips")
 
     def misdirect(self) -> None:
-        """The next write to the log goes to another place."""
+        """Redirect the next write to the log to another place."""
         node = self._victim()
         if node is None:
             return
@@ -108,7 +108,7 @@ class DiskFaults:
         self._hurt(node, "the next write to the log goes elsewhere")
 
     def wipe(self) -> None:
-        """A new, empty disk under an old name."""
+        """Put in a new, empty disk under an old name."""
         node = self._victim()
         if node is None:
             return
@@ -117,13 +117,13 @@ class DiskFaults:
         self._hurt(node, EMPTY_DISK)
 
     def old_disk(self) -> None:
-        """The disk that was replaced comes back."""
+        """Put a replaced disk back in."""
         fair = [node for node in self.faults.running() if node.name in self.backups and self._is_fair(node)]
         if fair:
             self.restore(self.rng.choice(fair))
 
     def restore(self, node: SimNode) -> None:
-        """Put the former disk of a node in again, when that is fair."""
+        """Put a node's former disk back in, if that is fair."""
         if not node.up or node.name not in self.backups or not self._is_fair(node):
             return
         self.faults.kill(node, power=True)
@@ -132,10 +132,12 @@ class DiskFaults:
         node.files.restore(backup)
         self._hurt(node, OLD_DISK)
 
-    # --- repairs -------------------------------------------------------------------------------------------------
+    # --- repairs --------------------------------------------------------------------------------------------
     def scrub(self, name: str) -> None:
-        """Somebody notices the damage, and starts the node again: with --rejoin, or without its indexes, so that it reads
-        its whole log and repairs that."""
+        """Notice the damage and restart the node.
+
+        Either with --rejoin, or without its indexes, so that it reads its whole log and repairs it.
+        """
         node = self.world.nodes[name]
         if name not in self.world.atlas.hurt or not node.up or not node.core.is_voter:
             return
@@ -145,33 +147,34 @@ class DiskFaults:
             indexes = LogFolders(node.config.data_dir).indexes
             for each in node.files.list_directory(indexes):
                 node.files.unlink(indexes / each)
-            self.world.later(self.rng.randint(2000, 6000) * MS, "", "scrub", name)  # it may be another file
+            # the damage may be in another file
+            self.world.later(self.rng.randint(2000, 6000) * MS, "", "scrub", name)
             return
         node.wants_rejoin = True
         self.backups[name] = node.files.copy()
         self.faults.kill(node, power=False)
 
     def before_start(self, node: SimNode) -> None:
-        """A node that lied about its last writes counts as one whose drive is gone."""
+        """Treat a node that lied about its last writes as one whose drive is gone."""
         lie = self.lie_index.pop(node.name, 0)
         if (lie and durable_floor(node.files) < lie) or node.wants_new_disk:
             node.wants_new_disk = False
             self.replace(node)
 
     def replace(self, node: SimNode) -> None:
-        """Put an empty disk in, as a person would."""
+        """Put in an empty disk, as a person would."""
         self._lose(node)
         node.files.wipe()
 
     def stop(self) -> None:
-        """No fault from now on."""
+        """Stop all faults."""
         for node in self.world.nodes.values():
             files = node.files
             files.capacity = ROOMY
             files.fail_sync, files.fail_write, files.misdirect, files.cold_share = None, 0, 0, 0.0
             files.sync_delay_us = (100, 2000)
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
     def _victim(self) -> SimNode | None:
         node = self.faults.any_running()
         return node if node is not None and self._is_fair(node) else None
@@ -180,7 +183,9 @@ class DiskFaults:
         return self.world.atlas.may_hurt(node.name, self._without_vote()) and node.core.is_voter
 
     def _without_vote(self) -> list[str]:
-        """Of a new group: nodes that never became voters count as those that lost their vote."""
+        """Return, for a new group, the nodes that never became voters: they count as having lost
+        their vote.
+        """
         cores = {
             n.name: n.life.core if n.life is not None else n.last_core for n in self.world.nodes.values()
         }
@@ -193,13 +198,13 @@ class DiskFaults:
         self.world.later(self.rng.randint(500, 6000) * MS, "", "scrub", node.name)
 
     def _lose(self, node: SimNode) -> None:
-        """The disk is about to be given up."""
+        """Record that the disk is about to be given up."""
         node.files.advance()
         self.backups[node.name] = node.files.copy()
         node.lose_disk()
 
     def _place_at_rest(self, node: SimNode) -> tuple[Inode, int] | None:
-        """Choose a byte that was on stable storage for long: of the log below the stored floor, or of a small file."""
+        """Choose a byte that has long been durable: in the log below the stored floor, or in a small file."""
         files, rng = node.files, self.rng
         files.advance()
         if rng.random() < 0.2:
@@ -220,13 +225,13 @@ class DiskFaults:
 
 
 def durable_floor(files: SimFileSystem) -> int:
-    """Return the acked floor that stands in the hard state on the platter; 0 when there is none."""
+    """Return the acked floor in the hard state on the platter; 0 if there is none."""
     state = _durable_state(files)
     return 0 if state is None else int(state.floor_index)
 
 
 def durable_vote(files: SimFileSystem) -> tuple[int, str | None]:
-    """Return the term and the vote that stand in the hard state on the platter."""
+    """Return the term and the vote in the hard state on the platter."""
     state = _durable_state(files)
     return (0, None) if state is None else (state.hard.term, state.hard.voted_for)
 

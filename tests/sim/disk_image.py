@@ -1,8 +1,9 @@
-"""What a disk really holds, read by code that shares nothing with the CommitLog's own reader.
+"""Image of what a disk really holds, read by code that shares nothing with the CommitLog's own reader.
 
-Parses the log segments on the platter (flush mode async: in the page cache) straight from the layout in the docs of
-`proto/entry.py`, as far as checksums and the chain hold. Incremental: a write below what was parsed drops the rest.
-An entry's checksum covers the one before it, so (index, checksum) stands for the whole log up to it.
+Parses the log segments on the platter (async flush modes: in the page cache) directly by the layout in the
+docs of `proto/entry.py`, as far as checksums and chain are valid. Incremental: a write below the parsed part
+drops the rest.
+An entry's checksum covers the one before it, so (index, checksum) identifies the whole log up to it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from crc32c import crc32c
 
 from .file_system import NO_SEGMENT, SEGMENT_FOLDER, Inode, SimFileSystem
 
-# magic, crc, size, kind, flags, sections, index, term, offset, timestamp, crc of the one before, payload, reserved
+# magic, crc, size, kind, flags, sections, index, term, offset, timestamp, previous crc, payload, reserved
 _HEADER = struct.Struct("<4sIIBBHQQQQIIQ")
 _MAGIC = b"LMQ\x01"
 _FILLER = 4
 
 
 class DiskImage:
-    """The log on one disk. Watches its file system."""
+    """Log on one disk. Watches its file system."""
 
     def __init__(self, files: SimFileSystem, data: Path, segment_size: int) -> None:
         self._files = files
@@ -44,22 +45,22 @@ class DiskImage:
         self.terms: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._position = -1  # physical offset to go on at; -1: not begun
+        self._position = -1  # physical offset at which to continue; -1: not started
         self._prev_crc = 0
 
     @property
     def base(self) -> int:
-        """Index of the entry before the first one here: what is not above it is part of the state."""
+        """Return the index of the entry before the first one here. Entries up to it are part of the state."""
         self._files.advance()
         if self._is_given_up and (decided := self.record("reset/marker")) is not None:
-            return int(decided["first_index"]) - 1  # whatever still lies here, the next start replaces it
+            return int(decided["first_index"]) - 1  # the next start replaces whatever is still here
         if not self.crcs:
             self._begin()
         return self._base
 
     @property
     def last(self) -> int:
-        """Index of the last entry that is whole."""
+        """Return the index of the last intact entry."""
         self._files.advance()
         self._read_on(1 << 62)
         return self.base if self._is_given_up else self._base + len(self.crcs)
@@ -74,7 +75,7 @@ class DiskImage:
         return files.written_names if files.watches_written else files.durable_names
 
     def crc(self, index: int) -> int | None:
-        """The checksum of an entry, None when it (or one before it) is not here."""
+        """Return the checksum of an entry; None if it (or one before it) is not here."""
         self._files.advance()
         if self._is_given_up:
             return None
@@ -85,7 +86,7 @@ class DiskImage:
         return self.crcs[place] if 0 <= place < len(self.crcs) else None
 
     def entry(self, index: int) -> bytes | None:
-        """The bytes of an entry."""
+        """Return the bytes of an entry."""
         if self.crc(index) is None:
             return None
         place = index - self._base - 1
@@ -95,15 +96,15 @@ class DiskImage:
         return None if data is None else bytes(data[start - segment : end - segment])
 
     def end_of(self, index: int) -> int:
-        """Physical offset behind an entry that is here."""
+        """Return the physical offset just past an entry that is here."""
         return self._ends[index - self._base - 1]
 
     def begin(self) -> int:
-        """Physical offset of the first entry here."""
+        """Return the physical offset of the first entry here."""
         return self._starts[0] if self._starts else 0
 
     def log_bytes(self, begin: int, end: int) -> bytes:
-        """The platter's bytes from one physical offset to another, unverified."""
+        """Return the platter's bytes between two physical offsets, unverified."""
         out = b""
         while begin < end:
             segment = begin - begin % self._segment_size
@@ -114,7 +115,7 @@ class DiskImage:
         return out
 
     def known(self) -> dict[int, int]:
-        """Checksums by index of all that is here."""
+        """Return the checksums by index of everything here."""
         self._files.advance()
         if self._is_given_up:
             return {}
@@ -122,7 +123,7 @@ class DiskImage:
         return {self._base + 1 + place: crc for place, crc in enumerate(self.crcs)}
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """The fields of a small checked file of the data folder; None when it is missing or damaged."""
+        """Return the fields of a small checked file in the data folder; None if it is missing or damaged."""
         self._files.advance()
         path = self._data / name
         inode = self._names.get(path)
@@ -134,7 +135,7 @@ class DiskImage:
             known = self._records[path] = (data, _fields(data))
         return known[1]
 
-    # --- watching ------------------------------------------------------------------------------------------------
+    # --- watching -------------------------------------------------------------------------------------------
     def _changed(self, segment: int, position: int) -> None:
         if segment + position < self._position:
             self._cut(segment + position)
@@ -165,7 +166,7 @@ class DiskImage:
             del column[:gone]
         self._base += gone
 
-    # --- reading -------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
     def _bytes_of(self, segment: int) -> bytearray | None:
         path = self._paths.get(segment)
         if path is None:
@@ -176,7 +177,7 @@ class DiskImage:
         return inode.written if self._files.watches_written else inode.durable
 
     def _begin(self) -> None:
-        """Begin where the manifest says; without one that can be read nothing is known to be here."""
+        """Start where the manifest says. Without a readable manifest nothing is known to be here."""
         manifest = self.record("manifest")
         if manifest is None:
             self._base, self._position = 0, -1
@@ -191,7 +192,7 @@ class DiskImage:
             pass
 
     def _read_one(self) -> bool:
-        """Take the entry or filler at the position; return whether there was one."""
+        """Parse the entry or filler at the position. Returns whether there was one."""
         offset = self._position
         segment = offset - offset % self._segment_size
         data = self._bytes_of(segment)
@@ -222,7 +223,7 @@ class DiskImage:
 
 
 def _fields(data: bytes) -> dict[str, Any] | None:
-    """Parse `LMQ <kind> <version> <crc32c>` and the JSON object below it, which may stand twice."""
+    """Parse `LMQ <kind> <version> <crc32c>` and the JSON object after it, which may occur twice."""
     half = len(data) // 2
     for copy in (data[:half], data[half:]) if half and half % 4096 == 0 else (data,):
         head, _, body = copy.partition(b"\n")

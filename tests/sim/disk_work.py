@@ -1,7 +1,7 @@
-"""What the storage's threads do in one life: turns of the flusher, syncs of the asynchronous modes, background work.
+"""Work of the storage threads in one life: flusher turns, syncs of the asynchronous modes, background work.
 
-Each runs on the simulated disk at once; its report is an event at the time when the disk is done. After an error
-nothing more is asked of the disk (P15).
+Each runs on the simulated disk at once. Its report is an event at the time when the disk is done. After an
+error the disk is not used any more (P15).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class DiskWork:
         self._background_due = False
         self._floor_stored = life.world.now
         self.broken = False
-        self.synced_index = int(life.log.last_index)  # async: what a power cut leaves for sure
+        self.synced_index = int(life.log.last_index)  # async: what survives a power cut for sure
 
     def begin(self) -> None:
-        """Start what runs for ever."""
+        """Start the periodic work."""
         if not self._life.node.is_sync:
             self._life.later(self._life.node.flush_interval_us, "sync")
         self.background_soon()
 
     def on_flushed(self, seq: int) -> None:
-        """The disk is done with a turn."""
+        """Handle the completion of a turn."""
         self._turn_under_way = False
         self._life.flusher.report(seq)
         self._life.membership.note_durable(seq)
@@ -57,7 +57,7 @@ class DiskWork:
         self.begin_turn()
 
     def begin_turn(self) -> None:
-        """Run the flusher's next turn, whose end is an event."""
+        """Run the flusher's next turn. Its end is an event."""
         if self._turn_under_way or self.broken or not self._life.flusher.queue:
             return
         self._turn_under_way = True
@@ -71,7 +71,7 @@ class DiskWork:
         self.background_soon()
 
     def _must_wait_for_room(self) -> bool:
-        """The real flusher waits inside its turn while a segment that it needs finds no room."""
+        """Return whether a needed segment has no room. The real flusher then waits inside its turn."""
         files = self._life.node.files
         needed = self._life.node.config.segment_size + TRAILER_SIZE + SPARE_SPACE
         if files.available >= needed:
@@ -83,7 +83,7 @@ class DiskWork:
         )
 
     def _use_disk(self, work: Any) -> Any:
-        """Let a thread of the storage do something; its failure is told to the loop when its time has come."""
+        """Run work of a storage thread. A failure is reported to the loop when its time has come."""
         try:
             return work()
         except (OSError, StorageError) as error:
@@ -94,7 +94,7 @@ class DiskWork:
             return None
 
     def on_sync(self, _payload: None) -> None:
-        """The interval of the asynchronous modes is over."""
+        """Handle the end of the asynchronous modes' interval."""
         self._life.later(self._life.node.flush_interval_us, "sync")
         self._sync()
 
@@ -115,7 +115,7 @@ class DiskWork:
             self._life.later(self._life.node.rng.randint(50, 5000), "background")
 
     def on_background(self, _payload: None) -> None:
-        """Segments are prepared, index files written, old segments deleted."""
+        """Prepare segments, write index files, delete old segments."""
         self._background_due = False
         if self.broken:
             return

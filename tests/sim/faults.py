@@ -1,7 +1,8 @@
-"""What goes wrong in a run. Every rate is drawn per seed from a wide range, and whole classes are switched off.
+"""Faults of a run. Every rate is drawn per seed from a wide range, and whole classes are switched off.
 
-Owns: the villain, the user and the operator of the cluster, with random numbers of their own, so that leaving a class
-out (`without`) or a stretch of time (`quiet`) disturbs the rest as little as can be: that is how a failure is shrunk.
+Owns: the adversary, the user and the operator of the cluster. Each has its own random numbers, so leaving out
+a class (`without`) or a stretch of time (`quiet`) disturbs the rest as little as possible. That is how a
+failure is shrunk.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
 MS = 1000
 MEAN_MS: Final = {
     "crash": (700, 6000), "restart_all": (4000, 20000), "pause": (1000, 8000), "burst": (1000, 8000),
-    "clock_step": (500, 5000), "cut": (400, 4000), "flap": (3000, 12000), "clog": (500, 5000), "hint": (300, 3000),
-    "stranger": (20, 500), "operate": (500, 4000), "compact": (200, 2500), "disk_error": (2000, 15000), "disk_full": (2000, 10000),
-    "slow_disk": (1000, 6000), "read_error": (2000, 15000), "bit_flip": (2000, 15000), "misdirect": (2000, 15000),
+    "clock_step": (500, 5000), "cut": (400, 4000), "flap": (3000, 12000), "clog": (500, 5000), "hint": (300,
+    3000),
+    "stranger": (20, 500), "operate": (500, 4000), "compact": (200, 2500), "disk_error": (2000, 15000),
+    "disk_full": (2000, 10000),
+    "slow_disk": (1000, 6000), "read_error": (2000, 15000), "bit_flip": (2000, 15000), "misdirect": (2000,
+    15000),
     "wipe": (5000, 15000), "old_disk": (4000, 15000),
 }  # fmt: skip
-#: Classes that are no timed events; they can be left out like the others.
+#: Classes without timed events. They can be left out like the others.
 OTHER_CLASSES: Final = (
     "network", "skew", "cold_reads", "crash_in_vote", "crash_in_turn", "harass", "figure_8", "power",
     "late_words", "horizon", "crash_in_reset", "flips", "stalls",
@@ -40,14 +44,15 @@ _DISK: Final = (
     "disk_error", "disk_full", "slow_disk", "read_error", "bit_flip", "misdirect", "wipe", "old_disk",
 )  # fmt: skip
 TOLD_AT_MOST: Final = 2000
-#: One seed of so many has a network that flips bits.
+#: One in this many seeds has a network that flips bits.
 FLIPS_ONE_IN: Final = 8
-#: In one seed of so many nodes are short of CPU: they run for a moment, and stand still for longer, again and again.
+#: In one of this many seeds nodes are short of CPU: they run for a moment and then stall for longer,
+#: repeatedly.
 STALLS_ONE_IN: Final = 8
 
 
 class Faults:
-    """The villain, and the user of the cluster."""
+    """The adversary, and the user of the cluster."""
 
     def __init__(self, world: World, without: frozenset[str], quiet: tuple[tuple[int, int], ...]) -> None:
         self.world = world
@@ -57,8 +62,8 @@ class Faults:
         self.quiet = quiet
         self.crashes = 0
         self.active = True
-        self.told: list[str] = []  # what happened, for a failure
-        self.happened: dict[str, int] = {}  # class -> how often
+        self.told: list[str] = []  # events, to explain a failure
+        self.happened: dict[str, int] = {}  # class -> number of events
         self.disks = DiskFaults(self, random.Random(rng.getrandbits(64)))
         self.mean_ms: dict[str, int] = {}
         for name, bounds in MEAN_MS.items():
@@ -87,19 +92,19 @@ class Faults:
             self._prefer_a_near_horizon()
         self.skews_clocks = rng.random() < 0.3 and "skew" not in without
         self.stall_rng = random.Random(world.seed)
-        self.stalls_ms = (0, 0)  # how long a node that is short of CPU stands still
+        self.stalls_ms = (0, 0)  # how long a node short of CPU stalls
         self.starved: list[str] = []
         self._leave_out()
 
     def _draw_flips(self) -> None:
-        """With random numbers of its own: other seeds keep their histories."""
+        """Draw bit flips with separate random numbers, so that other seeds keep their histories."""
         world, rng = self.world, random.Random(self.world.seed)
         world.network.flip_rng = rng
         if world.seed % FLIPS_ONE_IN == 3:
             world.network.flips = rng.choice((0.02, 0.3))
 
     def _draw_stalls(self) -> None:
-        """With random numbers of its own, as well."""
+        """Draw stalls with separate random numbers too."""
         if self.world.seed % STALLS_ONE_IN == 0:
             rng = self.stall_rng
             self.stalls_ms = rng.choice(((20, 190), (100, 500), (300, 600)))
@@ -123,14 +128,18 @@ class Faults:
         self.power_share = 0.0 if "power" in without else self.power_share
 
     def _prefer_figure_8(self) -> None:
-        """One entry per message, and every leader is soon alone: tails of several terms meet (paper, figure 8)."""
+        """One entry per message, and every leader is soon alone: tails of several terms meet (paper, figure
+        8).
+        """
         self.world.limits["max_append_bytes"] = self.world.limits["max_inflight_messages"] = 1
         self.mean_ms = {"propose": 30, "read": 500}
         self.world.network.loss = self.world.network.straggle = 0.0
         self.world.network.delay_us = self.rng.choice(((1000, 10_000), (5000, 30_000)))
 
     def _prefer_late_words(self) -> None:
-        """Leaders come and go, and what they and their followers said arrives terms later (rows C6, C11)."""
+        """Leaders change often, and messages between them and their followers arrive terms later (rows C6,
+        C11).
+        """
         network = self.world.network
         self.mean_ms = {"propose": 15, "read": 500, "operate": 1500}
         self.harass_leaders, self.harass_ms = 1.0, self.rng.choice((200, 600))
@@ -139,7 +148,7 @@ class Faults:
         network.loss, network.held = 0.0, 0.8
 
     def _prefer_a_near_horizon(self) -> None:
-        """The log is short: whoever is away for a moment finds that what it needs is deleted."""
+        """Keep the log short: a node that was away briefly finds that retention deleted what it needs."""
         world, rng = self.world, self.rng
         world.segment_size, world.checkpoint_ms, world.delete_per_second = 4096, 200, 1000.0
         self.keep_ms, self.need_bytes = 0, 1 << 40
@@ -160,15 +169,15 @@ class Faults:
         network.delay_us = rng.choice(((100, 1000), (200, 20_000), (1000, 100_000)))
 
     def start(self) -> None:
-        """Begin."""
+        """Schedule the first events."""
         for name in self.mean_ms:
             self._again(name)
         for name in self.starved:
             self.world.later(self.stall_rng.randint(1, 1000) * MS, "", "stall", name)
 
-    # --- events --------------------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
     def happen(self, kind: str, payload: object) -> None:
-        """One event of a class happens; another is drawn."""
+        """Let one event of a class happen, and draw the next."""
         if kind in ("restart", "exit", "room", "scrub", "heal", "old_disk_of", "stall"):
             getattr(self, f"_{kind}")(payload)
             return
@@ -186,7 +195,7 @@ class Faults:
         return any(begin <= self.world.now < end for begin, end in self.quiet)
 
     def tell(self, what: str) -> None:
-        """Note what happened, for people."""
+        """Record an event, for people."""
         if len(self.told) < TOLD_AT_MOST:
             self.told.append(f"{self.world.now / 1e6:10.6f} s  {what}")
 
@@ -200,7 +209,7 @@ class Faults:
             self.world.start_node(node)
 
     def _exit(self, payload: object) -> None:
-        """A process that has faulted ends."""
+        """End a faulted process."""
         node = self.world.nodes[str(payload)]
         if node.up and node.core.fault is not None:
             self.kill(node, power=False)
@@ -220,13 +229,13 @@ class Faults:
         if self.active:
             self.world.network.heal()
 
-    # --- hooks ---------------------------------------------------------------------------------------------------
+    # --- hooks ----------------------------------------------------------------------------------------------
     def draw_pace(self) -> float:
-        """How fast a node's clock runs."""
+        """Draw the rate of a node's clock."""
         return self.rng.uniform(0.5, 2.0) if self.skews_clocks else 1.0
 
     def on_vote_write(self, node: SimNode) -> None:
-        """A node writes its term and vote: power may go before that is done, or just after."""
+        """Handle a write of term and vote: power may fail before it is done, or just after."""
         if (
             self.active
             and self.crash_in_vote
@@ -236,7 +245,7 @@ class Faults:
             self.world.later(self.rng.randint(1, node.files.sync_delay_us[1]), node.name, "crash")
 
     def on_turn(self, node: SimNode, end: int) -> None:
-        """A turn of the flusher begins: power may go at any of its calls."""
+        """Handle the start of a flusher turn: power may fail at any of its calls."""
         if (
             self.active
             and self.crash_in_turn
@@ -246,24 +255,30 @@ class Faults:
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
 
     def on_recovery(self, node: SimNode, end: int) -> None:
-        """A node reads its disk, and mends the end of the log: that may be cut off as well."""
+        """Handle a recovery, which reads the disk and repairs the end of the log: it may be
+        interrupted too.
+        """
         if self.active and self.rng.random() < 10 * self.crash_in_turn and not self._is_quiet():
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
 
     def on_reset(self, node: SimNode, within_us: int) -> None:
-        """A node fetches, decides on or installs a reset: it may end at any of its steps, or the leader may."""
+        """Handle a step of a reset (fetching, deciding, installing): this node or the leader may
+        die at it.
+        """
         if self.active and self.rng.random() < self.crash_in_reset and not self._is_quiet():
             leader = self.world.leader()
             victim = leader if leader is not None and self.rng.random() < 0.3 else node
             self.world.later(self.rng.randint(0, within_us), victim.name, "crash")
 
     def on_promoted(self, node: SimNode) -> None:
-        """A node has fetched everything again: now its former disk may come back."""
+        """Handle a node that has fetched everything again: its former disk may come back now."""
         if self.active and "old_disk" in self.mean_ms and self.rng.random() < 0.5:
             self.world.later(self.rng.randint(10, 1000) * MS, "", "old_disk_of", node.name)
 
     def on_leader(self, node: SimNode) -> None:
-        """A node won: it may die, or be left with a minority, before its first entries are everywhere."""
+        """Handle an election: the winner may die, or be isolated with a minority, before its first entries
+        spread.
+        """
         if not self.active or self._is_quiet():
             return
         if self.plays_figure_8:
@@ -273,20 +288,20 @@ class Faults:
             self.world.later(self.rng.randint(1, self.harass_ms) * MS, node.name, kind)
 
     def isolate(self, node: SimNode) -> None:
-        """Cut a node, and perhaps one other with it, from the rest."""
+        """Isolate a node, perhaps together with one other."""
         others = [name for name in self.world.names if name != node.name]
         self.rng.shuffle(others)
         keep = self.rng.randint(0, max(0, len(others) - 1) // 2)
         self.world.network.heal()
         self.world.network.cut([node.name, *others[:keep]], others[keep:])
         self.tell(f"{node.name} is cut off from {' '.join(others[keep:])}")
-        if not self.plays_figure_8:  # there, the next leader's isolation brings this one back
+        if not self.plays_figure_8:  # there, the next leader's isolation reconnects this one
             self.world.later(self.rng.randint(500, 1500) * MS, "", "heal")
 
-    # --- the user ------------------------------------------------------------------------------------------------
+    # --- the user -------------------------------------------------------------------------------------------
     def _propose(self) -> None:
         for node in self.running():
-            # Now and then a client believes that somebody leads who does not, or no longer.
+            # Now and then a client addresses a node that does not lead, or no longer.
             if node.life is not None and (node.life.leads or self.user_rng.random() < 0.05):
                 count = self.user_rng.randint(1, 5)
                 node.life.propose([self.user_rng.randrange(self.entry_bytes) for _ in range(count)])
@@ -298,7 +313,7 @@ class Faults:
             node.life.read(self.world.next_read())
 
     def operate(self) -> None:
-        """Campaign, resign, hand over."""
+        """Campaign, resign, or transfer leadership."""
         node = self.any_running()
         if node is None or node.life is None:
             return
@@ -318,20 +333,20 @@ class Faults:
         node.life.pump()
 
     def compact(self) -> None:
-        """A leader finds that old segments must go, whoever still needs them."""
+        """Let a leader decide that old segments must go, even if a node still needs them."""
         for node in self.running():
             if node.life is not None and node.life.leads and node.life.broker is None:
                 node.life.retention.decide(self.need_bytes, self.keep_ms)
 
-    # --- the villain ---------------------------------------------------------------------------------------------
+    # --- the villain ----------------------------------------------------------------------------------------
     def crash(self) -> None:
-        """A process dies, or its machine."""
+        """Kill a process, or its machine."""
         node = self.any_running()
         if node is not None:
             self.kill(node)
 
     def restart_all(self) -> None:
-        """All at once."""
+        """Restart all nodes at once."""
         for node in self.running():
             self.kill(node)
 
@@ -343,7 +358,7 @@ class Faults:
             self.tell(f"{node.name} pauses until {node.paused_until / 1e6:.3f} s")
 
     def _stall(self, payload: object) -> None:
-        """A node gets no CPU; then it does, for a moment."""
+        """Stall a node, then let it run for a moment."""
         if not self.active:
             return
         node, stands = self.world.nodes[str(payload)], self.stall_rng.randint(*self.stalls_ms) * MS
@@ -353,19 +368,19 @@ class Faults:
         self.world.later(stands + self.stall_rng.randint(10, 50) * MS, "", "stall", node.name)
 
     def burst(self) -> None:
-        """Many ticks at once."""
+        """Deliver many ticks at once."""
         node = self.any_running()
         if node is not None and node.life is not None:
             for _ in range(self.rng.randint(2, 30)):
                 node.life.tick()
 
     def clock_step(self) -> None:
-        """Somebody sets the wall clock."""
+        """Set a wall clock."""
         node = self.world.nodes[self.rng.choice(self.world.names)]
         node.clock.step(self.rng.choice((-3_600_000, -60_000, -500, 500, 60_000, 3_600_000)))
 
     def cut(self) -> None:
-        """Cut the network in some shape, or mend it."""
+        """Cut the network in some shape, or heal it."""
         network = self.world.network
         names = self._shuffled()
         if self.rng.random() < 0.2:
@@ -380,7 +395,7 @@ class Faults:
             self.world.later(self.rng.randint(100, 3000) * MS, "", "heal")
 
     def flap(self) -> None:
-        """A link comes and goes."""
+        """Let a link flap."""
         names = self._shuffled()
         at = 0
         for _ in range(self.rng.randint(3, 12)):
@@ -391,11 +406,11 @@ class Faults:
         self.tell(f"links of {names[0]} flap for {at / 1e6:.3f} s")
 
     def cut_off(self, node: SimNode, others: list[str]) -> None:
-        """One beat of a flapping link."""
+        """Cut a flapping link once."""
         self.world.network.cut([node.name], others)
 
     def clog(self) -> None:
-        """Nothing gets through a link for a while, then all of it; or a link is slow from now on."""
+        """Block a link for a while, then deliver everything; or slow a link down for good."""
         source, target = self._shuffled()[:2] if len(self.world.names) > 1 else ("", "")
         if self.rng.random() < 0.5:
             self.world.network.clogged[source, target] = self.world.now + self.rng.randint(50, 3000) * MS
@@ -404,7 +419,7 @@ class Faults:
         self.tell(f"clogged or slow: {source} -> {target}")
 
     def hint(self) -> None:
-        """A connection breaks, or seems to: the core is told, true or not."""
+        """Break a connection, or only tell the core so."""
         node = self.any_running()
         if node is not None and node.life is not None:
             peer = NodeId(self.rng.choice(self.world.names))
@@ -412,7 +427,7 @@ class Faults:
             node.life.pump()
 
     def stranger(self) -> None:
-        """A node that is no member answers as a member would, or a message reaches the wrong node (row E13)."""
+        """Send a non-member's answer that looks like a member's, or a message to the wrong node (row E13)."""
         node = self.any_running()
         if node is not None and node.life is not None:
             self.world.promises.step(node, forged_answer(node.core))
@@ -420,7 +435,7 @@ class Faults:
             self.world.invariants.after(node)
 
     def kill(self, node: SimNode, *, power: bool | None = None) -> None:
-        """End a process, with or without its machine, and start it again later."""
+        """Kill a process, with or without its machine, and restart it later."""
         rng = self.rng
         if power is None:
             power = rng.random() < self.power_share
@@ -439,7 +454,10 @@ class Faults:
                     each.life.pump()
 
     def _may_lose_power(self, node: SimNode) -> bool:
-        """Flush mode async keeps what was acknowledged when a minority loses power (D7)."""
+        """Return whether a node may lose power.
+
+        Async flush modes keep acknowledged entries if a minority does (D7).
+        """
         atlas = self.world.atlas
         if node.name not in atlas.hurt and not atlas.may_hurt(node.name):
             return False
@@ -448,14 +466,14 @@ class Faults:
             node.ghosts.append(node.image.known())
         return True
 
-    # --- who -----------------------------------------------------------------------------------------------------
+    # --- who ------------------------------------------------------------------------------------------------
     def running(self) -> list[SimNode]:
-        """Nodes that run and are not stopped."""
+        """Return the nodes that run and are not paused."""
         world = self.world
         return [n for n in world.nodes.values() if n.up and world.now >= n.paused_until]
 
     def any_running(self, rng: random.Random | None = None) -> SimNode | None:
-        """One of them."""
+        """Return a random one of them."""
         running = self.running()
         return (rng or self.rng).choice(running) if running else None
 

@@ -1,12 +1,12 @@
-"""A disk in memory, in simulated time: the FileSystem under the real storage code.
+"""In-memory disk in simulated time: the FileSystem under the real storage code.
 
-A call is carried out at once for the process that made it, and gets a place in simulated time behind the calls before
-it: `busy_until` moves on by a drawn latency. What the disk holds at a moment follows from the calls whose time has
-come. A power cut keeps any part, block by block, of what was written by then and not synced; nothing that comes later
-has happened. So a turn of the flusher can be cut between, and inside, any two of its calls.
+A call takes effect at once for the calling process, and gets a place in simulated time after the earlier
+calls: `busy_until` advances by a drawn latency. The calls whose time has come determine what the disk holds.
+A power cut keeps any part, block by block, of what was written by then and not synced; later calls have not
+happened. So a turn of the flusher can be cut between, and inside, any two of its calls.
 
-Three versions of every file: `current` (what the running process sees), `written` (page cache, by simulated time),
-`durable` (the platter, by simulated time).
+Each file has three versions: `current` (as the running process sees it), `written` (page cache, by simulated
+time), `durable` (the platter, by simulated time).
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from tests.power_cut import FolderMoves, Keep, Write, blocks, kept_names, kept_w
 
 SEGMENT_FOLDER = "commitlog"
 NO_SEGMENT = -1
-ROOMY = 1 << 40  # capacity of a disk that nobody filled
+ROOMY = 1 << 40  # capacity of a disk that is not full
 
 
 class SimulationError(AssertionError):
-    """The code under test did what it must never do."""
+    """The code under test did something forbidden."""
 
 
 class FailedSync(Enum):
-    """What the kernel does with the pages of a failed fsync; it calls them clean in any case."""
+    """Kernel behaviour for the pages of a failed fsync. It marks them clean in any case."""
 
-    DROP = "drop"  # they are gone from the page cache
-    KEEP = "keep"  # they can still be read, until the power goes
+    DROP = "drop"  # dropped from the page cache
+    KEEP = "keep"  # readable until the power goes
 
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """One file's bytes. Invariant: durable + clean + pending = written."""
+    """Bytes of one file. Invariant: durable + clean + pending = written."""
 
     current: bytearray = field(default_factory=bytearray)
     written: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Write] = field(default_factory=list)
     clean: list[Write] = field(default_factory=list)  # pages that a failed sync left readable
-    bad: list[tuple[int, int]] = field(default_factory=list)  # byte ranges that cannot be read any more
-    segment: int = NO_SEGMENT  # physical start, of a segment of the log
+    bad: list[tuple[int, int]] = field(default_factory=list)  # unreadable byte ranges
+    segment: int = NO_SEGMENT  # physical start, if it is a log segment
 
     def flip(self, position: int, mask: int) -> None:
         """Damage a byte at rest."""
@@ -60,7 +60,7 @@ class Inode:
 
 
 _NO_WRITE = Write(0, b"")
-Name = tuple[Path, Inode | None]  # a file appears under a name, or (None) goes
+Name = tuple[Path, Inode | None]  # a file appears under a name, or (None) disappears
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Call:
 
 
 class SimFileSystem:
-    """The disk of one node. `clock` tells simulated time in microseconds."""
+    """Disk of one node. `clock` returns simulated time in microseconds."""
 
     def __init__(self, rng: random.Random, clock: Callable[[], int]) -> None:
         self.rng = rng
@@ -85,15 +85,15 @@ class SimFileSystem:
         self.block = rng.choice((512, 4096))
         self.sync_delay_us = (100, 3000)
         self.capacity = ROOMY
-        self.cold_share = 0.0  # of reads that find nothing in the page cache
+        self.cold_share = 0.0  # share of reads that miss the page cache
         self.watches_written = False  # the log image follows `written`, not `durable`
-        self.fail_sync: FailedSync | None = None  # the next sync fails
+        self.fail_sync: FailedSync | None = None  # set: the next sync fails
         self.fail_write = 0  # an errno: the next write fails
-        self.misdirect = 0  # the next write of so many bytes at least to a segment goes elsewhere
+        self.misdirect = 0  # the next write of at least this size to a segment goes elsewhere
         self.on_damage: Callable[[], None] = lambda: None
         self.on_segment_change: Callable[[int, int], None] = lambda segment, position: None
         self.on_segment_gone: Callable[[int], None] = lambda segment: None
-        # Of this file an error was reported: it must not be used again (P15)
+        # An error was reported for this file: it must not be used again (P15).
         self.failed: Inode | None = None
         self.busy_until = 0
         self.calls = 0
@@ -105,7 +105,7 @@ class SimFileSystem:
         self._calls: deque[_Call] = deque()
         self._locked: dict[Path, None] = {}
 
-    # --- FileSystem ---------------------------------------------------------------------------------------------
+    # --- FileSystem -----------------------------------------------------------------------------------------
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimFile:
         inode = self.names.get(path)
         if inode is None:
@@ -149,19 +149,19 @@ class SimFileSystem:
         self._locked[path] = None
         return SimLock(self._locked, path)
 
-    # --- calls ---------------------------------------------------------------------------------------------------
+    # --- calls ----------------------------------------------------------------------------------------------
     @property
     def available(self) -> int:
-        """Bytes that are left."""
+        """Return the free bytes."""
         return ROOMY if self.capacity == ROOMY else max(0, self.capacity - self.used)
 
     @property
     def used(self) -> int:
-        """Bytes that files take."""
+        """Return the bytes used by files."""
         return sum(len(inode.current) for inode in self.names.values())
 
     def write(self, path: Path, inode: Inode, write: Write) -> None:
-        """Carry out one write, or fail as planned. Raises: OSError."""
+        """Perform one write, or fail as planned. Raises: OSError."""
         offset, data, _ = write
         self._must_work(path, inode)
         self._spend(1, 30)
@@ -175,13 +175,13 @@ class SimFileSystem:
             self.misdirect = 0
             self._misdirected(inode, data, offset)
             return
-        if inode.bad:  # the drive gives a sector that is written another place
+        if inode.bad:  # the drive remaps a bad sector when it is written
             inode.bad = [(a, b) for a, b in inode.bad if b <= offset or offset + len(data) <= a]
         put(inode.current, offset, data)
         self._calls.append(_Call(self.busy_until, "write", inode, write))
 
     def _misdirected(self, inode: Inode, data: bytes, offset: int) -> None:
-        """The drive puts the bytes at another place, and says nothing (the page cache is taken to be dropped)."""
+        """Put the bytes at another place without an error (the page cache is assumed to be dropped)."""
         self.on_damage()
         wrong = self.rng.randrange(0, offset, self.block) if offset >= self.block else 0
         kept = bytes(inode.durable[offset : offset + len(data)]).ljust(len(data), b"\0")
@@ -190,7 +190,7 @@ class SimFileSystem:
             self._calls.append(_Call(self.busy_until, "write", inode, Write(place, what)))
 
     def sync_call(self, path: Path, call: _Call) -> None:
-        """Carry out a sync of a file or folder, or fail as planned. Raises: OSError."""
+        """Sync a file or folder, or fail as planned. Raises: OSError."""
         self._must_work(path, call.inode)
         self._spend(*self.sync_delay_us)
         call.time = self.busy_until
@@ -208,7 +208,7 @@ class SimFileSystem:
         self._calls.append(_Call(self.busy_until, "names", names=names))
 
     def _rename_directory(self, old: Path, new: Path) -> None:
-        """Folders are moved aside only by rejoin, behind a process that ended, and seen by whoever comes next at once."""
+        """Rename a folder. Only rejoin does that, after a process ended, and the next one sees it at once."""
         self.finish()
         for version in (self.names, self.written_names, self.durable_names):
             relocate(version, old, new)
@@ -224,13 +224,13 @@ class SimFileSystem:
         begin = max(self.busy_until, self.clock())
         self.busy_until = begin + lowest + int(self.rng.random() * (highest - lowest))
 
-    # --- time ----------------------------------------------------------------------------------------------------
+    # --- time -----------------------------------------------------------------------------------------------
     def finish(self) -> None:
-        """Let everything that was asked for have happened."""
+        """Complete all pending calls."""
         self._advance(self.busy_until)
 
     def advance(self) -> None:
-        """Bring `written` and `durable` up to the present."""
+        """Bring `written` and `durable` up to now."""
         if self._calls and self._calls[0].time <= (now := self.clock()):
             self._advance(now)
 
@@ -268,9 +268,10 @@ class SimFileSystem:
                 self.on_segment_change(inode.segment, offset)
 
     def _lose(self, inode: Inode, how: FailedSync) -> None:
-        """A sync failed: some of the blocks are on the platter, the rest is called clean and never will be.
+        """Fail a sync: some blocks reach the platter, the rest is marked clean and never will.
 
-        What went past the page cache is still on its way; where pages are kept the drive is taken to have lost it, too.
+        Direct writes are still on their way; where pages are kept, the drive is assumed to have lost them
+        too.
         """
         self._make_durable(
             inode, [piece for piece in blocks(inode.pending, self.block) if self.rng.random() < 0.5]
@@ -303,12 +304,12 @@ class SimFileSystem:
         if folder is not None:
             self._moves.sync(folder)
 
-    # --- crashes -------------------------------------------------------------------------------------------------
+    # --- crashes --------------------------------------------------------------------------------------------
     def crash(self, keep: Keep | None) -> None:
-        """The process ends now. `keep` None: only the process; else the power goes, too."""
+        """End the process now. `keep` None: only the process; else the power fails too."""
         self.advance()
         if self._calls and self._calls[0].kind == "write" and self.rng.random() < 0.5:
-            call = self._calls[0]  # a write that was under way
+            call = self._calls[0]  # a write in progress
             assert call.inode is not None
             offset, data, is_direct = call.write
             part = data[: self.rng.randrange(len(data) + 1) // self.block * self.block]
@@ -348,7 +349,7 @@ class SimFileSystem:
         return list(found.values())
 
     def wipe(self) -> None:
-        """Be a new, empty disk."""
+        """Become a new, empty disk."""
         for version in (self.names, self.written_names, self.durable_names, self.directories):
             version.clear()
         self._calls.clear()
@@ -356,7 +357,7 @@ class SimFileSystem:
         self.on_segment_gone(NO_SEGMENT)
 
     def copy(self) -> dict[Path, bytes]:
-        """Return what the platter holds, as a backup."""
+        """Return the platter's contents, as a backup."""
         return {path: bytes(inode.durable) for path, inode in self.durable_names.items()}
 
     def restore(self, backup: dict[Path, bytes]) -> None:
@@ -370,7 +371,7 @@ class SimFileSystem:
 
 
 def _is_vital(path: Path, inode: Inode | None) -> bool:
-    """Tell whether a file is one whose failed flush must end the node: the hard state, or a segment of the log."""
+    """Return whether a failed flush of the file must end the node: hard state or log segment."""
     return inode is not None and (path.name == "hardstate" or path.parent.name == SEGMENT_FOLDER)
 
 
@@ -383,7 +384,7 @@ def _apply_names(target: dict[Path, Inode], names: tuple[Name, ...]) -> None:
 
 
 class SimFile:
-    """An open file."""
+    """Open file."""
 
     __slots__ = ("_files", "_inode", "_path", "_writable")
 
@@ -431,7 +432,7 @@ class SimFile:
 
 
 class SimLock:
-    """A held lock."""
+    """Held lock."""
 
     def __init__(self, locked: dict[Path, None], path: Path) -> None:
         self._locked = locked

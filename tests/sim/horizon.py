@@ -1,10 +1,11 @@
-"""What must hold where logs begin above 1: states, beginnings, resets.
+"""Invariants for logs that begin above 1: states, beginnings, resets.
 
-I12 the state of a node at an index equals that of every other node there, whatever it was restarted from or reset to
-I13 a segment goes only when the group decided so, and below this node's durable checkpoint, which knows that decision;
-    a leader shows no earlier beginning than the leaders before it
-I14 a reset takes away nothing that was committed: what is deleted with the log is part of the state that came, the
-    silent node says nothing, and a majority of durable disks still holds every committed entry
+I12 the state of a node at an index equals that of every other node there, whatever it was restarted from or
+    reset to
+I13 a segment goes only once the group has decided so, and below this node's durable checkpoint, which
+    includes that decision; a leader shows no earlier beginning than the leaders before it
+I14 a reset removes nothing that was committed: what is deleted with the log is part of the received state,
+    the silent node sends nothing, and a majority of durable disks still holds every committed entry
 """
 
 from __future__ import annotations
@@ -22,37 +23,37 @@ if TYPE_CHECKING:
     from .node import SimNode
     from .state import SimState
 
-GRID = 16  # states are compared at every such index, and wherever a checkpoint is
+GRID = 16  # states are compared at every multiple, and at every checkpoint
 
 
 class Horizon:
-    """The memory of one run about states and beginnings."""
+    """Memory of one run about states and beginnings."""
 
     def __init__(self, invariants: Invariants) -> None:
         self._invariants = invariants
         self._states: dict[int, int] = {}  # index -> checksum of the state
         self._agreed = 1  # highest beginning that any node has applied
-        #: Term -> where its leader, when it was ready, said that the log begins.
+        #: Term -> beginning of the log as its leader showed it when it was ready.
         self._shown: dict[int, int] = {}
-        self.decided: dict[str, ResetPlan] = {}  # silent since then
+        self.decided: dict[str, ResetPlan] = {}  # nodes that decided a reset; silent since then
         self.resets = 0
 
-    # --- I12 -----------------------------------------------------------------------------------------------------
+    # --- I12 ------------------------------------------------------------------------------------------------
     def on_applied(self, node: SimNode, state: SimState) -> None:
-        """A node applied an entry to a state that is whole."""
+        """Handle an entry applied to a complete state."""
         if state.last_applied % GRID == 0:
             self.on_capture(node, state.last_applied, state.capture())
         self._agreed = max(self._agreed, state.log_start)
 
     def on_capture(self, node: SimNode, index: int, state: bytes) -> None:
-        """This is the state of a node at an index."""
+        """Check the state of a node at an index."""
         mine = crc32c(state)
         known = self._states.setdefault(index, mine)
         demand(known == mine, f"I12: the state of {node.name} at entry {index} is not that of the others")
 
-    # --- I13 -----------------------------------------------------------------------------------------------------
+    # --- I13 ------------------------------------------------------------------------------------------------
     def on_deleted(self, node: SimNode) -> None:
-        """A node forgot its first segments."""
+        """Handle that a node dropped its first segments."""
         first = int(node.core.first_index)
         demand(first <= self._agreed, f"I13: {node.name} begins at {first}, agreed was {self._agreed}")
         if node.name not in node.world.atlas.hurt:
@@ -67,15 +68,15 @@ class Horizon:
             )
 
     def on_ready(self, node: SimNode, log_start: int) -> None:
-        """A leader has applied its first entry: clients see where its log begins."""
+        """Handle that a leader has applied its first entry: clients now see the beginning of its log."""
         term = int(node.core.term)
         earlier = max((start for other, start in self._shown.items() if other < term), default=1)
         demand(log_start >= earlier, f"I13: {node.name} shows the beginning {log_start} after {earlier}")
         self._shown[term] = max(log_start, self._shown.get(term, 1))
 
-    # --- I14 -----------------------------------------------------------------------------------------------------
+    # --- I14 ------------------------------------------------------------------------------------------------
     def on_decided(self, node: SimNode, plan: ResetPlan) -> None:
-        """A node has the leader's state, and is about to give up its own log for it."""
+        """Handle that a node has the leader's state and is about to give up its own log for it."""
         committed = self._invariants.committed
         base = plan.base_index
         demand(base in committed, f"I14: {node.name} is reset to {base}, which was never committed")
@@ -84,19 +85,19 @@ class Horizon:
         self.decided[node.name] = plan
 
     def on_install(self, node: SimNode, plan: ResetPlan, state: bytes) -> None:
-        """The new process found the decision."""
+        """Handle that the new process found the decision."""
         demand(
             len(state) == plan.state_size and self._states.get(plan.state_index) == crc32c(state),
             f"I14: {node.name} installs what is not the state at entry {plan.state_index}",
         )
 
     def on_installed(self, node: SimNode) -> None:
-        """A node runs on what it was reset to: is everything still there?"""
+        """Check, once a node runs after a reset, that everything committed is still there."""
         self.resets += 1
         self.check_committed(f"after the reset of {node.name}")
 
     def check_committed(self, when: str) -> None:
-        """Demand that a majority of durable disks holds all that was ever committed."""
+        """Check that a majority of durable disks holds everything ever committed."""
         invariants = self._invariants
         index = invariants.max_committed
         nodes = invariants.nodes.values()
@@ -107,5 +108,5 @@ class Horizon:
         )
 
     def on_life(self, node: SimNode) -> None:
-        """A process began or ended: it may speak again when it does."""
+        """Handle the start or end of a process: it may send again once it runs."""
         self.decided.pop(node.name, None)

@@ -1,14 +1,16 @@
-"""What must be true after every event, whatever failed.
+"""Invariants that hold after every event, whatever failed.
 
-I1 one leader per term, ever           I5 a leader holds everything committed
-I2 a leader never cuts its log         I6 what is committed is on the disks of a majority, read by other code
-I3 (index, term) names one history     I7 one vote per term, across restarts; no term is forgotten
-I4 a committed entry never changes     I8 indexes stay in order, commit never falls back
-I11 what nodes apply is equal byte for byte on their disks, at equal places
-Besides: what a core calls durable is on its disk (P7); recovery finds again what was durable (P18); no word after a
-fault (P15); log time never decreases (D21); a read sees all that was committed before it was asked.
-I9 and I10 are the world's: they belong to the phase in which a majority is well.
-An entry stands for the log up to it: its checksum covers the one before.
+I1 one leader per term, ever          I5 a leader holds everything committed
+I2 a leader never cuts its log        I6 committed entries are on the disks of a majority (read by other code)
+I3 (index, term) names one history    I7 one vote per term, across restarts; no term is forgotten
+I4 a committed entry never changes    I8 indexes stay in order, commit never falls back
+I11 applied entries are byte-identical on all disks, at equal places
+
+Also: what a core calls durable is on its disk (P7). Recovery finds everything that was durable (P18). A
+faulted core sends nothing (P15). Log time never decreases (D21). A read sees everything that was committed
+before it was asked.
+The world checks I9 and I10: they belong to the phase in which a majority is healthy.
+An entry identifies the log up to it, because its checksum covers the one before.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class InvariantError(AssertionError):
-    """A run broke one of the rules."""
+    """A run violated an invariant."""
 
 
 class Invariants:
-    """The global memory of one run."""
+    """Global memory of one run."""
 
     def __init__(self, nodes: dict[str, SimNode], atlas: Atlas, voters: Sequence[str]) -> None:
         self.nodes = nodes
@@ -45,22 +47,22 @@ class Invariants:
         self.committed_bytes: dict[int, bytes] = {}
         self.committed_in: dict[int, int] = {}  # term -> highest index first committed in it
         self.max_committed = 0
-        self.last_stamp = 0  # of the newest entry that was committed first
+        self.last_stamp = 0  # of the newest entry when it was first committed
         self.grants: dict[tuple[str, int], str] = {}
         self.sent_term: dict[str, int] = {}
         self.checks = 0
 
     def is_quorum(self, names: Collection[str]) -> bool:
-        """Tell whether these nodes may decide."""
+        """Return whether these nodes are a quorum."""
         return 2 * len(self.voters.intersection(names)) > len(self.voters)
 
     def chain_of(self, core: RaftCore, index: int) -> int | None:
-        """Return the checksum that stands for a node's log up to `index`; None outside of it."""
+        """Return the checksum that identifies a node's log up to `index`; None outside of it."""
         term = core.log.term(LogIndex(index))
         return None if term is None else self.history.get((index, term))
 
     def on_entry(self, node: SimNode, header: EntryHeader) -> None:
-        """An entry was appended to some node's log."""
+        """Handle an entry appended to any node's log."""
         key = (header.index, header.term)
         known = self.history.setdefault(key, header.crc)
         if known != header.crc:
@@ -68,10 +70,10 @@ class Invariants:
         self.stamps[key] = header.timestamp
 
     def on_leader(self, node: SimNode, event: BecameLeader) -> None:
-        """A node won an election."""
+        """Handle an election won by a node."""
         known = self.leader_of.setdefault(event.term, node.name)
         demand(known == node.name, f"I1 election safety: {known} and {node.name} lead term {event.term}")
-        # A candidate may win late, when a later term has long committed more: that is no fault.
+        # A candidate may win late, when a later term has long committed more. That is legitimate.
         must_have = max((index for term, index in self.committed_in.items() if term < event.term), default=0)
         if must_have >= node.core.first_index - 1:
             demand(
@@ -80,7 +82,7 @@ class Invariants:
             )
 
     def on_truncate(self, node: SimNode, index: int) -> None:
-        """A node cuts its log."""
+        """Handle a truncation of a node's log."""
         assert node.life is not None
         demand(node.core.leading is None, f"I2 append only: leader {node.name} cuts {index}")
         demand(
@@ -88,7 +90,7 @@ class Invariants:
         )
 
     def on_send(self, node: SimNode, message: Message) -> None:
-        """A message left a node."""
+        """Handle a message sent by a node."""
         if node.core.fault is not None:
             raise InvariantError(f"P15: {node.name} speaks after its disk failed")
         if node.name in node.world.horizon.decided:
@@ -105,13 +107,14 @@ class Invariants:
             self.sent_term[node.name] = message.term
 
     def on_restart(self, node: SimNode) -> None:
-        """A node has recovered what its disk holds."""
+        """Check what a node recovered from its disk."""
         if node.name in self.atlas.hurt:
             return
         core = node.core
         demand(
             core.term >= self.sent_term.get(node.name, 0),
-            f"I7: {node.name} restarts in term {core.term}, but has spoken in {self.sent_term.get(node.name)}",
+            f"I7: {node.name} restarts in term {core.term}, but has spoken in "
+            f"{self.sent_term.get(node.name)}",
         )
         index, chain = node.promised
         if index >= core.first_index:
@@ -122,20 +125,21 @@ class Invariants:
         self._check_disk(node, int(core.stable_index))
 
     def on_lost_disk(self, node: SimNode) -> None:
-        """A node's disk is gone: it may know a lower term now, as a learner.
+        """Record that a node's disk is gone: it may now know a lower term, as a learner.
 
-        A candidate's vote for itself went with it. Votes for others go on counting: their candidate may still have them.
+        A candidate's vote for itself is lost with it. Votes for others still count, because the candidate may
+        have received them.
         """
         self.sent_term[node.name] = 0
         for key in [key for key, candidate in self.grants.items() if key[0] == candidate == node.name]:
             del self.grants[key]
 
     def on_read(self, asked_at: int, index: int) -> None:
-        """A read was confirmed; `asked_at` was the highest commit index when it was asked."""
+        """Check a confirmed read. `asked_at`: highest commit index when it was asked."""
         demand(index >= asked_at, f"stale read: index {index}, but {asked_at} was committed before")
 
     def on_apply(self, node: SimNode, header: EntryHeader, payload: memoryview) -> None:
-        """A node applies an entry that it has read from its log."""
+        """Check an entry that a node applies after reading it from its log."""
         index = header.index
         if self.committed.get(index) != header.crc:
             raise InvariantError(f"I4: {node.name} applies another entry at {index} than was committed")
@@ -150,7 +154,7 @@ class Invariants:
             raise InvariantError(f"I11: the bytes of entry {index} on {node.name} differ")
 
     def after(self, node: SimNode) -> None:
-        """Something happened on a running node."""
+        """Check a running node after an event."""
         life = node.life
         if life is None:
             return
@@ -165,7 +169,8 @@ class Invariants:
             and commit <= core.last_index
         ):
             raise InvariantError(
-                f"I8: {node.name} applied {core.applied_index} stable {stable} commit {commit} last {core.last_index}"
+                f"I8: {node.name} applied {core.applied_index} stable {stable} commit {commit} last "
+                f"{core.last_index}"
             )
         self.note_commits(node)
         if core.fault is None:
@@ -175,7 +180,7 @@ class Invariants:
             self._check_disk(node, stable)
 
     def note_commits(self, node: SimNode) -> None:
-        """See what a node's commit index says now; before it applies any of it, too."""
+        """Record a node's commit index, also before it applies any of it."""
         life = node.life
         assert life is not None
         commit = life.core.commit_index
@@ -186,12 +191,13 @@ class Invariants:
             life.seen_commit = commit
 
     def _check_disk(self, node: SimNode, stable: int) -> None:
-        """Look at the platter: is there what the core calls durable?"""
+        """Check that the platter holds what the core calls durable."""
         if node.name in self.atlas.hurt or stable <= node.image.base:
             return
         demand(
             node.image.crc(stable) == self.chain_of(node.core, stable),
-            f"P7: {node.name} calls {stable} durable, and it is not on its disk ({node.image.last} is the last there)",
+            f"P7: {node.name} calls {stable} durable, and it is not on its disk ({node.image.last} is the "
+            "last there)",
         )
 
     def _commit(self, node: SimNode, index: int) -> None:
@@ -215,7 +221,8 @@ class Invariants:
         holders = [n.name for n in self.nodes.values() if n.has_durable(index, chain)]
         demand(
             self.is_quorum(holders),
-            f"I6 durable quorum: {node.name} commits {index}, durable only on {', '.join(holders) or 'nobody'}",
+            f"I6 durable quorum: {node.name} commits {index}, durable only on "
+            f"{', '.join(holders) or 'nobody'}",
         )
 
     def compare_disks(self) -> None:

@@ -1,8 +1,9 @@
 """One life of a simulated node, from a start to a crash: the real core on the real storage, driven by events.
 
-Does what `Driver`, `RaftNode` and the flusher's threads do with an event loop: verify before the core sees it, stage,
-persist in order, read from the log what is to be sent, apply what is committed and durable. The flusher's turns run
-on the simulated disk when they begin; their report is an event at the time when the disk is done.
+Does what `Driver`, `RaftNode` and the flusher's threads do with an event loop: verify entries before the core
+sees them, stage, persist in order, read outgoing entries from the log, apply what is committed and durable.
+Flusher turns run on the simulated disk when they begin. Their report is an event at the time when the disk is
+done.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ APPLY_SLICE = 2000
 
 
 class Packet(NamedTuple):
-    """A frame on the wire, of one run of one node."""
+    """A frame on the wire, from one run of one node."""
 
     from_: NodeId
     run: int
@@ -72,7 +73,7 @@ class Packet(NamedTuple):
 
 
 class Life:
-    """Events call the `on_…` methods; after each the core has been polled until it says nothing more."""
+    """Events call the `on_…` methods. After each the core is polled until it has no more output."""
 
     def __init__(self, node: SimNode, storage: RaftStorage, broker: BrokerLife | None = None) -> None:
         world = node.world
@@ -86,7 +87,8 @@ class Life:
         self.state: SimState = node.parts.state_class()
         if node.saved.state:
             self.state.install(node.saved.state)
-        self.whole_from = int(SimTransfer(node).needs_entries_to)  # below it the state is being rebuilt
+        # until this entry is applied the state is being rebuilt
+        self.whole_from = int(SimTransfer(node).needs_entries_to)
         view = view_of(log, LogIndex(node.saved.applied), LogIndex(self.whole_from))
         rng = random.Random(node.rng.getrandbits(32))
         self.core: RaftCore = node.parts.core_class(node.config.core_config(), storage.hard_state, view, rng)
@@ -97,12 +99,12 @@ class Life:
         self.seen_commit = int(self.core.commit_index)
         self.seen_stable = -1
         self.applied = node.saved.applied
-        self._noop_index = 0  # of the term that this node leads
+        self._noop_index = 0  # of this node's term as leader
         self.last_persist_seq = 0
         self.reads: dict[object, int] = {}
-        self._shipped: dict[NodeId, LogIndex] = {}  # where the last entries that were sent began
+        self._shipped: dict[NodeId, LogIndex] = {}  # first of the entries last sent to each peer
         self._batch: WireBatch | None = None
-        self._after: list[Callable[[], None]] = []  # calls for when the core's turn is over
+        self._after: list[Callable[[], None]] = []  # calls for the end of the core's turn
         self._apply_to = self.applied
         self._applying_cold = False
         self.faulted = False
@@ -118,14 +120,15 @@ class Life:
             "cold_apply": self.on_cold_apply, "disk_failed": self.on_disk_failed, "turn": self.disk.on_turn,
             "flushed": self.disk.on_flushed, "sync": self.disk.on_sync, "synced": self.disk.on_synced,
             "background": self.disk.on_background, "unlink": self.retention.on_unlink,
-            "link_lost": self.on_link_lost, "reset_stop": self.resets.on_stop, "reset_start": self.resets.on_start,
+            "link_lost": self.on_link_lost, "reset_stop": self.resets.on_stop,
+            "reset_start": self.resets.on_start,
         }  # fmt: skip
         self.broker = broker
         if broker is not None:
             broker.attach(self)
 
     def begin(self) -> None:
-        """Start what runs for ever: ticks, greetings, background work."""
+        """Start the periodic events: ticks, greetings, background work."""
         self._later_tick()
         self.membership.greet_all()
         self.later(2000 * MS, "report")
@@ -133,19 +136,19 @@ class Life:
         if self.broker is None:
             self.checkpoints.begin()
             self.retention.begin()
-        else:  # it has checkpoints of its own, and its log keeps everything
+        else:  # it has its own checkpoints, and its log keeps everything
             self.broker.begin()
         self.membership.advance()
 
     def later(self, delay_us: int, kind: str, payload: Any = None) -> None:
-        """Let something happen to this life."""
+        """Schedule an event of this life."""
         self.world.later(delay_us, self.node.name, kind, payload)
 
     def when_disk_is_done(self, kind: str, payload: Any = None) -> None:
-        """Let something happen when all that was asked of the disk is done."""
+        """Schedule an event for when the disk has finished everything asked of it."""
         self.later(max(0, self.node.files.busy_until - self.world.now), kind, payload)
 
-    # --- inputs --------------------------------------------------------------------------------------------------
+    # --- inputs ---------------------------------------------------------------------------------------------
     def on_tick(self, _payload: None) -> None:
         late = (self.world.now - self._tick_due) // self.node.tick_us
         self._later_tick()
@@ -160,19 +163,19 @@ class Life:
     def tick(self) -> None:
         quiet = self.core.quiet_ticks()
         self.core.tick()
-        if quiet > 0 and not self.core.is_silent:  # a node's clock sleeps through it
+        if quiet > 0 and not self.core.is_silent:  # a node's clock sleeps through such ticks
             output = self.core.poll()
             assert output is None, "a tick that decides nothing gave an output"
         self.pump()
         self.world.promises.on_tick(self.node)
 
     def on_frame(self, packet: Packet) -> None:
-        """Take a frame as the transport and the driver would."""
+        """Handle a frame as the transport and the driver would."""
         if self.membership.accepted_run.get(packet.from_) != packet.run:
             return
         try:
             body = unframed(packet.frame)
-        except DamagedFrameError:  # its connection ends, and is made again
+        except DamagedFrameError:  # its connection ends and is reopened
             self.world.later(0, packet.from_, "link_lost", self.node.config.node_id)
             return
         try:
@@ -185,7 +188,7 @@ class Life:
             self.membership.learn(hello)
 
     def on_link_lost(self, peer: NodeId) -> None:
-        """A peer ended the connection to it, for what came there."""
+        """Handle that a peer ended the connection because of what arrived there."""
         self.core.link_down(peer, refused=False)
         self.pump()
 
@@ -223,7 +226,7 @@ class Life:
         return True
 
     def propose(self, sizes: list[int]) -> bool:
-        """Propose entries with payloads of these sizes; return whether they were taken."""
+        """Propose entries with payloads of these sizes. Returns whether they were accepted."""
         broker, payloads = self.world.broker, []
         for size in sizes:
             if broker is not None:
@@ -234,7 +237,7 @@ class Life:
         return self.propose_payloads(payloads)
 
     def propose_payloads(self, payloads: list[bytes], *, urgent: bool = False) -> bool:
-        """Propose an entry with each of these; return whether they were taken."""
+        """Propose an entry with each of these payloads. Returns whether they were accepted."""
         log_sizes = [entry_size(len(payload)) for payload in payloads]
         try:
             self.log.check_proposal(sum(log_sizes), urgent=urgent)
@@ -260,19 +263,19 @@ class Life:
         self.pump()
 
     def ask_read(self, context: object) -> bool:
-        """Ask for a read index as the node itself; return whether there is somebody to ask."""
+        """Ask for a read index as the node itself. Returns whether a leader could be asked."""
         asked = self.core.read_index(context) is None
         self.pump()
         return asked
 
     def promote(self) -> int:
-        """Become a voter; return the number of the persist operation that makes it durable."""
+        """Become a voter. Returns the number of the persist operation that makes it durable."""
         self.world.promises.promote(self.node)
         self.pump()
         return self.last_persist_seq
 
     def peer_replaced(self, peer: NodeId) -> None:
-        """What the peer acknowledged before does not count."""
+        """Discard what the peer acknowledged before."""
         self.core.peer_replaced(peer)
         self.pump()
 
@@ -281,12 +284,15 @@ class Life:
         self.pump()
 
     def on_disk_failed(self, reason: str) -> None:
-        """A thread of the storage failed; where a real one waits for room, that of the simulation gives up."""
+        """Handle the failure of a storage thread.
+
+        Where a real one waits for space, the simulated one gives up.
+        """
         self.fail(reason, full=self.node.files.capacity != ROOMY)
 
-    # --- outputs -------------------------------------------------------------------------------------------------
+    # --- outputs --------------------------------------------------------------------------------------------
     def pump(self) -> None:
-        """Carry out what the core has decided."""
+        """Carry out the core's decisions."""
         while (output := self.core.poll()) is not None:
             self._carry_out(output)
         self._batch = None
@@ -396,7 +402,7 @@ class Life:
             self._put(message.to, encode_control((message,)))
 
     def send_news(self, peer: NodeId, hello: Hello) -> None:
-        """Tell a peer that took the greeting what changed since."""
+        """Send news to a peer that accepted the greeting."""
         if peer in self.membership.accepted_by and self.core.fault is None:
             self._put(peer, encode_control((), hello))
 
@@ -406,7 +412,7 @@ class Life:
         self.world.transmit(self.node.name, to, "frame", packet)
 
     def _send_entries(self, message: AppendEntries) -> None:
-        """Read the entries and send them; what is cold is read later."""
+        """Read the entries and send them. Cold ones are read later."""
         if message.to not in self.membership.accepted_by:
             self.core.append_dropped(message)
             return
@@ -424,7 +430,7 @@ class Life:
             self._ship(message, data)
 
     def on_cold_read(self, payload: tuple[AppendEntries, int]) -> None:
-        """A thread of the read pool is done."""
+        """Handle the end of a read in the read pool."""
         message, generation = payload
         data = b""
         try:
@@ -456,14 +462,14 @@ class Life:
         self.core.append_sent(message, hi, len(data))
 
     def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
-        """Verify what is sent once more, as the driver does."""
+        """Verify outgoing entries once more, as the driver does."""
         try:
             self.log.verify(data, message.lo)
         except DamagedLogError:
             return False
         return True
 
-    # --- applying ------------------------------------------------------------------------------------------------
+    # --- applying -------------------------------------------------------------------------------------------
     def _apply(self) -> None:
         """Apply what is committed and durable, from memory or the page cache."""
         while self.applied < self._apply_to and not self._applying_cold and self.core.fault is None:
@@ -494,7 +500,7 @@ class Life:
         header: EntryHeader
         for header, payload in entries:
             self.world.invariants.on_apply(self.node, header, payload)
-            # Up to there it is part of the state that came with a reset.
+            # Entries up to there are part of the state from a reset.
             if self.broker is None and header.index > self.state.last_applied:
                 self.state.apply((header, payload))
                 self.world.horizon.on_applied(self.node, self.state)
@@ -504,9 +510,9 @@ class Life:
         if self.is_ready and self.broker is None:
             self.world.horizon.on_ready(self.node, self.state.log_start)
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
     def fail(self, reason: str, *, full: bool = False) -> None:
-        """Latch a fault: nothing is said to anybody from now on, and the process ends."""
+        """Latch a fault: the node sends nothing more, and the process ends."""
         if self.core.fault is not None:
             return
         self.faulted = True
@@ -517,10 +523,10 @@ class Life:
 
     @property
     def is_ready(self) -> bool:
-        """This node leads and has applied the first entry of its term."""
+        """True if this node leads and has applied the first entry of its term."""
         return self.leads and self.applied >= self._noop_index > 0
 
     @property
     def leads(self) -> bool:
-        """This node leads, as far as it knows."""
+        """True if this node leads, as far as it knows."""
         return self.core.role is Role.LEADER

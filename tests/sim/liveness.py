@@ -1,4 +1,4 @@
-"""The second phase: a majority is healed, the rest stays as broken as it is, and the group must be well (I9, I10)."""
+"""Liveness phase: a majority is healed, the rest stays broken, and the group must recover (I9, I10)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .world import World
 
 SECOND = 1_000_000
-SETTLE_US = 40 * SECOND  # a healed core must be in agreement within this
+SETTLE_US = 40 * SECOND  # time limit for a healed majority to agree
 STEADY_US = 3 * SECOND
 
 
@@ -27,7 +27,7 @@ class Liveness:
         self.rng = world.faults.rng
 
     def run(self) -> None:
-        """Heal, demand agreement, then demand peace. Raises: InvariantError."""
+        """Heal, demand agreement, then demand stability. Raises: InvariantError."""
         core = self._heal_a_majority()
         self.world.drop_messages()
         self._settle(core)
@@ -36,13 +36,13 @@ class Liveness:
         Calm(self.world, self._agree).run(term)
 
     def _heal_a_majority(self) -> list[SimNode]:
-        """End the faults of a majority (at times of all); what is cut or down elsewhere stays so."""
+        """End the faults of a majority (sometimes of all nodes). Cuts and crashes elsewhere remain."""
         world, rng = self.world, self.rng
         world.faults.active = False
         names = list(world.names)
         rng.shuffle(names)
         if world.master:
-            names.sort(key=lambda name: name != world.master)  # it first: without it nothing goes
+            names.sort(key=lambda name: name != world.master)  # the master first: nothing works without it
         need = len(names) // 2 + 1
         learners = any(not n.up or not n.core.is_voter or n.wants_rejoin for n in world.nodes.values())
         size = len(names) if learners or world.atlas.hurt or rng.random() < 0.5 else need
@@ -70,9 +70,9 @@ class Liveness:
             network = self.world.network
             if how == 0 and node.up:
                 self.world.faults.kill(node, power=False)
-            elif how == 1:  # it cannot be heard, but hears
+            elif how == 1:  # it hears, but is not heard
                 network.cut([name], core, both_ways=False)
-            elif how == 2:  # it hears nothing, but can be heard: the disruptive one
+            elif how == 2:  # it is heard, but hears nothing: the disruptive case
                 network.cut(core, [name], both_ways=False)
             else:
                 network.cut([name], core)
@@ -80,7 +80,7 @@ class Liveness:
     def _settle(self, core: list[SimNode]) -> None:
         """Demand that the healed nodes agree and commit within a bounded time."""
         world = self.world
-        # A disk that was slow does first what it was asked for: some flushes of seconds each.
+        # A slow disk first finishes what it was asked for: some flushes of seconds each.
         end = max([world.now, *(node.files.busy_until for node in core)]) + SETTLE_US
         while world.now < end:
             world.run_until(world.now + SECOND // 4)
@@ -97,7 +97,9 @@ class Liveness:
         raise InvariantError(f"I10 liveness: no agreement in {SETTLE_US // SECOND} s: {world.describe()}")
 
     def _stay_steady(self, core: list[SimNode]) -> None:
-        """Demand that nothing deposes the leader while its majority is well (I9), and that reads are answered."""
+        """Demand that the leader keeps its lead while its majority is healthy (I9), and that reads are
+        answered.
+        """
         world = self.world
         leader = world.leader()
         assert leader is not None and leader.life is not None
@@ -117,7 +119,7 @@ class Liveness:
     def _agree(self, core: list[SimNode], leader: SimNode) -> bool:
         last = leader.core.last_index
         return all(
-            n.life is not None and n.core.commit_index == last and n.core.last_index == last and n.core.is_voter
-            and n.core.leader_id == NodeId(leader.name) and n.life.applied == last
+            n.life is not None and n.core.commit_index == last and n.core.last_index == last
+            and n.core.is_voter and n.core.leader_id == NodeId(leader.name) and n.life.applied == last
             for n in core
         )  # fmt: skip

@@ -1,9 +1,9 @@
-"""asyncio in simulated time: coroutines of the code under test run on the world's heap of events.
+"""asyncio in simulated time: coroutines of the code under test run on the world's event heap.
 
-Owns: the tasks of one process, or of one part of it. When something is carried out is the simulator's business: its
-callables put it on the heap. What is given to a thread is done at once on the simulated disk, and is reported when the
-disk is done. When the process dies its tasks end where they wait, and nothing that their `finally` blocks ask of the
-disk happens.
+Owns: the tasks of one process, or of part of it. The simulator decides when something runs: its callables put
+it on the heap. Work for threads runs at once on the simulated disk and is reported when the disk is done.
+When the process dies, its tasks end where they wait, and nothing that their `finally` blocks ask of the disk
+happens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from typing import Any
 
 _SECOND = 1_000_000
-_MOST_FINALLY = 20  # awaits in `finally` blocks of one task
-#: What no caller is meant to catch: a task that ends so has a bug, even if nobody asks how it ended.
+_MOST_FINALLY = 20  # upper limit of awaits in a task's `finally` blocks
+#: Exceptions that callers must not catch. A task that ends with one has a bug, even if its result is ignored.
 _BUGS = (AssertionError, AttributeError, LookupError, NameError, TypeError)
 
 
 class _ProcessEnded(BaseException):
-    """Goes through a task whose process died."""
+    """Unwinds a task whose process died."""
 
 
 class SimLoop:
-    """As much of an event loop as tasks, futures, timeouts, locks and threads need."""
+    """The part of an event loop that tasks, futures, timeouts, locks and threads need."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class SimLoop:
         when_disk_is_done: Callable[[asyncio.Handle], None],
         on_defect: Callable[[BaseException], None],
     ) -> None:
-        """`now` and what is passed to `later` are microseconds; handles come back through `run`."""
-        self._self: Any = self  # asyncio asks for far more of a loop than its futures and tasks use
+        """`now` and the delays of `later` are in microseconds. Handles come back through `run`."""
+        self._self: Any = self  # asyncio's types demand far more of a loop than its futures and tasks use
         self._now = now
         self._soon = soon
         self._later = later
@@ -46,7 +46,7 @@ class SimLoop:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the loop that code asks for."""
+        """Make this the running loop."""
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self._self)
         try:
@@ -55,13 +55,13 @@ class SimLoop:
             asyncio._set_running_loop(before)
 
     def run(self, handle: asyncio.Handle) -> None:
-        """Do what was scheduled."""
+        """Run a scheduled handle."""
         if not handle.cancelled():
             with self.running():
                 handle._run()
 
     def kill(self) -> None:
-        """The process ends: throw every task out of where it waits."""
+        """End the process: unwind every task where it waits."""
         self._dead = True
         with self.running():
             for task, coroutine in self._tasks:
@@ -77,7 +77,7 @@ class SimLoop:
             except BaseException:  # noqa: BLE001 (it has ended, whatever it says)
                 break
 
-    # --- AbstractEventLoop ---------------------------------------------------------------------------------------
+    # --- AbstractEventLoop ----------------------------------------------------------------------------------
     def time(self) -> float:
         return self._now() / _SECOND
 
@@ -110,7 +110,7 @@ class SimLoop:
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing is kept of timers here."""
+        """Do nothing: this loop keeps no timers."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self._self)
@@ -138,14 +138,14 @@ class SimLoop:
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A callback raised: that is a defect. (Futures whose error nobody read end with their node.)"""
+        """Report an exception in a callback as a defect. (Unread errors of futures end with their node.)"""
         error = context.get("exception")
         if "handle" in context and isinstance(error, Exception):
             self._on_defect(error)
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that never waits: without threads, the log's reads do not."""
+    """Run a coroutine that never waits. Without threads, reads of the log do not wait."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -154,7 +154,7 @@ def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _Watched(Coroutine[Any, Any, Any]):
-    """A coroutine whose bugs are told at once, whoever waits for its task and whatever they make of them."""
+    """Reports the bugs of a coroutine at once, whatever becomes of its task."""
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], on_defect: Callable[[BaseException], None]
@@ -184,7 +184,7 @@ class _Watched(Coroutine[Any, Any, Any]):
 
 def _report(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
     if future.done():
-        return  # nobody waits any more
+        return  # no longer awaited
     if failure is not None:
         future.set_exception(failure)
     else:

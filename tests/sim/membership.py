@@ -1,8 +1,9 @@
-"""Greetings, incarnations and the right to vote in the simulation: the shell around the rules of raft/folder/bootstrap.py.
+"""Greetings, incarnations and voting rights in the simulation: the shell around the rules of
+raft/folder/bootstrap.py.
 
-What `VotingRights` and the transport do with coroutines and streams, done with events: greetings are packets that are
-repeated until they are answered, the member record is stored in simulated time before anybody is answered, and no
-frame counts that comes from another run of a node than the one whose greeting was accepted.
+Does with events what `VotingRights` and the transport do with coroutines and streams. Greetings are packets
+that are repeated until they are answered. The member record is stored in simulated time before any greeting
+is answered. Frames count only if they come from the run of a node whose greeting was accepted.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ if TYPE_CHECKING:
 MS = 1000
 GREET_AGAIN_US = 100 * MS
 REPORT_US = 2000 * MS
-AIM = "aim"  # context of the read that tells a learner what it must hold
+AIM = "aim"  # context of the read that tells a learner its target
 
 
 class Greeting(NamedTuple):
-    """A packet with a Hello (or the answer to one), of one run of one node."""
+    """A packet with a Hello, or the reply to one, from one run of one node."""
 
     from_: str
     run: int
     hello: bytes
-    answers: int  # the run whose greeting this answers; 0: this is no answer
+    answers: int  # the run whose greeting this answers; 0: not a reply
     heard_by: int  # the receiver's run when it was sent: a connection does not outlive either end
 
     @property
@@ -58,7 +59,8 @@ class Membership:
         storage, config = life.storage, life.node.config
         self._me = config.node_id
         peers = [peer.node_id for peer in config.peers]
-        self._others = frozenset(config.voters if config.is_slave else peers)  # whose word a standing needs
+        # nodes that decide this node's standing
+        self._others = frozenset(config.voters if config.is_slave else peers)
         self._members = frozenset(member.node_id for member in config.members)
         known = {node: number for node, number in storage.identity.members.items() if number}
         others = {n: i for n, i in known.items() if n != self._me}
@@ -74,12 +76,12 @@ class Membership:
         self._was_voter = life.core.is_voter
         self.group_id = storage.identity.group_id
         self.hellos: dict[NodeId, Hello] = {}
-        self.accepted_by: dict[NodeId, bool] = {}  # peers that took the greeting of this run
-        self.accepted_run: dict[str, int] = {}  # whose frames count
+        self.accepted_by: dict[NodeId, bool] = {}  # peers that accepted the greeting of this run
+        self.accepted_run: dict[str, int] = {}  # peer -> run whose frames count
 
     @property
     def standing(self) -> Standing:
-        """What this node's vote is worth."""
+        """Standing of this node as a voter."""
         if self._was_voter:
             return Standing.VOTER
         return Standing.LEARNER if self._is_learner else Standing.FRESH
@@ -101,9 +103,9 @@ class Membership:
             reign=config.reign,
         )
 
-    # --- greeting ------------------------------------------------------------------------------------------------
+    # --- greeting -------------------------------------------------------------------------------------------
     def greet_all(self) -> None:
-        """Greet whoever has not answered; come again."""
+        """Greet the peers that have not answered, and reschedule."""
         for peer in self._life.peers:
             if peer not in self.accepted_by:
                 self._greet(peer)
@@ -126,7 +128,7 @@ class Membership:
             self._life.send_news(peer, self.hello())
 
     def on_greeting(self, greeting: Greeting) -> None:
-        """Judge a greeting or an answer; the answer to it may have to wait for the disk."""
+        """Judge a greeting or a reply. The reply to it may have to wait for the disk."""
         here = self._life.node.life_number
         if greeting.heard_by != here or (greeting.is_answer and greeting.answers != here):
             return  # a connection of an earlier run
@@ -138,7 +140,7 @@ class Membership:
         except (DamagedFrameError, DecodeError, ValueError):
             return  # the connection ends, and it greets again
         if hello is None or greeting.run < self.accepted_run.get(hello.node_id, 0):
-            return  # of a connection that is gone; a transport that takes one drops it for the next
+            return  # from a closed connection; accepting a new one drops the old one
         refusal = self._refusal_of(hello)
         if refusal is not None:
             self._refuse(greeting, refusal)
@@ -148,7 +150,7 @@ class Membership:
             self._admit(greeting, hello)
 
     async def admit(self, hello: Hello) -> Refusal | None:
-        """Judge the greeting that comes with a call; an incarnation that is not stored yet has to greet first."""
+        """Judge the greeting of a call. An unknown incarnation has to greet on a stream first."""
         refusal = self._refusal_of(hello)
         if refusal is None and self._record.would_change(hello):
             refusal = Refusal(RefusalKind.INCARNATION, f"{hello.node_id} is not known yet")
@@ -187,12 +189,12 @@ class Membership:
         try:
             self._life.storage.learn_members(changed)
         except OSError:
-            return  # no answer: it greets again
+            return  # no reply: it greets again
         self._storing = True
         self._life.when_disk_is_done("stored", (greeting, hello, changed))
 
     def on_stored(self, stored: tuple[Greeting, Hello, dict[NodeId, int]]) -> None:
-        """The member record is durable: go on with who waited for it."""
+        """Handle that the member record is durable: answer the greeting that waited for it."""
         greeting, hello, changed = stored
         self._storing = False
         if self._record.known.get(hello.node_id):
@@ -211,7 +213,7 @@ class Membership:
             self._life.peer_replaced(peer)
         self.accepted_run[peer] = greeting.run
         if greeting.run > known_run and known_run:
-            self.accepted_by.pop(peer, None)  # its streams are new, so are those to it
+            self.accepted_by.pop(peer, None)  # its streams are new, and so are those to it
             self._greet(peer)
             self._life.later(GREET_AGAIN_US, "greet")
         if greeting.is_answer:
@@ -220,16 +222,16 @@ class Membership:
             self._send(peer, encode_reply(self.hello(), None, CHECKED_FRAMES), greeting.run)
         self.learn(hello)
 
-    # --- rights --------------------------------------------------------------------------------------------------
+    # --- rights ---------------------------------------------------------------------------------------------
     def learn(self, hello: Hello) -> None:
-        """Take news about an admitted peer."""
+        """Record news about an admitted peer."""
         if self._record.known.get(hello.node_id) == hello.incarnation:
             self.hellos[hello.node_id] = hello
             self._identify()
             self.advance()
 
     def advance(self) -> None:
-        """See whether this node may vote by now."""
+        """Check whether this node may vote by now."""
         life = self._life
         if self._was_voter or self._promotion_seq is not None or life.core.fault is not None:
             return
@@ -254,7 +256,7 @@ class Membership:
             self._promote()
 
     def on_aim(self, index: LogIndex | None) -> None:
-        """The leader told its commit index (None: nobody could)."""
+        """Handle the leader's commit index (None: no leader answered)."""
         self._aiming = False
         if index is not None:
             self._rejoin.aim(index, self.hellos)
@@ -264,7 +266,7 @@ class Membership:
         self._promotion_seq = self._life.promote()
 
     def note_durable(self, seq: int) -> None:
-        """Persist operations up to `seq` are done: with them perhaps a promotion."""
+        """Record that persist operations up to `seq` are done, possibly including a promotion."""
         if self._promotion_seq is not None and not self._was_voter and seq >= self._promotion_seq:
             self._was_voter = True
             self._life.node.promoted()
@@ -286,7 +288,7 @@ class Membership:
         self._life.when_disk_is_done("identified", group_id)
 
     def on_identified(self, group_id: int) -> None:
-        """The group's id is durable here."""
+        """Handle that the group id is durable here."""
         self._storing = False
         self.group_id = group_id
         self.announce()

@@ -1,4 +1,4 @@
-"""The list of mutants: each is the real code with one bug that some system had. `mutants` runs them."""
+"""List of mutants: each is the real code with one bug that some system had. `mutants` runs them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Core = TypeVar("Core", bound=type[RaftCore])
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One bug. `rows`: where it stands in the bug list or which rule it breaks."""
+    """One bug. `rows`: its place in the bug list, or the rule that it breaks."""
 
     name: str
     rows: str
     what: str
     parts: Parts
-    broker: bool = False  # it is one of the broker: every node has one
+    broker: bool = False  # a bug of the broker: every node has one
 
     def world(self, seed: int) -> World:
         """Return a run in which every node has the bug."""
@@ -52,5 +52,5 @@ def core_mutant(rows: str) -> Callable[[Core], Core]:
 def patch_mutant(
     name: str, rows: str, what: str, *patches: tuple[Any, str, Any], broker: bool = False
 ) -> None:
-    """Register code outside of the core with a bug."""
+    """Register a bug outside of the core."""
     MUTANTS.append(Mutant(name, rows, what, Parts(patches=patches), broker))

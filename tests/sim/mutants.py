@@ -1,13 +1,13 @@
-"""Prove that the simulator sees: run every mutant until it is found out.
+"""Prove that the simulator works: run every mutant until it is detected.
 
     python -m tests.sim.mutants                     all, up to 1,000 seeds each
-    python -m tests.sim.mutants --only VotesTwice   some; the rest of the tables stays as it is
+    python -m tests.sim.mutants --only VotesTwice   some; the rest of the tables stays unchanged
 
-The mutants of the storage are found by the storage's own trials, the others by whole runs of the simulator.
+The trials of the storage detect its mutants, whole runs of the simulator the others.
 
-How each was found goes into mutant_seeds.json, and from there into the tables of docs/reliability.md; `make sim` begins
-with it. A mutant is found out by a broken invariant, or by an assertion of the code itself; any other exception means
-that the mutant is badly made, and is shown.
+The results go into mutant_seeds.json, and from there into the tables of docs/reliability.md; `make sim`
+begins with them. A mutant is detected by a violated invariant or by an assertion of the code itself. Any
+other exception means that the mutant is badly made, and is reported.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ REPORT = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a mutant was found out. `seed` is None when it survived."""
+    """How a mutant was detected. `seed` is None if it survived."""
 
     name: str
     seed: int | None
-    seeds: int  # how many were run
+    seeds: int  # number of seeds that were run
     caught_by: str
     seconds: float
 
 
 def find(mutant: Mutant, start: int = 1, count: int = MAX_SEEDS, *, proves: bool = True) -> Death:
-    """Run seeds until one shows the bug; with `proves`, only one that the real code survives."""
+    """Run seeds until one shows the bug. With `proves`, the real code must survive that seed."""
     began = time.monotonic()
     for seed in range(start, start + count):
         try:
@@ -75,7 +75,7 @@ def _real_code_survives(mutant: Mutant, seed: int) -> bool:
 
 
 def known_deaths() -> dict[str, dict[str, Any]]:
-    """Return, by name, how each mutant was found: `seed`, how many `seeds` that took, `caught_by` what."""
+    """Return how each mutant was detected, by name: `seed`, number of `seeds`, `caught_by`."""
     known: dict[str, dict[str, Any]] = json.loads(SEEDS_FILE.read_text()) if SEEDS_FILE.exists() else {}
     return known
 
@@ -88,7 +88,7 @@ def _caught_by(error: AssertionError) -> str:
 
 
 def find_in_storage(mutant: StorageMutant, count: int = STORAGE_SEEDS) -> Death:
-    """Run the storage's trials until one shows the bug."""
+    """Run the storage trials until one shows the bug."""
     began = time.monotonic()
     found = storage_trials.find(mutant, count)
     seconds = time.monotonic() - began
@@ -99,16 +99,16 @@ def find_in_storage(mutant: StorageMutant, count: int = STORAGE_SEEDS) -> Death:
 
 
 def _job(job: tuple[str, int]) -> Death:
-    """Run a mutant by its name, in a process of the pool; 0 seeds: it is one of the storage."""
+    """Run a mutant by name in a process of the pool. 0 seeds: it is a mutant of the storage."""
     name, count = job
-    logging.disable(logging.CRITICAL)  # torn tails and full disks are what this is about
+    logging.disable(logging.CRITICAL)  # torn tails and full disks are expected here
     if not count:
         return find_in_storage(next(mutant for mutant in STORAGE_MUTANTS if mutant.name == name))
     return find(next(mutant for mutant in MUTANTS if mutant.name == name), count=count)
 
 
 def main() -> int:
-    """Return 0 when all were found out, else 1."""
+    """Return 0 if all were detected, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description=__doc__)
     parser.add_argument("--only", nargs="*", help="names; default: all")
     parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="at most, each")
@@ -130,7 +130,7 @@ def main() -> int:
 
 
 def _record(deaths: dict[str, Death]) -> None:
-    """Note how mutants were found (a survivor is struck off), and write the tables again."""
+    """Store how mutants were detected (a survivor is removed), and rewrite the tables."""
     known = known_deaths()
     for name, death in deaths.items():
         known.pop(name, None)
@@ -185,7 +185,7 @@ def _row(mutant: Mutant | StorageMutant) -> tuple[int, int, str]:
 
 
 def _write(section: str, lines: list[str]) -> None:
-    """Replace what stands between the marks of a section of the report."""
+    """Replace the text between the marks of a section of the report."""
     begin, end = f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
     head, rest = REPORT.read_text().split(begin)
     tail = rest.split(end)[1]

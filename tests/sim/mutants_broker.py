@@ -1,4 +1,4 @@
-"""Bugs of the broker, each in the real code but for one function: run where every node has a broker."""
+"""Bugs of the broker: the real code with one function replaced, in runs where every node has a broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broker_mutant(name: str, rows: str, what: str, *patches: tuple[Any, str, Any
     patch_mutant(name, rows, what, *patches, broker=True)
 
 
-# --- checkpoints -------------------------------------------------------------------------------------------------
+# --- checkpoints --------------------------------------------------------------------------------------------
 _take_snapshot = checkpoint.take_snapshot
 
 
@@ -54,7 +54,7 @@ broker_mutant(
 
 
 def _in_the_order_of_a_set(snapshot: checkpoint.Snapshot) -> bytes:
-    """Encode positions as a set of them has them: by where they lie in this process's memory."""
+    """Encode positions in the order of a set: by their addresses in this process's memory."""
     keys = {id(found): key for key, found in snapshot.consumption.items()}
     ordered = [{keys[id(found)]: found} for found in set(snapshot.consumption.values())]
     return b"".join(checkpoint._encode_consumption(replace(snapshot, consumption=each)) for each in ordered)
@@ -71,7 +71,7 @@ broker_mutant(
 )  # fmt: skip
 
 
-# --- log time ----------------------------------------------------------------------------------------------------
+# --- log time -----------------------------------------------------------------------------------------------
 _apply = Replica.apply
 _grant = ConsumptionTable.grant
 _clock: list[int] = [0]
@@ -87,12 +87,13 @@ def _grant_by_the_clock(self: ConsumptionTable, command: GrantLeases, index: int
 
 
 broker_mutant(
-    "LeasesEndByTheLocalClock", "B5.1", "The end of a lease is counted from the clock of the node that applies it.",
+    "LeasesEndByTheLocalClock", "B5.1",
+    "The end of a lease is counted from the clock of the node that applies it.",
     (Replica, "apply", _apply_by_the_clock), (ConsumptionTable, "grant", _grant_by_the_clock),
 )  # fmt: skip
 
 
-# --- the leader's view -------------------------------------------------------------------------------------------
+# --- the leader's view --------------------------------------------------------------------------------------
 _abandon = Turn.abandon
 
 
@@ -102,7 +103,8 @@ def _keep_offsets(self: Turn) -> None:
 
 
 broker_mutant(
-    "KeepsTheOffsetsOfAnAbandonedTurn", "B1.1", "Queue offsets of a turn that was refused are not given back.",
+    "KeepsTheOffsetsOfAnAbandonedTurn", "B1.1",
+    "Queue offsets of a turn that was refused are not given back.",
     (Turn, "abandon", _keep_offsets),
 )  # fmt: skip
 
@@ -116,7 +118,8 @@ def _judge_pending_only(self: LeaderView, header: SectionHeader) -> Admission:
 
 
 broker_mutant(
-    "KnowsOnlyItsOwnProducers", "B1", "A retry is recognised while its first copy is pending on this leader, not later.",
+    "KnowsOnlyItsOwnProducers", "B1",
+    "A retry is recognised while its first copy is pending on this leader, not later.",
     (LeaderView, "_judge_sequence", _judge_pending_only),
 )  # fmt: skip
 
@@ -126,7 +129,8 @@ def _by_the_view_alone(self: LeaderView) -> bool:
 
 
 broker_mutant(
-    "ForgetsADrainWhenItIsApplied", "B8", "A leader refuses messages while a drain is under way, and takes them again after it.",
+    "ForgetsADrainWhenItIsApplied", "B8",
+    "A leader refuses messages while a drain is under way, and takes them again after it.",
     (LeaderView, "takes_messages", property(_by_the_view_alone)),
 )  # fmt: skip
 
@@ -145,7 +149,8 @@ def _ready_with_the_old_view(self: Replica, term: Term, timestamp: int) -> None:
 
 
 broker_mutant(
-    "LeadsAgainWithItsOldView", "B2", "A leader that returns goes on with the offsets that it had reserved before.",
+    "LeadsAgainWithItsOldView", "B2",
+    "A leader that returns goes on with the offsets that it had reserved before.",
     (Replica, "on_leader_ready", _ready_with_the_old_view),
 )  # fmt: skip
 
@@ -161,7 +166,7 @@ broker_mutant(
 )  # fmt: skip
 
 
-# --- answers -----------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------
 _on_decided = AppendPipeline._on_decided
 
 
@@ -173,7 +178,8 @@ def _lost_is_stored(self: AppendPipeline, flight: Flight, future: asyncio.Future
 
 
 broker_mutant(
-    "AcknowledgesWhatMayBeLost", "B3", "The outcome of an entry whose leader was deposed is taken for success.",
+    "AcknowledgesWhatMayBeLost", "B3",
+    "The outcome of an entry whose leader was deposed is taken for success.",
     (AppendPipeline, "_on_decided", _lost_is_stored),
 )  # fmt: skip
 
@@ -190,7 +196,7 @@ broker_mutant(
 )  # fmt: skip
 
 
-# --- delivery ----------------------------------------------------------------------------------------------------
+# --- delivery -----------------------------------------------------------------------------------------------
 _place_receive = ReceiveWork.place
 
 
@@ -208,8 +214,10 @@ def _deliver_when_chosen(self: ReceiveWork, flight: Flight, now: int) -> None:
 
 
 broker_mutant(
-    "DeliversBeforeTheGrantIsCommitted", "B6", "Messages leave when they are chosen, not when their grant is applied.",
-    (ReceiveWork, "place", _deliver_when_chosen), (ReceiveWork, "on_applied", lambda self, flight, effects: None),
+    "DeliversBeforeTheGrantIsCommitted", "B6",
+    "Messages leave when they are chosen, not when their grant is applied.",
+    (ReceiveWork, "place", _deliver_when_chosen), (ReceiveWork, "on_applied", lambda self, flight,
+    effects: None),
 )  # fmt: skip
 
 broker_mutant(
@@ -245,11 +253,12 @@ def _commit_without_release(
 
 
 broker_mutant(
-    "ResetsKeepLeases", "B5.2", "Leases outlive a reset of the group's position, and positions never go back.",
+    "ResetsKeepLeases", "B5.2",
+    "Leases outlive a reset of the group's position, and positions never go back.",
     (ConsumptionTable, "commit", _commit_without_release),
 )  # fmt: skip
 
-# --- parking -----------------------------------------------------------------------------------------------------
+# --- parking ------------------------------------------------------------------------------------------------
 _grant_leases = Consumption.grant
 
 
@@ -286,7 +295,8 @@ def _park_and_keep(
 
 
 broker_mutant(
-    "DeliversWhatIsParked", "B5.5", "A parked message keeps its lease, so it comes again when that has ended.",
+    "DeliversWhatIsParked", "B5.5",
+    "A parked message keeps its lease, so it comes again when that has ended.",
     (Consumption, "park", _park_and_keep),
 )  # fmt: skip
 
@@ -313,18 +323,20 @@ def _whoever_knows(self: Selector, group: Any, found: Consumption, now: int) -> 
 _exhausted = Selector.exhausted
 
 broker_mutant(
-    "ParksBeforeEveryNodeKnowsHow", "B5.5", "A leader parks messages below the feature level of its broker group.",
+    "ParksBeforeEveryNodeKnowsHow", "B5.5",
+    "A leader parks messages below the feature level of its broker group.",
     (Selector, "exhausted", _whoever_knows),
 )  # fmt: skip
 
 
-# --- queue-exclusive groups --------------------------------------------------------------------------------------
+# --- queue-exclusive groups ---------------------------------------------------------------------------------
 broker_mutant(
     "FencesNobody", "B5.3", "Offsets that a former owner of a queue commits are taken.",
     (MembershipTable, "fenced", lambda self, command, topics: np.zeros(len(command.rows), bool)),
 )  # fmt: skip
 
 broker_mutant(
-    "DecidesAboutAQueueOnce", "B5.4", "A queue for which something was proposed once is not decided about again.",
+    "DecidesAboutAQueueOnce", "B5.4",
+    "A queue for which something was proposed once is not decided about again.",
     (Coordinator, "settled", lambda self, wish: None),
 )  # fmt: skip

@@ -119,7 +119,9 @@ class TakesAppendsOfAnOldTerm(RaftCore):
 
 @core_mutant("C7")
 class CutsWhatLiesBehindAnAppend(RaftCore):
-    """A late or repeated append is taken for the end of the leader's log, and what is behind it is cut off."""
+    """A late or repeated append is taken for the end of the leader's log, and what is behind it is
+    cut off.
+    """
 
     def step(self, message: Message) -> None:
         super().step(message)
@@ -294,7 +296,9 @@ class ProbesOneByOne(RaftCore):
 
 @core_mutant("C17")
 class NeverAcknowledgesARepeatedAppend(RaftCore):
-    """An append that brings nothing new is not answered: an acknowledgement that was lost is lost for ever."""
+    """An append that brings nothing new is not answered: an acknowledgement that was lost is lost
+    for ever.
+    """
 
     _is_new = True
 
@@ -365,7 +369,8 @@ def _unverified(frame: Buffer) -> memoryview:
 patch_mutant(
     "BelievesFramesThatWereChanged",
     "V2",
-    "The checksum of a frame between nodes is not compared: a flipped bit of an index or a term is taken for the sender's word.",
+    "The checksum of a frame between nodes is not compared: a flipped bit of an index or a term is taken "
+    "for the sender's word.",
     (life, "unframed", _unverified),
 )
 

@@ -1,6 +1,6 @@
-"""Bugs of groups with a master: slaves that have a say, and slaves that think they know better than the master.
+"""Bugs of groups with a master: slaves with a vote, and slaves that override the master.
 
-Test-only. V1 is the rule that who has no vote by configuration never uses one.
+Test-only. V1 is the rule that a node without a configured vote never uses one.
 """
 
 from __future__ import annotations

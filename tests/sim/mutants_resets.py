@@ -1,4 +1,4 @@
-"""Bugs of retention and resets: what could be wrong in the core, in the transfer, in the installation.
+"""Bugs of retention and resets: in the core, the transfer, the installation.
 
 Test-only. R1: what a reset decides; R2: what it transfers; R3: how it is installed; R4: what may be deleted.
 """
@@ -31,7 +31,9 @@ _install, _after = reset_install._install, reset_install._after
 
 @core_mutant("R1, I14")
 class SpeaksInTheMiddleOfAReset(RaftCore):
-    """A follower that decided to give up its log goes on to vote and to acknowledge until it is started again."""
+    """A follower that decided to give up its log goes on to vote and to acknowledge until it is started
+    again.
+    """
 
     def fall_silent(self, role: Role) -> None:
         if role is not Role.RESETTING:
@@ -53,7 +55,7 @@ class CountsAFollowerThatIsBeingReset(RaftCore):
 
 
 async def _whatever_came(self: ResetReceiver, call: Any, plan: ResetPlan, file: File) -> None:
-    """A frame that is no chunk ends the state, whatever it says."""
+    """Accept any frame that is not a chunk as the end of the state."""
     done = 0
     while (frame := await _next_frame(call)).WhichOneof("body") == "chunk" and done < plan.state_size // 2:
         await self._on_disk(partial(file.pwritev, [frame.chunk.data], done))
@@ -136,7 +138,8 @@ patch_mutant(
 patch_mutant(
     "DeletesBeforeItsCheckpointKnows",
     "R4, I13",
-    "Segments go when the checkpoint covers them, though it does not know yet that the log begins later (our own bug).",
+    "Segments go when the checkpoint covers them, though it does not know yet that the log begins later "
+    "(our own bug).",
     (Retention, "deletable_below", _below_what_is_covered),
 )
 

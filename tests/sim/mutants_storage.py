@@ -1,7 +1,9 @@
-"""Bugs of the CommitLog, the hard state and recovery, as real systems had them: real code with one thing replaced.
+"""Bugs of the CommitLog, the hard state and recovery, as real systems had them: real code with one part
+replaced.
 
-Test-only. A mutant is a list of patches (owner, attribute, replacement), so that any test that stores something can
-apply it. Each names its row of the bug list (K..., E..., C8) or the rule (P..., D6) that it breaks.
+Test-only. A mutant is a list of patches (owner, attribute, replacement), so that any test that stores
+something can apply it. Each names its row of the bug list (K..., E..., C8) or the rule (P..., D6) that it
+breaks.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _from_index, _delete_after, _cut, _add = (
 
 @dataclass(frozen=True, slots=True)
 class StorageMutant:
-    """One bug. `rows`: where it stands in the bug list or which rule it breaks."""
+    """One bug. `rows`: its place in the bug list, or the rule that it breaks."""
 
     name: str
     rows: str
@@ -56,7 +58,7 @@ def _mutant(name: str, rows: str, what: str, *patches: Patch) -> None:
 
 
 class _Without:
-    """A file or file system one of whose operations does nothing."""
+    """A file or file system with one operation that does nothing."""
 
     def __init__(self, real: Any, operation: str) -> None:
         self._real = real
@@ -66,7 +68,7 @@ class _Without:
         return (lambda *_: None) if name == self._operation else getattr(self._real, name)
 
 
-# --- flushes -------------------------------------------------------------------------------------------------------
+# --- flushes ------------------------------------------------------------------------------------------------
 def _sync_nothing(self: LogWriter, *, others_write: bool = False) -> bool:
     file = self._file
     if file is None:
@@ -112,15 +114,17 @@ _mutant("LogIsNotFlushed", "K1", "Log bytes are called durable in the page cache
         (LogWriter, "sync", _sync_nothing))  # fmt: skip
 _mutant("VoteIsNotFlushed", "E2, K1", "Term and vote are called durable in the page cache.",
         (HardStateFile, "write", _write_without_sync))  # fmt: skip
-_mutant("FailedFlushIsTriedAgain", "K7, P15", "A flush that failed is tried again on the same file, and succeeds.",
+_mutant("FailedFlushIsTriedAgain", "K7, P15",
+"A flush that failed is tried again on the same file, and succeeds.",
         (LogWriter, "sync", _sync_again))  # fmt: skip
-_mutant("NextSegmentBeforeTheLastIsDurable", "K8", "A segment is written while the one before is not durable yet.",
+_mutant("NextSegmentBeforeTheLastIsDurable", "K8",
+"A segment is written while the one before is not durable yet.",
         (LogWriter, "_file_for", _file_without_sync))  # fmt: skip
 _mutant("FloorAboveWhatIsDurable", "P18", "The acked floor names entries that are only written.",
         (LogWriter, "_with_floor", _floor_of_what_is_written))  # fmt: skip
 
 
-# --- hard state ------------------------------------------------------------------------------------------------------
+# --- hard state ---------------------------------------------------------------------------------------------
 def _write_twice(self: HardStateFile, state: DurableState) -> None:
     if state.hard != self.state.hard:
         _write(self, replace(state, hard=replace(state.hard, term=self.state.hard.term)))
@@ -147,13 +151,15 @@ def _open_or_forget(
 
 _mutant("VoteAndTermAreWrittenApart", "E3, P1", "The hard state is stored in two writes, the vote first.",
         (HardStateFile, "write", _write_twice))  # fmt: skip
-_mutant("VoteHasNoCopy", "K3, P1", "Each hard state stands in one block: damage to it brings the one before back.",
+_mutant("VoteHasNoCopy", "K3, P1",
+"Each hard state stands in one block: damage to it brings the one before back.",
         (HardStateFile, "write", _write_one_copy))  # fmt: skip
-_mutant("DamagedVoteIsForgotten", "K4, K10", "A hard state that cannot be read is taken for that of a new node.",
+_mutant("DamagedVoteIsForgotten", "K4, K10",
+"A hard state that cannot be read is taken for that of a new node.",
         (HardStateFile, "open", classmethod(_open_or_forget)))  # fmt: skip
 
 
-# --- truncation ------------------------------------------------------------------------------------------------------
+# --- truncation ---------------------------------------------------------------------------------------------
 def _write_without_intent(self: HardStateFile, state: DurableState) -> None:
     _write(self, replace(state, cut_turn=0, cut_offset=0))
 
@@ -207,7 +213,7 @@ _mutant("CacheOutlivesACut", "C8", "Entries that were cut off are still read fro
         (TailCache, "cut", _cut_nothing), (TailCache, "add", _add_what_is_new))  # fmt: skip
 
 
-# --- segments and recovery -------------------------------------------------------------------------------------------
+# --- segments and recovery ----------------------------------------------------------------------------------
 def _create_without_directory(
     files: FileSystem, folder: Path, start: int, segment_size: int, pace: Callable[[int], None] | None = None
 ) -> None:
@@ -230,8 +236,10 @@ def _judge_all_damaged(self: LogRecovery, stop: recovery._Stop) -> None:
 _mutant("SegmentNameIsNotDurable", "P17", "A new segment is used before its name is durable.",
         (segment_keeper, "create_segment", _create_without_directory))  # fmt: skip
 _mutant("ChecksumsAreNotChecked", "K3", "An entry is believed whatever its checksum says.",
-        *((module, "verify_entry", _verify_nothing) for module in (segment_scan, log_reads, recovery, wire_batch)))  # fmt: skip
-_mutant("DamageIsTakenForATornTail", "K3, K6, P18", "The log is cut off where it cannot be read, acknowledged or not.",
+        *((module, "verify_entry", _verify_nothing) for module in (segment_scan, log_reads, recovery,
+        wire_batch)))  # fmt: skip
+_mutant("DamageIsTakenForATornTail", "K3, K6, P18",
+"The log is cut off where it cannot be read, acknowledged or not.",
         (LogRecovery, "_judge", _judge_all_torn), (LogRecovery, "_refuse_gap", _judge_all_torn),
         (LogRecovery, "_check_floor", _judge_all_torn))  # fmt: skip
 _mutant("TornTailIsTakenForDamage", "P18", "A node that lost power while it wrote refuses to start.",

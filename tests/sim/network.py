@@ -1,6 +1,7 @@
-"""The wires: every directed link delays, loses, repeats, reorders, clogs, and can be cut one way.
+"""Simulated network: every directed link delays, loses, repeats, reorders, blocks, and can be cut one way.
 
-The shapes are those of raft.md 4.6: isolation, halves, chain, ring of overlapping majorities, bridge, one way.
+The shapes are those of raft.md 4.6: isolation, halves, chain, ring of overlapping majorities, bridge, one
+way.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ Link = tuple[str, str]
 
 @dataclass(slots=True)
 class Network:
-    """Decides when, and how often, a message arrives. Delays are microseconds."""
+    """Decides when, and how often, a message arrives. Delays are in microseconds."""
 
     rng: random.Random
     delay_us: tuple[int, int] = (200, 2000)
     loss: float = 0.0
     repeat: float = 0.0
-    straggle: float = 0.0  # share of messages that come up to `straggle_us` late
+    straggle: float = 0.0  # share of messages that are up to `straggle_us` late
     straggle_us: int = 500_000
-    held: float = 0.0  # share of messages over a cut link that come late instead of never
+    held: float = 0.0  # share of messages over a cut link that arrive late instead of never
     cuts: dict[Link, bool] = field(default_factory=dict)
     clogged: dict[Link, int] = field(default_factory=dict)  # nothing arrives before this time
     slow: dict[Link, int] = field(default_factory=dict)  # extra delay of a link
-    flips: float = 0.0  # share of messages of which one bit changes on the way
+    flips: float = 0.0  # share of messages with one flipped bit
     flip_rng: random.Random = field(default_factory=random.Random)
     flipped: int = 0
 
     def deliveries(self, source: str, target: str, now: int) -> list[int]:
-        """Return the delays after which copies of a message arrive; none when it is lost."""
+        """Return the delays after which copies of a message arrive; none if it is lost."""
         rng = self.rng
         link = (source, target)
-        if link in self.cuts:  # what a connection holds may come when nobody thinks of it any more
+        if link in self.cuts:  # a connection may deliver long after its end
             is_held = self.held and rng.random() < self.held
             return [rng.randint(self.delay_us[0], self.straggle_us)] if is_held else []
         if self.loss and rng.random() < self.loss:
@@ -55,7 +56,7 @@ class Network:
         return result
 
     def spoil(self, data: bytes) -> bytes:
-        """Return what arrives of these bytes, if they do."""
+        """Return the bytes as they arrive."""
         if not self.flips or self.flip_rng.random() >= self.flips:
             return data
         self.flipped += 1
@@ -71,7 +72,7 @@ class Network:
                     self.cuts[target, source] = True
 
     def only(self, links: list[Link], names: list[str]) -> None:
-        """Cut everything but these links, both ways."""
+        """Cut everything but these links, in both directions."""
         kept = dict.fromkeys([*links, *((b, a) for a, b in links)])
         for source in names:
             for target in names:
@@ -79,13 +80,13 @@ class Network:
                     self.cuts[source, target] = True
 
     def heal(self) -> None:
-        """Mend every link."""
+        """Restore every link."""
         self.cuts.clear()
         self.clogged.clear()
         self.slow.clear()
 
     def calm(self) -> None:
-        """Mend, and be a good network from now on."""
+        """Restore every link, and be a good network from now on."""
         self.heal()
         self.loss = self.repeat = self.straggle = self.held = self.flips = 0.0
         self.delay_us = (200, 2000)
@@ -122,7 +123,7 @@ def _chain(network: Network, names: list[str], _rng: random.Random) -> None:
 
 
 def _ring(network: Network, names: list[str], _rng: random.Random) -> None:
-    """Every node sees its neighbours: each sees a majority, and no two the same."""
+    """Every node sees its neighbours: each sees a majority, and no two see the same one."""
     network.only([*pairwise(names), (names[-1], names[0])], names)
 
 
@@ -142,4 +143,4 @@ SHAPES: Final = {
     "isolation": _isolate_one, "deaf": _deaf, "mute": _mute, "halves": _halves, "minority": _minority,
     "nobody": _nobody, "chain": _chain, "ring": _ring, "bridge": _bridge, "one link": _one_link,
 }  # fmt: skip
-"""How to cut a network. The first of the (shuffled) names is the one that is alone, or the bridge."""
+"""Shapes of a cut network. The first of the (shuffled) names is the isolated node, or the bridge."""

@@ -1,6 +1,6 @@
-"""What stays of a simulated node from life to life: its disk, its clock, its checkpoint, and what it promised.
+"""Lasting part of a simulated node, from life to life: its disk, its clock, its checkpoint, and its promises.
 
-A start opens the data folder with the real recovery code; a crash takes the disk as it is at that moment.
+A start opens the data folder with the real recovery code. A crash takes the disk as it is at that moment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class SimMachine(Machine):
-    """Boot ids change with a power cut; random numbers come from the seed."""
+    """Boot ids change with a power cut. Random numbers come from the seed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -57,7 +57,7 @@ class SimMachine(Machine):
 
 
 SCRUB_AGAIN_US = 2_000_000
-#: From how many bytes on flushes go past the page cache, by the seed: the default, all of them, the larger ones.
+#: Minimum size of flushes that bypass the page cache, chosen by the seed: the default, all, the larger ones.
 DIRECT_WRITES = (128 << 10, 1, 4 << 10)
 
 
@@ -77,24 +77,24 @@ class SimNode:
         self.files.watches_written = not self.is_sync
         self.config = self._config(rejoin=False)
         self.image = DiskImage(self.files, self.config.data_dir, self.config.segment_size)
-        # Checksums by index that it acknowledged on disks it lost since
+        # Checksums by index of entries that it acknowledged on disks it has lost since.
         self.ghosts: list[dict[int, int]] = []
-        self.life_number = 0  # +1 on every start and stop: events of an earlier life are void
+        self.life_number = 0  # incremented on every start and stop: events of an earlier life are void
         self.life: Life | None = None
         self.starting = False
         self.last_core: RaftCore | None = None
-        self.incarnation = 0  # of the folder as last opened
+        self.incarnation = 0  # of the folder when last opened
         self.loop: SimLoop | None = None  # of the process that runs or starts
         self.port: Port | None = None
         self.saved = Saved()  # the checkpoint as last read from the disk
-        self.installed: ResetPlan | None = None  # the reset that this start finished
+        self.installed: ResetPlan | None = None  # the reset that this start completed
         self.is_repaired = False  # by this start
-        self.promised = (0, 0)  # (index, checksum) that recovery must find again; index 0: nothing
+        self.promised = (0, 0)  # (index, checksum) that recovery must find again; index 0: none
         self.wants_rejoin = False
         self.wants_new_disk = False
-        self.is_refetched = False  # its log began empty since it was last hurt
+        self.is_refetched = False  # its log has started empty since it was last hurt
         self.paused_until = 0
-        self.inbox: list[tuple[str, object]] = []  # what came during a pause
+        self.inbox: list[tuple[str, object]] = []  # input that arrived during a pause
         self.tick_us = 10_000
 
     @property
@@ -107,7 +107,7 @@ class SimNode:
 
     @property
     def core(self) -> RaftCore:
-        """The core of this life, or of the last one."""
+        """Core of this life, or of the last one."""
         if self.life is not None:
             return self.life.core
         assert self.last_core is not None
@@ -133,7 +133,7 @@ class SimNode:
         )
 
     def settings(self) -> StorageConfig:
-        """Return the storage's settings on this node."""
+        """Return the storage settings of this node."""
         return replace(
             storage_config(self.config),
             cache_bytes=self.world.cache_bytes,
@@ -142,16 +142,16 @@ class SimNode:
             machine=self.machine,
         )
 
-    # --- life ----------------------------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------------------
     def make_member(self, incarnations: dict[NodeId, int]) -> None:
-        """Give it the folder of a voter of a group that has run before."""
+        """Give it the folder of a voter in a group that has run before."""
         storage = open_storage(self.settings(), self.files)
         storage.learn_members(incarnations)
         storage.close(clean=False)
         self.files.finish()
 
     def make_folder(self) -> int:
-        """Make a voter's empty folder; return its incarnation."""
+        """Create a voter's empty folder. Returns its incarnation."""
         create_data_folder(self.settings(), self.files, is_voter=True)
         storage = open_storage(self.settings(), self.files)
         storage.close(clean=False)
@@ -160,7 +160,7 @@ class SimNode:
         return storage.incarnation
 
     def start(self) -> None:
-        """Open the data folder; the node is there when the disk is done with it."""
+        """Open the data folder. The node is up once the disk is done."""
         self.life_number += 1
         self.starting = True
         self.loop, self.port, self.installed, self.is_repaired = self._make_loop(), Port(), None, False
@@ -180,7 +180,7 @@ class SimNode:
         self._opened(storage, held)
 
     def _make_loop(self) -> SimLoop:
-        """Every handle is an event of its own."""
+        """Make a loop on which every handle is a separate event."""
         world = self.world
 
         def later(delay_us: int, handle: asyncio.Handle) -> None:
@@ -204,7 +204,7 @@ class SimNode:
     def _open(self) -> RaftStorage:
         install = SimTransfer(self).install
         storage = open_node_storage(self.config, self.files, install, settings=self.settings())
-        self.saved = Saved()  # a broker reads its own, when it starts
+        self.saved = Saved()  # a broker reads its own when it starts
         if self.world.broker is None:
             self.saved = retention.load(self.files, self.config.data_dir)
         check_state_fits(self.config, LogIndex(self.saved.applied), storage.log)
@@ -212,7 +212,7 @@ class SimNode:
         return storage
 
     def _begin_again(self, held: dict[int, int], incarnation: int) -> None:
-        """The folder is a new one: what the old one held was acknowledged, and is gone."""
+        """Record that the folder is new: what the old one held was acknowledged, and is gone."""
         if held:
             self.ghosts.append(held)
         if self.incarnation:
@@ -223,7 +223,7 @@ class SimNode:
         self.promised = (0, 0)
 
     def on_started(self, storage: RaftStorage) -> None:
-        """Recovery is done."""
+        """Handle the end of recovery."""
         self.starting = False
         broker = None
         if self.world.broker is not None:
@@ -243,7 +243,7 @@ class SimNode:
         self.life.pump()
 
     def crash(self, keep: Keep | None) -> None:
-        """The process ends; with `keep` the power goes, too."""
+        """End the process; with `keep` the power fails too."""
         self.life_number += 1
         self.inbox.clear()
         self.paused_until = 0
@@ -260,7 +260,7 @@ class SimNode:
             self.machine.power_on()
 
     def end_tasks(self) -> None:
-        """Nothing of this process runs any more."""
+        """End all tasks of this process."""
         if self.life is not None and self.life.broker is not None:
             self.life.broker.end()
         if self.loop is not None:
@@ -270,20 +270,20 @@ class SimNode:
         core = self.last_core = life.core
         stable = int(core.stable_index)
         if not self.is_sync and (power or self.files.failed is not None):
-            stable = min(stable, life.disk.synced_index)  # a failed sync may drop the rest, too (D7)
+            stable = min(stable, life.disk.synced_index)  # a failed sync may drop the rest too (D7)
         chain_of = self.world.invariants.chain_of
-        if self.name in self.world.atlas.hurt:  # what it acknowledged on a bad disk may still be on its way
+        if self.name in self.world.atlas.hurt:  # its acknowledgements on a bad disk may still be in flight
             indexes = range(int(core.first_index), int(core.stable_index) + 1)
             self.ghosts.append({i: chain for i in indexes if (chain := chain_of(core, i)) is not None})
         known = chain_of(core, stable)
         self.promised = (stable, known) if known is not None else (0, 0)
 
     def lose_disk(self) -> None:
-        """What is on the disk counts as acknowledged, and is about to be gone."""
+        """Record that the disk's contents count as acknowledged and are about to be lost."""
         self.ghosts.append(self.image.known())
 
     def promoted(self) -> None:
-        """It votes (again)."""
+        """Handle that it votes (again)."""
         if self.is_refetched or self.world.atlas.hurt.get(self.name) == POWER_LOST:
             self.world.atlas.recovered(self.name)
         elif self.name in self.world.atlas.hurt:
@@ -291,13 +291,13 @@ class SimNode:
         self.world.faults.on_promoted(self)
 
     def has_durable(self, index: int, chain: int) -> bool:
-        """Tell whether this node's disk holds (or, lost since, held) that entry."""
+        """Return whether this node's disk holds that entry, or held it before it was lost."""
         if index <= self.image.base or self.image.crc(index) == chain:
             return True
         if any(ghost.get(index) == chain for ghost in self.ghosts):
             return True
         if self.name not in self.world.atlas.hurt or self.life is None:
             return False
-        # A drive that lies: the node was told that it is durable.
+        # A drive that lies: the node was told that the entry is durable.
         core = self.life.core
         return index <= core.stable_index and self.world.invariants.chain_of(core, index) == chain

@@ -1,4 +1,4 @@
-"""What a simulated node is made of. A mutant replaces a part, or patches something for the length of a run."""
+"""Parts of a simulated node. A mutant replaces a part, or patches something for the length of a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .file_system import SimFileSystem
 from .state import DigestState, SimState
 
 Patch = tuple[Any, str, Any]
-"""Owner, name of an attribute, replacement."""
+"""(owner, attribute name, replacement)"""
 
 
 class NoMetrics:
-    """Takes every number and keeps none."""
+    """Accepts every metric and stores none."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self
@@ -25,7 +25,7 @@ class NoMetrics:
 
 @dataclass(frozen=True)
 class Parts:
-    """`patches`: `(LogWriter, "sync", lies)`."""
+    """`patches`: such as `(LogWriter, "sync", lies)`."""
 
     core_class: type[RaftCore] = RaftCore
     file_system_class: type[SimFileSystem] = SimFileSystem
@@ -35,7 +35,7 @@ class Parts:
 
 @contextmanager
 def patched(*patches: Sequence[Patch]) -> Iterator[None]:
-    """Patch for the length of a run, and put back what was there."""
+    """Patch for the length of a run, then restore the originals."""
     before: list[Patch] = []
     try:
         for owner, name, replacement in (patch for several in patches for patch in several):

@@ -1,16 +1,18 @@
-"""What one node must keep to by itself, checked when it acts; `invariants` compares nodes with one another.
+"""Rules for a single node, checked when it acts; `invariants` compares nodes with one another.
 
-P2, P4, P5  what a vote, a request for votes or an acknowledgement promises is on the disk when it leaves
+P2, P4, P5  what a vote, a request for votes or an acknowledgement promises is on the disk when it is sent
 P3          a pre-vote changes nothing on the node that answers it
-I7          a restarted node remembers the vote that it told of
-E14         a leader that heard no quorum for an election timeout, which measured lateness stretches, leads no longer
-E11         who is shown a higher term in an answer follows it
-C11         what a leader believes that a follower holds is on that follower's disk
+I7          a restarted node remembers the vote that it sent
+E14         a leader that heard no quorum for an election timeout, stretched by measured lateness, steps
+            down
+E11         a node that sees a higher term in a reply adopts it
+C11         what a leader believes a follower to hold is on that follower's disk
 C16         a diverged log costs a bounded number of probes: one per term, not one per entry
 I1          a leader has the votes of a majority, each given once
-P19         who lost its disk votes again only with what was committed, and not in the term in which it returned
+P19         a node that lost its disk votes again only with everything committed, and not in the term of its
+            return
 P12, P15    a core gives up only because its disk failed
-V1          who has no vote by configuration asks for none, grants none, and never leads
+V1          a node without a configured vote asks for none, grants none, and never leads
 """
 
 from __future__ import annotations
@@ -37,22 +39,24 @@ if TYPE_CHECKING:
 
 
 class Promises:
-    """The memory of one run about each node's own conduct."""
+    """Memory of one run about each node's own conduct."""
 
     def __init__(self, invariants: Invariants) -> None:
         self._invariants = invariants
         self._atlas = invariants.atlas
         # (node, term) -> candidate, since its disk was wiped
         self._votes_told: dict[tuple[str, int], str] = {}
-        self._must_hold: dict[str, int] = {}  # learner -> what was committed when it came back
+        self._must_hold: dict[str, int] = {}  # learner -> highest index committed when it came back
         self._ticks: dict[str, int] = {}
-        self._heard: dict[tuple[str, str], int] = {}  # (node, peer) -> tick of the node
+        # (node, peer) -> tick of the node when it last heard the peer
+        self._heard: dict[tuple[str, str], int] = {}
         self._probes: dict[tuple[str, int, str], set[int]] = {}  # (leader, term, follower) -> refused indexes
-        self._runs: dict[tuple[str, int, str], int] = {}  # most terms that this follower's log had meanwhile
+        # highest number of terms in this follower's log meanwhile
+        self._runs: dict[tuple[str, int, str], int] = {}
 
-    # --- messages that leave -------------------------------------------------------------------------------------
+    # --- messages that leave --------------------------------------------------------------------------------
     def on_send(self, node: SimNode, message: Message) -> None:
-        """A message leaves: is what it promises on the disk?"""
+        """Check that everything a sent message promises is on the disk."""
         asks = isinstance(message, RequestVote)
         grants = isinstance(message, RequestVoteReply) and message.granted
         has_vote = node.name in self._invariants.voters
@@ -91,19 +95,20 @@ class Promises:
             index = message.last_index
             demand(
                 index == core.log.last_index and message.last_term == core.log.last_term,
-                f"E6: {node.name} shows the tail {index} of term {message.last_term}, and has {core.last_index}",
+                f"E6: {node.name} shows the tail {index} of term {message.last_term}, and has "
+                f"{core.last_index}",
             )
             demand(
                 index <= node.image.base or node.image.crc(index) == self._invariants.chain_of(core, index),
                 f"P4: {node.name} shows a tail that is not on its disk",
             )
 
-    # --- life ------------------------------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------------------
     def on_restart(self, node: SimNode) -> None:
-        """A node read its disk: is the vote that it told of there?"""
+        """Check that a restarted node still has the vote that it sent."""
         core = node.core
         assert node.life is not None
-        # A new node has nothing that it could have lost.
+        # A new node has nothing to lose.
         if node.life.membership.standing is Standing.LEARNER:
             self._must_hold[node.name] = self._invariants.max_committed
         if node.name in self._atlas.hurt:
@@ -115,10 +120,13 @@ class Promises:
         )
 
     def promote(self, node: SimNode) -> None:
-        """A learner votes again: it holds all that it must, and has no vote left in the present term (P19)."""
+        """Check a learner that votes again: it holds all that it must, and has no vote left in the current
+        term (P19).
+        """
         index, core = self._must_hold.get(node.name, 0), node.core
         wanted = self._invariants.committed[index]
-        # A log that was not fetched again may have a bad byte that nobody noticed yet; then it counts as hurt (atlas.py).
+        # A log that was not fetched again may have an unnoticed bad byte. The node then counts as hurt
+        # (atlas.py).
         is_damaged = self._atlas.hurt.get(node.name, POWER_LOST) != POWER_LOST and not node.is_refetched
         believed = core.stable_index >= index and self._invariants.chain_of(core, index) == wanted
         demand(
@@ -130,17 +138,20 @@ class Promises:
         demand(not free, f"P19: {node.name} may vote in term {node.core.term} again")
 
     def on_lost_disk(self, node: SimNode) -> None:
-        """A new disk remembers nothing; such a node votes no more in the terms that it may have voted in."""
+        """Forget what a lost disk promised.
+
+        Such a node no longer votes in terms in which it may have voted.
+        """
         for key in [key for key in self._votes_told if key[0] == node.name]:
             del self._votes_told[key]
 
     def on_fault(self, node: SimNode, reason: str) -> None:
-        """A core stopped for ever, and nobody had told it to."""
+        """Check a core that stopped by itself."""
         demand(node.name in self._atlas.hurt, f"P12: {node.name} gave up: {reason}")
 
-    # --- messages that come ------------------------------------------------------------------------------------------
+    # --- messages that come ---------------------------------------------------------------------------------
     def step(self, node: SimNode, message: Message) -> None:
-        """Give a message to the core and compare before and after."""
+        """Pass a message to the core, comparing its state before and after."""
         core = node.core
         self._heard[node.name, message.from_] = self._ticks.get(node.name, 0)
         if isinstance(message, RequestVote) and message.pre_vote:
@@ -163,7 +174,7 @@ class Promises:
             self._after_append_reply(node, message.from_)
 
     def _step_of_the_past(self, node: SimNode, message: AppendEntriesReply) -> None:
-        """C11: what a follower said in an earlier term may not hold any more: it moves nothing."""
+        """C11: a follower's reply from an earlier term may be obsolete, so it must move nothing."""
         before = [(p.node_id, p.match_index) for p in node.core.progress()]
         node.core.step(message)
         after = [(p.node_id, p.match_index) for p in node.core.progress()]
@@ -172,7 +183,9 @@ class Promises:
         )
 
     def _after_append_reply(self, node: SimNode, peer: str) -> None:
-        """C11: what a leader believes that a follower holds is on its disk, unless a later term has changed that."""
+        """C11: what a leader believes a follower to hold is on its disk, unless a later term has
+        changed it.
+        """
         leading, other = node.core.leading, node.world.nodes[peer]
         if other.life is None or leading is None or {peer, node.name} & self._atlas.hurt.keys():
             return
@@ -200,9 +213,9 @@ class Promises:
                 f"C16: {node.name} probed {message.from_} {len(refused)} times in term {node.core.term}",
             )
 
-    # --- ticks ---------------------------------------------------------------------------------------------------------
+    # --- ticks ----------------------------------------------------------------------------------------------
     def on_leader(self, node: SimNode) -> None:
-        """A node won: by the votes of a majority? Its check-quorum counts from now."""
+        """Check that a winner has the votes of a majority. Its check-quorum starts now."""
         term, grants = node.core.term, self._invariants.grants
         voters = [name for name in node.world.names if grants.get((name, term)) == node.name]
         voters += [node.name] if node.name not in voters else []
@@ -216,7 +229,7 @@ class Promises:
             self._heard[node.name, peer] = now
 
     def on_tick(self, node: SimNode) -> None:
-        """A node counted a tick: does it lead without anybody?"""
+        """Check at a tick that a node does not lead without a quorum."""
         now = self._ticks[node.name] = self._ticks.get(node.name, 0) + 1
         if node.core.leading is None:
             return
@@ -231,5 +244,5 @@ class Promises:
 
 
 def _runs(node: SimNode) -> int:
-    """How many terms a node's log has."""
+    """Return the number of terms in a node's log."""
     return 0 if node.life is None else len(node.core.log._firsts)

@@ -1,6 +1,7 @@
-"""Repair of a damaged log at the start of a node, in the simulation: the real code, asking peers over simulated calls.
+"""Repair of a damaged log at a node's start, in the simulation: the real code, asking peers over simulated
+calls.
 
-Owns: the question to the platter whether it is whole again.
+Owns: the check that the platter is intact again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def serve_refetch(life: Life) -> None:
 
 
 def can_repair(node: SimNode, error: Exception) -> bool:
-    """Tell whether a node would repair this rather than refuse to start."""
+    """Return whether a node would repair this rather than refuse to start."""
     damaged = isinstance(error, DamagedLogError) and error.damage is not None
     return damaged and node.world.repairs_logs and bool(node.config.peers) and not node.config.rejoin
 
@@ -52,9 +53,9 @@ def repair(
     open_folder: Callable[[], RaftStorage],
     opened: Callable[[RaftStorage, dict[int, int]], None],
 ) -> None:
-    """Repair, as long as it takes, then go on with the start."""
+    """Repair for as long as it takes, then continue the start."""
     assert node.loop is not None
-    held = node.image.known()  # what it gives up when nobody has it counts as acknowledged
+    held = node.image.known()  # entries given up because no peer has them count as acknowledged
     node.world.faults.tell(f"{node.name} repairs its log")
 
     def applied() -> LogIndex:
@@ -68,7 +69,7 @@ def repair(
             async with asyncio.timeout(node.rng.uniform(1.0, 8.0)):
                 storage = await start.open()
         except TimeoutError as error:
-            node.world.on_start_refused(node, error)  # somebody does what its log says: --rejoin
+            node.world.on_start_refused(node, error)  # a person does what its log line says: --rejoin
         except (DataFolderError, DamagedLogError) as error:
             node.world.on_start_refused(node, error)
         except (OSError, DiskFullError) as error:
@@ -84,16 +85,16 @@ def repair(
 
 
 def note_repaired(node: SimNode) -> None:
-    """A repaired voter counts as sound again when the platter says so: from here on nothing excuses it."""
+    """Let a repaired voter count as sound again if the platter agrees: nothing excuses it from here on."""
     core, atlas, invariants = node.core, node.world.atlas, node.world.invariants
     index = core.stable_index
     sound = index <= node.image.base or node.image.crc(index) == invariants.chain_of(core, index)
     if not (core.is_voter and sound and index >= node.promised[0] and atlas.is_damaged(node.name)):
         return
     if atlas.hurt[node.name] == OLD_DISK:
-        return  # a whole log does not make it the present one
+        return  # an intact log does not make it the current one
     atlas.recovered(node.name)
     promised, chain = node.promised
     mine = invariants.chain_of(core, promised)
     if mine != chain and mine == invariants.committed.get(promised):
-        node.promised = (0, 0)  # it was never committed; what was stands in its place
+        node.promised = (0, 0)  # it was never committed; committed entries have replaced it

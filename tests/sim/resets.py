@@ -1,7 +1,8 @@
-"""Resets in the simulation: the real sender, receiver and installer, on simulated loops, calls and disks (D8).
+"""Resets in the simulation: the real sender, receiver and installer, on simulated loops, calls and disks
+(D8).
 
-Owns: the state machine's side of a reset, what stops and starts the node when a reset is decided, and what the modules
-find in the place of clocks, gRPC and secrets during a run.
+Owns: the state machine's side of a reset, the stop and start of a node when a reset is decided, and the
+replacements of clocks, gRPC and secrets for the modules under test.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MS = 1000
 
 
 def simulated_modules(world: World) -> tuple[Patch, ...]:
-    """Return what the modules of a reset and of a repair must find during a run of this world."""
+    """Return the replacements that the modules of resets and repairs need during a run of this world."""
     rng = world.rng
     idle, total = rng.choice(((60.0, 1800.0), (0.3, 1800.0), (1.0, 3.0)))
     head, chunk = rng.choice(((120.0, 30.0), (1.0, 0.5)))
@@ -82,7 +83,7 @@ def _silent(*_: object) -> None:
 
 @dataclass
 class Outgoing:
-    """A checkpoint on its way."""
+    """A checkpoint being sent."""
 
     index: LogIndex
     data: bytes
@@ -130,19 +131,19 @@ class SimTransfer:
         return Outgoing(LogIndex(saved.applied), saved.state, life.world.piece_bytes)
 
     def install(self, staged: Path, plan: ResetPlan) -> None:
-        """Replace the checkpoint by what came."""
+        """Replace the checkpoint by the received one."""
         node = self._node
         file = node.files.open(staged, writable=False)
         state = file.pread(file.size(), 0)
         file.close()
         node.world.horizon.on_install(node, plan, state)
         node.installed = plan
-        node.promised = (0, 0)  # what was durable before is gone, by a durable decision
+        node.promised = (0, 0)  # everything durable before is gone, by a durable decision
         retention.store(node.files, node.config.data_dir, Saved(plan.base_index, plan.state_index, state))
 
 
 class _Driver:
-    """A life carries out what the core says after every input: nothing is ever left to settle."""
+    """A life carries out the core's output after every input, so nothing is ever left to settle."""
 
     def settle(self) -> None:
         pass
@@ -164,7 +165,7 @@ class SimResets:
         )  # fmt: skip
 
     def offered(self, offer: ResetOffered) -> None:
-        """The leader offers its state."""
+        """Handle the leader's offer of its state."""
         life = self._life
         fetches = self.real.is_resetting(life.node.config.node_id)
         with life.loop.running():
@@ -173,28 +174,28 @@ class SimResets:
             life.world.faults.on_reset(life.node, 100 * MS)
 
     def leader_changed(self, leader: NodeId | None, term: Term) -> None:
-        """Another leader is known, or none."""
+        """Handle a new leader, or none."""
         with self._life.loop.running():
             self.real.leader_changed(leader, term)
 
     def _fail(self, reason: str) -> None:
         self._life.fail(reason, full=self._life.node.files.capacity != ROOMY)
 
-    # --- the node starts again -----------------------------------------------------------------------------------
+    # --- the node starts again ------------------------------------------------------------------------------
     def _on_decided(self) -> None:
         self._life.later(self._life.node.rng.randint(0, 50) * MS, "reset_stop")
 
     def on_stop(self, _payload: None) -> None:
-        """The node is closed in order, or just ends."""
+        """Close the node in order, or just end it."""
         life = self._life
         if life.core.fault is None and not life.disk.broken and life.node.rng.random() < 0.5:
-            with suppress(OSError, RaftError):  # the process ends all the same
+            with suppress(OSError, RaftError):  # the process ends anyway
                 life.storage.close(clean=True)
         life.disk.broken = True
         life.when_disk_is_done("reset_start")
 
     def on_start(self, _payload: None) -> None:
-        """A new process opens the folder."""
+        """Open the folder in a new process."""
         node = self._life.node
         node.crash(None)
         node.world.start_node(node)

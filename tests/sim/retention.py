@@ -1,9 +1,9 @@
-"""State checkpoints and the deletion of old segments in the simulation, by the rules of the broker (D8, D12).
+"""State checkpoints and deletion of old segments in the simulation, by the broker's rules (D8, D12).
 
-What `broker/checkpoint/schedule.py` and `broker/retention/keeper.py` do with clocks and threads, done with events: a checkpoint
-never runs ahead of this node's durable log; the leader proposes where the log begins once its own checkpoint covers
-that; every node unlinks what is below its own checkpoint and the beginning that this knows, at a limited rate. Which segments
-may go is decided by the broker's own policy.
+Does with events what `broker/checkpoint/schedule.py` and `broker/retention/keeper.py` do with clocks and
+threads. A checkpoint is never ahead of this node's durable log. The leader proposes where the log begins once
+its own checkpoint covers that. Every node unlinks segments below both its own checkpoint and the beginning in
+it, at a limited rate. The broker's own policy decides which segments may go.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _DURABLE_POLL_S: Final = 0.05
 
 
 class Saved(NamedTuple):
-    """A checkpoint. In `state` everything up to `whole_from` is applied; the log continues at `applied`."""
+    """A checkpoint. `state` includes everything up to `whole_from`; the log continues at `applied`."""
 
     applied: int = 0
-    whole_from: int = 0  # above `applied` when it came with a reset: until then the node is being rebuilt
+    whole_from: int = 0  # above `applied` after a reset: until then the node is being rebuilt
     state: bytes = b""
 
 
 def checkpoint_path(data: Path) -> Path:
-    """Where a node keeps its checkpoint."""
+    """Return the path of a node's checkpoint."""
     return data / "checkpoint"
 
 
@@ -46,7 +46,7 @@ def store(files: FileSystem, data: Path, saved: Saved) -> None:
 
 
 def load(files: FileSystem, data: Path) -> Saved:
-    """Return the checkpoint, an empty one when there is none."""
+    """Return the checkpoint; an empty one if there is none."""
     try:
         fields = read_record(files, checkpoint_path(data), _KIND, 1)
     except FileNotFoundError:
@@ -55,21 +55,21 @@ def load(files: FileSystem, data: Path) -> Saved:
 
 
 class Checkpoints:
-    """Writes the state of one life now and then."""
+    """Writes the state of one life periodically."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
         self.saved = life.node.saved
-        self.log_start = life.state.log_start if self.saved.applied else 1  # as the checkpoint says
+        self.log_start = life.state.log_start if self.saved.applied else 1  # as stated in the checkpoint
         self._writing = asyncio.Lock()
 
     @property
     def floor(self) -> int:
-        """Entries below it are not needed for a restart."""
+        """Return the first entry that a restart may need."""
         return self.saved.applied + 1
 
     def begin(self) -> None:
-        """Write from time to time."""
+        """Start writing periodically."""
         self._life.loop.create_task(self._run())
 
     async def _run(self) -> None:
@@ -79,7 +79,10 @@ class Checkpoints:
             await self.write_now()
 
     async def write_now(self) -> int:
-        """Write a checkpoint when there is something new and it can be done; return the index of the newest."""
+        """Write a checkpoint if there is something new and it is possible.
+
+        Returns the index of the newest one.
+        """
         async with self._writing:
             await self._write()
         return self.saved.applied
@@ -91,7 +94,7 @@ class Checkpoints:
             return
         saved, log_start = Saved(state.last_applied, state.last_applied, state.capture()), state.log_start
         life.world.horizon.on_capture(life.node, saved.applied, saved.state)
-        while int(life.storage.statistics().flushed_index) < saved.applied:  # noqa: ASYNC110 (nobody tells)
+        while int(life.storage.statistics().flushed_index) < saved.applied:  # noqa: ASYNC110 (no event signals it)
             await asyncio.sleep(_DURABLE_POLL_S)
         if life.disk.broken:
             return
@@ -111,12 +114,12 @@ class Retention:
         self._pace = DeletionPace(life.world.delete_per_second)
 
     def begin(self) -> None:
-        """Look from time to time whether something may go."""
+        """Start checking periodically for segments to delete."""
         self._life.later(self._life.node.rng.randint(50, 500) * MS, "unlink")
 
-    # --- the leader ----------------------------------------------------------------------------------------------
+    # --- the leader -----------------------------------------------------------------------------------------
     def decide(self, need: int, keep_ms: int) -> None:
-        """Let what is older than `keep_ms` go, or (0) the oldest `need` bytes."""
+        """Delete what is older than `keep_ms`, or (0) the oldest `need` bytes."""
         self._life.loop.create_task(self._decide(need, keep_ms))
 
     async def _decide(self, need: int, keep_ms: int) -> None:
@@ -135,10 +138,10 @@ class Retention:
             life.propose_payloads([command], urgent=True)
 
     def deletable_below(self) -> int:
-        """Return the first entry that must stay on this node: by the checkpoint, and by what it says itself."""
+        """Return the first entry that must stay on this node: by its checkpoint and the beginning in it."""
         return min(self._life.checkpoints.log_start, self._life.checkpoints.floor)
 
-    # --- every node ----------------------------------------------------------------------------------------------
+    # --- every node -----------------------------------------------------------------------------------------
     def on_unlink(self, _payload: None) -> None:
         """Delete segments below the replicated beginning and this node's checkpoint."""
         life = self._life
@@ -152,7 +155,7 @@ class Retention:
             self._delete_before(LogIndex(ready[count - 1].last_index + 1))
 
     def _delete_before(self, index: LogIndex) -> None:
-        """What RaftNode.delete_segments_before does."""
+        """Do what RaftNode.delete_segments_before does."""
         life = self._life
         limit = life.resets.real.limit_deletion(min(index, LogIndex(life.applied)))
         gone = life.log.delete_segments_before(limit)

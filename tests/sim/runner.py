@@ -1,6 +1,6 @@
-"""Runs many seeds in processes, shrinks what fails, and keeps the book of the long runs.
+"""Runner: runs many seeds in processes, shrinks failures, and keeps the records of soak runs.
 
-Owns: the only clock and the only processes of the simulator. A seed gives the same run in every process.
+Owns: the simulator's only clock and only processes. A seed gives the same run in every process.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .world import SAFETY_US, SECOND, World
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
 SOAK_BATCH = 40
-_SHOWN = 30  # of what happened, at a failure
+_SHOWN = 30  # number of events to show for a failure
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one seed gave. `error` is empty when every invariant held."""
+    """Result of one seed. `error` is empty if every invariant held."""
 
     seed: int
     events: int
@@ -44,7 +44,7 @@ class Outcome:
     flush: str
     happened: dict[str, int]
     error: str = ""
-    told: tuple[str, ...] = ()  # the faults of a run that failed
+    told: tuple[str, ...] = ()  # faults of a failed run
 
 
 def run_seed(
@@ -54,8 +54,10 @@ def run_seed(
     quiet: tuple[tuple[int, int], ...] = (),
     parts: Parts | None = None,
 ) -> Outcome:
-    """Run one seed, without some classes of faults, and without any in some stretches of time (microseconds)."""
-    logging.disable(logging.CRITICAL)  # the nodes have much to say about what is done to them
+    """Run one seed, without some classes of faults, and without any in some stretches of time
+    (microseconds).
+    """
+    logging.disable(logging.CRITICAL)  # the nodes log a lot about the injected faults
     error = ""
     world = World(seed, parts=parts, without=without, quiet=quiet)
     try:
@@ -85,25 +87,25 @@ def run_seed(
 
 
 def run_many(seeds: Iterable[int], workers: int = WORKERS) -> Iterator[Outcome]:
-    """Run seeds in processes; outcomes come in the order of the seeds."""
+    """Run seeds in processes. Outcomes keep the order of the seeds."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         yield from pool.map(run_seed, seeds)
 
 
-# --- failures ----------------------------------------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Shrunk:
-    """A failure with as few faults as were found to be enough."""
+    """A failure with a reduced set of faults that still causes it."""
 
     outcome: Outcome
-    classes: tuple[str, ...]  # that are needed
+    classes: tuple[str, ...]  # needed classes
     busy: tuple[tuple[int, int], ...]  # seconds of the first phase in which faults are needed
     runs: int
 
 
 def shrink(failed: Outcome, parts: Parts | None = None, *, max_runs: int = 60) -> Shrunk:
-    """Leave out class after class, then second after second, while the seed still fails (in whatever way)."""
+    """Leave out class after class, then second after second, while the seed still fails in any way."""
     best, runs = failed, 0
     without: frozenset[str] = frozenset()
     quiet: tuple[tuple[int, int], ...] = ()
@@ -128,7 +130,7 @@ def shrink(failed: Outcome, parts: Parts | None = None, *, max_runs: int = 60) -
 
 
 def commit_id() -> str:
-    """Return the commit of the code, with "+" when files differ from it."""
+    """Return the commit of the code, with "+" if files differ from it."""
     try:
         found = _git("rev-parse", "--short=12", "HEAD")
         return found + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -143,10 +145,11 @@ def _git(*arguments: str) -> str:
 
 
 def report(failed: Outcome, *, shrinks: bool = True) -> str:
-    """Return what a person needs to see a failure again: seed, commit, error and a shrunk list of faults."""
+    """Return what a person needs to reproduce a failure: seed, commit, error and a shrunk list of faults."""
     lines = [
         f"seed {failed.seed} FAILED {failed.error}",
-        f"  code: {commit_id()}   again: make sim SEED={failed.seed}   or   python -m tests.sim --seed {failed.seed}",
+        f"  code: {commit_id()}   again: make sim SEED={failed.seed}   or   python -m tests.sim --seed "
+        f"{failed.seed}",
     ]
     told = failed.told
     if shrinks:
@@ -160,10 +163,10 @@ def report(failed: Outcome, *, shrinks: bool = True) -> str:
     return "\n".join([*lines, "  the last faults:", *(f"    {line}" for line in told)])
 
 
-# --- totals and the long run -------------------------------------------------------------------------------------
+# --- totals and the long run --------------------------------------------------------------------------------
 @dataclass
 class Total:
-    """The sum of many outcomes."""
+    """Sum of many outcomes."""
 
     seeds: int = 0
     events: int = 0
@@ -177,7 +180,7 @@ class Total:
     violations: list[int] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one."""
+        """Add one outcome."""
         self.seeds += 1
         self.events += outcome.events
         self.disk_calls += outcome.disk_calls
@@ -192,14 +195,18 @@ class Total:
 
     def __str__(self) -> str:
         return (
-            f"{self.seeds:,} seeds, {self.events:,} events, {self.disk_calls:,} disk calls, {self.committed:,} entries,"
-            f" {self.crashes:,} crashes, {self.rejoins:,} rejoins, {self.resets:,} resets, {self.segments_deleted:,} segments"
-            f" deleted, {self.repairs:,} repairs, {len(self.violations)} violations"
+            f"{self.seeds:,} seeds, {self.events:,} events, {self.disk_calls:,} disk calls, "
+            f"{self.committed:,} entries, {self.crashes:,} crashes, {self.rejoins:,} rejoins, "
+            f"{self.resets:,} resets, {self.segments_deleted:,} segments deleted, {self.repairs:,} repairs, "
+            f"{len(self.violations)} violations"
         )
 
 
 def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
-    """Run seeds that the book does not have yet, for so long (one batch at least); append a line per batch. May be stopped at any time."""
+    """Run seeds that are not in the book yet, for at least one batch and `seconds`.
+
+    Appends a line per batch. May be stopped at any time.
+    """
     book.parent.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     total = Total()
@@ -229,12 +236,12 @@ def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
 
 
 def next_seed(book: Path) -> int:
-    """Return the first seed behind those that the book has."""
+    """Return the first seed after those in the book."""
     return max((line["last"] + 1 for line in read_book(book)), default=0)
 
 
 def read_book(book: Path) -> list[dict[str, Any]]:
-    """Return the lines of a soak's book; a last line that was cut off does not count."""
+    """Return the lines of a soak's book, without a truncated last one."""
     lines: list[dict[str, Any]] = []
     for raw in book.read_text().splitlines() if book.exists() else []:
         try:

@@ -1,7 +1,8 @@
-"""What the nodes of a run apply: the seam for a state machine, and the smallest one that shows every difference.
+"""State machine of the simulated nodes: its interface, and a minimal one that reveals every difference.
 
-A node has one per life, made from its last checkpoint. Equal entries must make equal bytes on every node: what
-`capture` gives at an index is compared between nodes, and so across checkpoints, restarts and resets (I12).
+A node has one per life, built from its last checkpoint. Equal entries must produce equal bytes on every node:
+results of `capture` at an index are compared between nodes, and so across checkpoints, restarts and resets
+(I12).
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from crc32c import crc32c
 from ledgermq.proto.entry import EntryHeader
 
 Entry = tuple[EntryHeader, memoryview]
-"""Header and payload; the payload is valid during the call only."""
+"""Header and payload. The payload is valid only during the call."""
 
 
 class SimState(Protocol):
-    """A deterministic state machine without clock, disk or randomness of its own."""
+    """Deterministic state machine without clock, disk or randomness."""
 
-    last_applied: int  # this is the state after that entry; 0: nothing was applied
-    log_start: int  # the group decided that the log begins at this entry (retention)
+    last_applied: int  # last entry in this state; 0: none
+    log_start: int  # beginning of the log as decided by the group (retention)
 
     def apply(self, entry: Entry) -> None:
-        """Apply the entry last_applied + 1, of whatever kind."""
+        """Apply the entry last_applied + 1, of any kind."""
 
     def capture(self) -> bytes:
-        """Return everything as bytes, equal on all nodes at equal indexes."""
+        """Return the state as bytes, equal on all nodes at equal indexes."""
 
     def install(self, state: bytes) -> None:
-        """Become what was captured, on whichever node."""
+        """Replace the state by a captured one, from any node."""
 
     def log_start_command(self, first_index: int, first_offset: int) -> bytes:
         """Return the payload of an entry that decides where the log begins."""
@@ -44,7 +45,7 @@ _INDEX: Final = struct.Struct("<Q")
 
 
 class DigestState:
-    """A running checksum of all that was applied, and what it was at the last 64 entries."""
+    """A running checksum of everything applied, and its values at the last 64 entries."""
 
     def __init__(self) -> None:
         self.last_applied = 0

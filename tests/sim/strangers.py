@@ -1,4 +1,4 @@
-"""Messages that are none of a member's business (row E13)."""
+"""Messages that a member must ignore (row E13)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ STRANGER = NodeId("n9")
 
 
 def forged_answer(core: RaftCore) -> Message:
-    """Return what would help this node most if it came from a member; to a follower, what a leader told another."""
+    """Return a message that would help this node if it came from a member; for a follower, one meant for
+    another.
+    """
     if core.role is Role.LEADER:
         return AppendEntriesReply(core.term, STRANGER, core.node_id, True, match_index=core.last_index)
     if core.role is Role.PRE_CANDIDATE:

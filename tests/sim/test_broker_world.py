@@ -1,4 +1,4 @@
-"""What the simulator says about deliveries: right ones pass, and each kind of wrong one is told."""
+"""Delivery checks of the simulator: correct deliveries pass, and each kind of wrong one is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SENT = Delivery(QUEUE, 0, physical_offset=640, size=100, tag_hash=0, attempt=2, 
 
 @pytest.fixture
 def world() -> BrokerWorld:
-    """One message is stored, and was granted by entry 71 for the second time."""
+    """One stored message that entry 71 granted for the second time."""
     found = World(1, broker=True).broker
     assert found is not None
     found.model.queues[TOPIC, QUEUE] = Queue(0, [Message(b"id", 640, 100, 0, 0)])
@@ -30,7 +30,7 @@ def world() -> BrokerWorld:
 def test_an_acknowledged_message_comes_again_after_a_reset(
     world: BrokerWorld, entry_of_the_reset: int
 ) -> None:
-    """Also when the reset stands in the entry of the acknowledgement, behind it."""
+    """Also if the reset is in the same entry, after the acknowledgement."""
     world.done[PLACE] = 67
     world.model.reset_at[PLACE[:3]] = entry_of_the_reset
     world.on_delivered(GROUP, TOPIC, SENT)

@@ -1,4 +1,4 @@
-"""The disk under the simulation, and the parser of its images: what a power cut keeps, and when."""
+"""Simulated disk and the parser of its images: what a power cut keeps, and when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = PAGE
 
 
 class Clock:
-    """Microseconds, moved by hand."""
+    """Microseconds, advanced by hand."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -149,7 +149,7 @@ def test_power_cut_takes_back_the_move_of_a_folder_that_was_not_synced(
         files.make_directory(aside)
         files.rename(FOLDER, aside / "commitlog")
         files.sync_directory(aside)  # where it was is not
-        clock.now = files.busy_until
+        clock.now = files.busy_until  # the folder that it left is not
         files.crash(keep)
         moved, back = aside / "commitlog" / PATH.name, PATH
         assert files.exists(moved) != files.exists(back)

@@ -1,4 +1,6 @@
-"""The event loop of the simulator, and its calls: what must not stay hidden, and what must not happen any more."""
+"""Event loop and calls of the simulator: which errors must not stay hidden, and what must no longer
+happen.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from .world import World
 
 
 class Turns:
-    """Carries out what a loop asks for, at once and in order."""
+    """Runs what a loop schedules, at once and in order."""
 
     def __init__(self) -> None:
         self.defects: list[BaseException] = []
@@ -93,7 +95,7 @@ def test_what_a_dead_process_asks_of_its_disk_is_not_done() -> None:
 
 
 def test_behind_a_break_of_a_connection_comes_its_error_and_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame that is lost and an end that arrives would make a part look whole."""
+    """A lost frame followed by an end would make a part look complete."""
     world = World(1, broker=False)
     client, server = world.nodes["n1"], world.nodes["n2"]
     sent: list[Packet] = []

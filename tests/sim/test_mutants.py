@@ -1,4 +1,4 @@
-"""The simulator must see the bugs that it is there for: each mutant is found out, as the table says."""
+"""The simulator must detect the bugs that it exists for: each mutant is detected, as the table says."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from .mutant_list import Mutant
 from .mutants import MAX_SEEDS, MUTANTS, TARGET_MEDIAN, find, known_deaths
 from .mutants_storage import STORAGE_MUTANTS
 
-MARGIN = 60  # seeds beyond the known ones: a change of the simulator gives every seed another history
+MARGIN = 60  # seeds beyond the known number: a change of the simulator gives every seed another history
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("SEED")), reason="one seed was asked for")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_the_simulator_finds_out(mutant: Mutant) -> None:
-    """Begins with the seed that is known to show the bug; goes on for as many as the bug is known to need, and more."""
+    """Start with the seed that is known to show the bug.
+
+    Continue for as many as the bug is known to need, and more.
+    """
     known = known_deaths()[mutant.name]
     count = min(MAX_SEEDS, 2 * known["seeds"] + MARGIN)
     death = find(mutant, known["seed"], count, proves=False)

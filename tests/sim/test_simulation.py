@@ -1,4 +1,4 @@
-"""Seeds of the simulator: what `make sim` runs. One seed again: make sim SEED=17
+"""Seeds of the simulator, as run by `make sim`. One seed again: make sim SEED=17
 
 SEEDS=40 makes it shorter; the bounds below are those of a full run.
 """
@@ -28,14 +28,14 @@ FULL_COUNT = 300
 FULL_EVENTS = 3_000_000
 TWICE = 20
 
-#: A run of minutes on two free cores; a machine that does other things as well takes its time.
+#: Takes minutes on two free cores, and longer on a busy machine.
 pytestmark = pytest.mark.timeout(3600)
 not_for_one_seed = pytest.mark.skipif(bool(ONE), reason="one seed was asked for")
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    """All seeds, once; in other processes than this one unless it is one seed."""
+    """Return the outcomes of all seeds, run once; in other processes unless it is a single seed."""
     return [run_seed(int(ONE))] if ONE else list(run_many(range(COUNT)))
 
 
@@ -55,7 +55,7 @@ def test_random_histories_keep_every_invariant_and_end_in_agreement(outcomes: li
 
 @not_for_one_seed
 def test_the_same_seeds_give_the_same_histories_in_another_process(outcomes: list[Outcome]) -> None:
-    """The other process hashes its strings with another key: nothing may depend on that."""
+    """The other process hashes its strings with another key. Nothing may depend on that."""
     count = min(TWICE, COUNT)
     command = [sys.executable, "-m", "tests.sim", "--seeds", str(count), "--traces", "--no-shrink"]
     environment = {**os.environ, "PYTHONHASHSEED": "4711"}
@@ -71,7 +71,7 @@ def test_a_soak_goes_on_where_its_book_ends(tmp_path: Path, monkeypatch: pytest.
     assert next_seed(book) == 0
     assert soak(book, 0).seeds == 2
     with book.open("a") as file:
-        file.write('{"commit": "abc", "la')  # stopped amid a line
+        file.write('{"commit": "abc", "la')  # stopped in the middle of a line
     assert next_seed(book) == 2
 
 
@@ -87,7 +87,7 @@ def test_the_totals_of_a_book_are_the_sums_of_its_lines(tmp_path: Path) -> None:
 
 @not_for_one_seed
 def test_a_failure_is_shrunk_to_the_faults_that_it_needs() -> None:
-    """The mutant forgets on a restart; so crashes are needed, and most other faults are not."""
+    """The mutant forgets on a restart. So crashes are needed, and most other faults are not."""
     parts = Parts(ForgetsItsTerm)
     failed = next(o for o in (run_seed(seed, parts=parts) for seed in range(100)) if o.error)
     small = shrink(failed, parts)
@@ -105,7 +105,7 @@ class ForgetfulFileSystem(SimFileSystem):
 
 
 def believe_the_page_cache(self: LogRecovery, segments: object, begin: int) -> None:
-    """Recovery that does not write again what a failed flush left."""
+    """Skip the rewrite of what a failed flush left."""
 
 
 @not_for_one_seed
@@ -119,5 +119,5 @@ def believe_the_page_cache(self: LogRecovery, segments: object, begin: int) -> N
     ids=["core", "file system", "patch"],
 )
 def test_a_bug_in_any_part_is_seen(parts: Parts) -> None:
-    """The ways in for mutants: another core, another disk, a patch of the storage code."""
+    """Ways to add mutants: another core, another disk, a patch of the storage code."""
     assert any(run_seed(seed, parts=parts).error for seed in range(150))

@@ -1,6 +1,6 @@
-"""A broker group whose event loops stall again and again keeps its leader; one that is well fails over as fast as ever.
+"""A group whose event loops stall repeatedly keeps its leader; a healthy group fails over as fast as before.
 
-Three cores, each behind the real schedule of ticks. While a node is stalled nothing of it runs; what came meanwhile is
+Three cores, each behind the real schedule of ticks. Nothing of a stalled node runs. What arrived meanwhile is
 delivered before its next tick, as the event loop does. Time is simulated, in ms.
 """
 
@@ -20,12 +20,12 @@ from tests.raft.core_cluster import make_core
 
 NAMES = ("n1", "n2", "n3")
 TICK_MS, STALL_MS = 10, 200
-#: (ms that a node runs, ms that it stands still) by name; the rest runs all the time
+#: Returns (ms that a node runs, ms that it stalls) by name; None: it always runs.
 Stalls = Callable[[random.Random, str], tuple[float, float] | None]
 
 
 class Node:
-    """A core, its clock, and what waits for it while it stands still."""
+    """A core, its clock, and the input that waits while it stalls."""
 
     def __init__(self, name: str) -> None:
         self.core = make_core(name)
@@ -36,7 +36,7 @@ class Node:
 
 
 class Group:
-    """Use: `run(until_ms)`; then look at `leads`, what (ms, name) began to lead."""
+    """Usage: `run(until_ms)`; then inspect `leads`, the (ms, name) of each election won."""
 
     def __init__(self, seed: int, stalls: Stalls) -> None:
         self.rng = random.Random(seed)
@@ -81,7 +81,7 @@ class Group:
             self.later(drawn[0] + drawn[1], name, "stall")
 
     def _tick(self, name: str, node: Node) -> None:
-        """As `Ticker` does; timers come before what waits in the sockets."""
+        """Like `Ticker`: timers run before the input that waits in the sockets."""
         ticks = node.schedule.due(self.now)
         if late := int(node.schedule.lateness_ms) // TICK_MS:
             node.core.late(late)
@@ -130,7 +130,7 @@ def test_a_starved_group_changes_its_leader_at_most_once_a_minute(seed: int, sta
     group = Group(seed, stalls)
     group.run(1_000)
     assert len(group.leads) <= 1
-    group.run(15_000)  # it learns how late things come
+    group.run(15_000)  # it learns how late messages arrive
     learnt = len(group.leads)
     group.run(75_000)
     assert len(group.leads) - learnt <= 1, group.leads

@@ -1,7 +1,7 @@
-"""One seeded run: nodes, wires, disks and faults on one heap of events. No clock, no thread, no set is iterated.
+"""One seeded run: nodes, network, disks and faults on one event heap. No clock, no thread, no iterated set.
 
-Two phases. Safety: anything may fail at any time, and the invariants are checked after every event. Liveness: a core
-majority is healed, the rest stays as broken as it is; the core must elect, catch up, commit, and keep its term.
+Two phases. Safety: anything may fail at any time, and the invariants are checked after every event. Liveness:
+a majority is healed, the rest stays broken; the majority must elect, catch up, commit, and keep its term.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .resets import simulated_modules
 
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
-BROKER_EVERY = 8  # one seed in so many has brokers on its nodes
-#: One seed in so many is of a group with a master: one voter, and slaves. Those whose number leaves this.
+BROKER_EVERY = 8  # one in this many seeds has brokers on its nodes
+#: One in this many seeds has a group with a master: one voter, and slaves. Its number modulo 16 is 11.
 MASTER_EVERY, MASTER_TURN = 16, 11
-MAX_EVENTS = 3_000_000  # of one run; more means that it runs in circles
-CROWDED = 200  # messages on their way to a node from which on none is repeated
-#: Events of a node that is not running yet, or of the villain about it.
+MAX_EVENTS = 3_000_000  # of one run; more means that it loops for ever
+CROWDED = 200  # messages in flight to a node above which none is repeated
+#: Events of a node that is not running yet, or of the adversary about it.
 _OUTSIDE = ("started", "crash", "isolate", "cut_off")
-#: Steps of coroutines, of a node that runs or starts; they are not counted as events.
+#: Coroutine steps of a node that runs or starts. They are not counted as events.
 _OF_LOOPS = ("loop", "call")
 
 
@@ -55,7 +55,7 @@ class World:
         quiet: tuple[tuple[int, int], ...] = (),
         broker: bool | None = None,
     ) -> None:
-        """`broker`: the nodes have brokers; None: as is due for the seed."""
+        """`broker`: the nodes have brokers; None: the seed decides."""
         self.seed = seed
         self.parts = parts or Parts(core_class)
         self.rng = rng = random.Random(seed)
@@ -69,14 +69,15 @@ class World:
         self.segments_deleted = 0
         self.repairs = 0
         self.steps = 0  # of the loops of all nodes
-        self.defect: BaseException | None = None  # the first one that code under test might have swallowed
+        # the first one that the code under test might have swallowed
+        self.defect: BaseException | None = None
         has_broker = seed % BROKER_EVERY == BROKER_EVERY - 1 if broker is None else broker
         self._draw_settings(has_broker=has_broker)
         self.broker = BrokerWorld(self) if has_broker else None
         self.network = Network(random.Random(rng.getrandbits(64)))
         self._heap: list[tuple[int, int, str, int, str, Any]] = []
         self._number = 0
-        self._on_wire: Counter[str] = Counter()  # messages on their way, by target
+        self._on_wire: Counter[str] = Counter()  # messages in flight, by target
         self._place = {name: place for place, name in enumerate(self.names)}
         self.healed: list[SimNode] = []
         self.nodes: dict[str, SimNode] = {}
@@ -98,7 +99,7 @@ class World:
             self._make_nodes()
 
     def _draw_settings(self, *, has_broker: bool) -> None:
-        """How large the group is, and what its nodes are configured to."""
+        """Draw the size of the group and the settings of its nodes."""
         rng = self.rng
         count = rng.choice((3, 3, 3, 5, 5, 1) if self.seed % 10 == 0 else (3, 5))
         self.names = [f"n{i + 1}" for i in range(count)]
@@ -114,7 +115,7 @@ class World:
             "max_uncommitted_bytes": rng.choice((2_000, 20_000, 1 << 20)),
         }
         if self.limits["max_append_bytes"] == 1:
-            # 256 messages that overtake each other are refused one by one.
+            # 256 messages that overtake each other would be refused one by one.
             self.limits["max_inflight_messages"] = min(8, self.limits["max_inflight_messages"])
 
     @property
@@ -123,11 +124,11 @@ class World:
 
     @property
     def voters(self) -> list[str]:
-        """Whose word decides."""
+        """Nodes that decide what is committed."""
         return [self.master] if self.master else self.names
 
     def data_dir(self, name: str) -> Path:
-        """Where a node's data lies on its disk."""
+        """Return a node's data folder on its disk."""
         return Path(f"/data/{name}")
 
     def _make_nodes(self) -> None:
@@ -145,9 +146,9 @@ class World:
         for node in self.nodes.values():
             node.start()
 
-    # --- running -----------------------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Run both phases. Raises: InvariantError, SimulationError (an AssertionError both)."""
+        """Run both phases. Raises: InvariantError, SimulationError (both are AssertionErrors)."""
         with patched(self._modules, self.parts.patches):
             try:
                 self.faults.start()
@@ -164,16 +165,16 @@ class World:
                     node.end_tasks()
 
     def later(self, delay_us: int, node: str, kind: str, payload: Any = None) -> None:
-        """Let something happen to a node, if it lives on until then (node "" : to the world)."""
+        """Schedule an event of a node, void if its life ends before (node "": of the world)."""
         self._number += 1
         life = self.nodes[node].life_number if node else 0
         heapq.heappush(self._heap, (self.now + delay_us, self._number, node, life, kind, payload))
 
     def transmit(self, source: str, target: str, kind: str, packet: Any) -> None:
-        """Put a frame or a greeting on the wire."""
+        """Send a frame or a greeting."""
         delays = self.network.deliveries(source, target, self.now)
         if self._on_wire[target] >= CROWDED:
-            # Answers to repeated messages are repeated, too: no network keeps that up.
+            # Replies to repeated messages are repeated too: no network sustains that.
             del delays[1:]
         for delay in delays:
             self._number += 1
@@ -181,66 +182,66 @@ class World:
             heapq.heappush(self._heap, (self.now + delay, self._number, target, -1, kind, packet))
 
     def drop_messages(self) -> None:
-        """No straggler disturbs what follows."""
+        """Drop messages in flight, so that none disturbs what follows."""
         self._heap = [event for event in self._heap if event[4] not in ("frame", "greeting")]
         heapq.heapify(self._heap)
         self._on_wire.clear()
 
     def next_value(self) -> int:
-        """Number an entry."""
+        """Return a number for a new entry."""
         self.values += 1
         return self.values
 
     def next_read(self) -> int:
-        """Number a read."""
+        """Return a number for a new read."""
         self.reads_asked += 1
         return self.reads_asked
 
     def node_of(self, data: Path) -> SimNode:
-        """The node whose data folder that is."""
+        """Return the node with that data folder."""
         return next(node for node in self.nodes.values() if node.config.data_dir == data)
 
     def note_defect(self, error: BaseException) -> None:
-        """Something broke where the code under test may go on: the run ends with this event."""
+        """Record a defect that the code under test may have swallowed. The run ends with this event."""
         self.defect = self.defect or error
 
     def leader(self) -> SimNode | None:
-        """The node that leads the highest term, if it is up."""
+        """Return the leader of the highest term, if it is up."""
         leaders = [n for n in self.nodes.values() if n.life is not None and n.life.leads]
         return max(leaders, key=lambda n: n.core.term) if leaders else None
 
     def is_healed(self, node: SimNode) -> bool:
-        """Tell whether a node belongs to the healed majority of the second phase."""
+        """Return whether a node belongs to the healed majority of the second phase."""
         return node in self.healed
 
     def start_node(self, node: SimNode) -> None:
-        """Start a node; recovery takes its time, and may be cut off, too."""
+        """Start a node. Recovery takes time, and may be interrupted too."""
         node.start()
         if node.starting:
             self.faults.on_recovery(node, node.files.busy_until)
             if node.installed is not None:
                 self.faults.on_reset(node, max(1, node.files.busy_until - self.now))
 
-    # --- what nodes tell -----------------------------------------------------------------------------------------
+    # --- what nodes tell ------------------------------------------------------------------------------------
     def on_fault(self, node: SimNode, reason: str, *, full: bool) -> None:
-        """A running node faulted: it must have had a reason, and its process ends."""
+        """Handle a fault of a running node: it must have a reason, and its process ends."""
         self.faults.tell(f"{node.name} faults: {reason}")
         excused = full or node.files.failed is not None or node.name in self.atlas.hurt
         if not excused:
             raise InvariantError(f"{node.name} faults without a fault: {reason}")
         if "--rejoin" in reason or "is damaged" in reason:
             node.wants_rejoin = True
-            # --rejoin keeps the folder of a learner; a running node would repair it, which is not simulated.
+            # --rejoin keeps a learner's folder. A running node would repair it, which is not simulated.
             node.wants_new_disk = not node.core.is_voter
         self.later(self.faults.rng.randint(0, 300) * MS, "", "exit", node.name)
 
     def on_start_refused(self, node: SimNode, error: Exception) -> None:
-        """A node will not start on its disk: somebody sees to it."""
+        """Handle a node that refuses to start on its disk: a person deals with it."""
         node.starting = False
         self.faults.tell(f"{node.name} does not start: {error}")
         if node.name not in self.atlas.hurt:
             raise InvariantError(f"P18: {node.name} refuses a disk without damage: {error}")
-        if isinstance(error, OldHardStateError):  # no fault here loses both copies of a hard state
+        if isinstance(error, OldHardStateError):  # no fault here destroys both copies of a hard state
             raise InvariantError(f"P4: {node.name} holds an entry of a term that it did not promise: {error}")
         node.files.crash(None)
         node.wants_rejoin = True
@@ -249,7 +250,7 @@ class World:
         self.later(self.faults.rng.randint(50, 3000) * MS, "", "restart", node.name)
 
     def on_start_failed(self, node: SimNode, error: OSError | DiskFullError) -> None:
-        """A node's disk reported an error at its start."""
+        """Handle a disk error at a node's start."""
         node.starting = False
         self.faults.tell(f"{node.name} does not start: {error}")
         node.files.crash(None)
@@ -257,9 +258,9 @@ class World:
             node.wants_rejoin = True
         self.later(self.faults.rng.randint(50, 1000) * MS, "", "restart", node.name)
 
-    # --- events ------------------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
     def run_until(self, end: int) -> None:
-        """Let everything happen that is due by then."""
+        """Run all events that are due by then."""
         heap = self._heap
         nodes = self.nodes
         while heap and heap[0][0] <= end:
@@ -346,7 +347,7 @@ class World:
                 self.invariants.after(node)
 
     def describe(self) -> str:
-        """One line on every node, for a failure."""
+        """Return one line on every node, to explain a failure."""
         parts = []
         for node in self.nodes.values():
             if node.life is None:
@@ -354,8 +355,8 @@ class World:
                 continue
             core = node.core
             parts.append(
-                f"{node.name} {core.role.value} term {core.term} last {core.last_index} stable {core.stable_index}"
-                f" commit {core.commit_index} applied {node.life.applied} leader {core.leader_id}"
-                f" voter {core.is_voter}"
+                f"{node.name} {core.role.value} term {core.term} last {core.last_index} stable "
+                f"{core.stable_index} commit {core.commit_index} applied {node.life.applied} leader "
+                f"{core.leader_id} voter {core.is_voter}"
             )
         return "; ".join(parts) + f"; hurt {self.atlas.hurt}; cuts {sorted(self.network.cuts)}"
