@@ -1,4 +1,4 @@
-"""A simulated disk with sectors that cannot be read."""
+"""Simulated disk with unreadable sectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .simulated_disk import SimulatedDisk, SimulatedFile
 
 
 class BadSectors(SimulatedDisk):
-    """The blocks of a disk that give EIO until they are written again, by physical offset in the log."""
+    """Blocks of a disk, by physical offset in the log, that return EIO until they are rewritten."""
 
     def __init__(self, disk: SimulatedDisk, offset: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class BadSectors(SimulatedDisk):
 
 
 class BadFile(SimulatedFile):
-    """A file on such a disk."""
+    """File on such a disk."""
 
     def _touched(self, size: int, offset: int) -> set[tuple[Path, int]]:
         return {(self.path, sector) for sector in range(offset // 512, (offset + size - 1) // 512 + 1)}
@@ -42,6 +42,7 @@ class BadFile(SimulatedFile):
         begin, end = write.offset, write.offset + len(write.data)
         bad = self._disk.bad & self._touched(end - begin, begin)
         if any(sector * 512 < begin or (sector + 1) * 512 > end for _, sector in bad):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))  # the rest would have to be read
+            # the rest of the sector would have to be read
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
         super()._write(write)
         self._disk.bad -= bad

@@ -1,6 +1,7 @@
-"""Makes the golden data folder `tests/fixtures/golden-v1`: run once per format version, then never again.
+"""Generator of the golden data folder `tests/fixtures/golden-v1`: run once per format version, then never
+again.
 
-`python -m tests.raft.golden` writes it anew; a test that fails afterwards means that the format changed, and a new
+`python -m tests.raft.golden` writes it again. If a test fails afterwards, the format has changed; a new
 format needs a new version and a new folder beside this one.
 """
 
@@ -22,7 +23,7 @@ ENTRIES = 40
 
 
 def golden_config(folder: Path) -> StorageConfig:
-    """The settings that the folder was made with."""
+    """Return the settings that the folder was created with."""
     return StorageConfig(
         data_dir=folder,
         cluster_id="golden",
@@ -34,7 +35,7 @@ def golden_config(folder: Path) -> StorageConfig:
 
 
 def payload(index: int) -> tuple[EntryKind, bytes, int, int]:
-    """(kind, payload, section count, term) of an entry."""
+    """Return (kind, payload, section count, term) of an entry."""
     term = 1 if index <= 15 else 3
     if index in (1, 16):
         return EntryKind.NOOP, b"", 0, term

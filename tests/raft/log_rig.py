@@ -1,4 +1,4 @@
-"""A CommitLog on a simulated disk, driven step by step, beside a model of what it must hold."""
+"""CommitLog on a simulated disk, driven step by step, beside a model of its expected contents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def storage_config(
 
 @dataclass(frozen=True)
 class Stored:
-    """What the model knows of an entry."""
+    """The model's view of an entry."""
 
     index: int
     term: int
@@ -44,7 +44,7 @@ class Stored:
 
 
 class LogRig:
-    """Opens (or makes) the data folder on `disk`; `entries` is the model, entry 1 first."""
+    """Opens (or creates) the data folder on `disk`. `entries` is the model, entry 1 first."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class LogRig:
         self.seq = 0
         self.flusher: SteppedFlusher = self.storage.start_stepped(on_durable=self._durable)
         self.entries: list[Stored] = []
-        self.dropped = 0  # entries in front of the log that retention deleted
+        self.dropped = 0  # entries at the start of the log that retention deleted
 
     def _durable(self, seq: int) -> None:
         assert seq > self.durable_seq
@@ -91,7 +91,7 @@ class LogRig:
         return header
 
     def append_random(self, rng: random.Random, term: int | None = None) -> EntryHeader:
-        """Stage an entry of any size that is allowed."""
+        """Stage an entry of any allowed size."""
         size = rng.choice((0, rng.randint(0, 100), rng.randint(0, self.log.max_entry_size - 64)))
         return self.append(rng.randbytes(size), term)
 
@@ -114,7 +114,7 @@ class LogRig:
         self.storage.run_background()
 
     def retained(self) -> list[Stored]:
-        """The model of what the log still holds."""
+        """Return the model of what the log still holds."""
         return [entry for entry in self.entries if entry.index >= self.log.first_index]
 
     def read_all(self, max_bytes: int = 1500) -> list[Stored]:
@@ -137,7 +137,7 @@ class LogRig:
 
 
 def reopen(disk: SimulatedDisk, before: LogRig) -> LogRig:
-    """Open a folder again with the same settings."""
+    """Reopen a folder with the same settings."""
     config = before.config
     return LogRig(
         disk,

@@ -26,7 +26,7 @@ C = TypeVar("C", bound="Cluster")
 
 @dataclass
 class RecordingStateMachine:
-    """Keeps every payload that was applied."""
+    """Keeps every applied payload."""
 
     applied: list[tuple[int, int, bytes]] = field(default_factory=list)  # index, term, payload of RECORDS
     last_applied_index: LogIndex = NOTHING
@@ -55,7 +55,7 @@ class RecordingStateMachine:
 
 
 class Cluster:
-    """`names` nodes; every verb waits until what it says is so."""
+    """Nodes `names`. Every verb waits until its result is true."""
 
     def __init__(self, folder: Path, names: Sequence[str] = ("n1", "n2", "n3"), **settings: Any) -> None:
         self.folder = folder
@@ -102,7 +102,7 @@ class Cluster:
             raise AssertionError(f"never: {what or condition}; nodes {states}; fatal {self.fatal}") from None
 
     async def leader(self) -> str:
-        """Return the name of the node that leads, is ready, and is followed by all that run."""
+        """Return the name of the node that leads, is ready, and is followed by all running nodes."""
 
         def found() -> bool:
             leads = [n for n, node in self.nodes.items() if node.is_leader_ready]
@@ -112,7 +112,7 @@ class Cluster:
         return next(n for n, node in self.nodes.items() if node.is_leader_ready)
 
     async def send(self, *payloads: bytes) -> list[Proposal]:
-        """Propose until committed; return the proposals."""
+        """Propose until committed. Returns the proposals."""
         done = []
         for payload in payloads:
             while True:

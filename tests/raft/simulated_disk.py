@@ -1,8 +1,8 @@
-"""A disk in memory that forgets what was not synced: the FileSystem of the storage tests and the simulator.
+"""In-memory disk that forgets what was not synced: the FileSystem of the storage tests and the simulator.
 
-Writes stay pending until fdatasync, names and moves of folders until the directory is synced. `crash` keeps any part of
-what is pending, by 512-byte sectors, and may tear one sector. Every operation is a numbered step: a test can crash, fail
-or fill the disk at each of them.
+Writes stay pending until fdatasync, names and moves of folders until the directory is synced. `crash` keeps
+any part of the pending data, by 512-byte sectors, and may tear one sector. Every operation is a numbered
+step, at which a test can crash, fail or fill the disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECTOR = 512
 
 
 class PowerCut(BaseException):
-    """The machine is gone: no `except OSError` and no `finally` of the code under test may matter."""
+    """The machine is gone. No `except OSError` and no `finally` of the code under test may matter."""
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class _Inode:
     durable: bytearray = field(default_factory=bytearray)
     current: bytearray = field(default_factory=bytearray)
     pending: list[Write] = field(default_factory=list)
-    failed: bool = False  # an fsync failed: the kernel dropped the pages and called them clean
-    unreadable: int = -1  # a byte whose sector cannot be read any more
+    failed: bool = False  # an fsync failed: the kernel dropped the pages and marked them clean
+    unreadable: int = -1  # a byte whose sector is unreadable
 
     def write(self, write: Write) -> None:
         put(self.current, write.offset, write.data)
@@ -43,9 +43,10 @@ class _Inode:
         self.pending.clear()
 
     def fail_sync(self, *, keeps_pages: bool) -> None:
-        """Do what the kernel does: pages are called clean, the next fsync "succeeds"; they are dropped or stay readable.
+        """Fail an fsync like the kernel: pages are marked clean, and the next fsync "succeeds".
 
-        What went past the page cache is on its way; where pages stay it is taken to be lost by the disk, like them.
+        The pages are dropped or stay readable. Direct writes are on their way; where pages stay, the disk
+        loses both.
         """
         if keeps_pages:
             self.pending.clear()
@@ -56,7 +57,7 @@ class _Inode:
             put(self.current, offset, data)
 
     def after_crash(self, rng: random.Random, keep: Keep) -> bytearray:
-        """Return the bytes that the disk holds when the power comes back."""
+        """Return the bytes on the disk after the power comes back."""
         out = bytearray(self.durable)
         for offset, data, _ in kept_writes(self.pending, SECTOR, keep, rng):
             put(out, offset, data)
@@ -75,10 +76,10 @@ class SimulatedDisk:
         self.locked: set[Path] = set()
         self.steps = 0
         self.on_step: Callable[[int, str, Path], None] | None = None
-        self.cold = False  # pread_nowait always says None
-        self.keeps_failed_pages = False  # a failed fsync leaves its pages readable, and calls them clean
+        self.cold = False  # pread_nowait always returns None
+        self.keeps_failed_pages = False  # a failed fsync leaves its pages readable, marked clean
 
-    # --- FileSystem ---------------------------------------------------------------------------------------------
+    # --- FileSystem -----------------------------------------------------------------------------------------
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> SimulatedFile:
         inode = self.names.get(path)
         if inode is None:
@@ -133,10 +134,10 @@ class SimulatedDisk:
         self.locked.add(path)
         return SimulatedLock(self, path)
 
-    # --- for tests ----------------------------------------------------------------------------------------------
+    # --- for tests ------------------------------------------------------------------------------------------
     @property
     def used(self) -> int:
-        """Bytes that files take."""
+        """Return the bytes used by files."""
         return sum(len(inode.current) for inode in set_of(self.names))
 
     def step(self, operation: str, path: Path) -> None:

@@ -1,6 +1,7 @@
-"""Trials for the storage: each takes a seed and raises AssertionError when something acknowledged is lost or wrong.
+"""Trials of the storage: each takes a seed and raises AssertionError if an acknowledged entry is lost or
+wrong.
 
-Used to test the storage itself, and to see whether they find the bugs of `tests/sim/mutants_storage.py`.
+They test the storage itself, and show whether they find the bugs of `tests/sim/mutants_storage.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .simulated_disk import PowerCut, SimulatedDisk
 
 
 def read_while_it_runs(seed: int) -> None:
-    """What was just written, cut off and written again is read as it is now."""
+    """Bytes that were just written, cut off and rewritten are read in their current form."""
     history = History(seed, SimulatedDisk())
     history.run()
     history.rig.flush()
@@ -37,7 +38,7 @@ def read_while_it_runs(seed: int) -> None:
 
 
 def judge(history: History, disk: SimulatedDisk) -> None:
-    """Judge what comes back; an undamaged log that is refused is a bug, too."""
+    """Judge the recovered log. Refusing an undamaged log is a bug too."""
     try:
         history.judge(disk)
     except RaftError as error:
@@ -45,7 +46,7 @@ def judge(history: History, disk: SimulatedDisk) -> None:
 
 
 def cut_power_often(seed: int) -> None:
-    """Run a history into several power cuts and judge what comes back."""
+    """Run a history into several power cuts and judge each recovered log."""
     rng = random.Random(seed)
     whole = SimulatedDisk()
     history = History(seed, whole)
@@ -61,7 +62,7 @@ def cut_power_often(seed: int) -> None:
 
 
 def cut_power_in_async_mode(seed: int) -> None:
-    """What was flushed is there; what was only written may be gone, and that is no damage."""
+    """Flushed entries are there. Entries only written may be gone, and that is no damage."""
     rng = random.Random(seed)
     rig = LogRig(SimulatedDisk(), flush="async_timed")
     flushed = 0
@@ -81,7 +82,7 @@ def cut_power_in_async_mode(seed: int) -> None:
 
 
 def fail_a_flush(seed: int) -> None:
-    """One flush of the log fails; a node that noticed is gone, and what it called durable is there."""
+    """One flush of the log fails. A node that noticed is gone, and what it called durable is there."""
     rng = random.Random(seed)
     disk = SimulatedDisk()
     history = History(seed, disk)
@@ -97,12 +98,12 @@ def fail_a_flush(seed: int) -> None:
     with contextlib.suppress(OSError):
         history.run()
     disk.on_step = None
-    for keep in (Keep.NONE, Keep.ANY):  # what went past the page cache may be written all the same
+    for keep in (Keep.NONE, Keep.ANY):  # direct writes may be on disk anyway
         judge(history, disk.crash(rng, keep))
 
 
 def filled(rng: random.Random) -> tuple[LogRig, HardState]:
-    """A log of several segments and a few terms and votes; its last turn is one entry."""
+    """A log of several segments and a few terms and votes. Its last turn is one entry."""
     rig = LogRig(SimulatedDisk())
     for term in range(1, 30):
         rig.append_random(rng, term)
@@ -113,14 +114,14 @@ def filled(rng: random.Random) -> tuple[LogRig, HardState]:
     rig.flusher.sync()
     rig.append(b"the last turn")
     rig.flush()
-    hard = HardState(Term(40), NodeId("n3"))  # stands in one slot only
+    hard = HardState(Term(40), NodeId("n3"))  # in one slot only
     rig.persist(hard)
     rig.flusher.step()
     return rig, hard
 
 
 def flip_a_bit(seed: int) -> None:
-    """A bit of the log flips: what was durable before the last turn is there, or the damage is named."""
+    """A bit of the log flips: entries durable before the last turn are there, or the damage is reported."""
     rng = random.Random(seed)
     whole, _ = filled(rng)
     places = [(p, n) for p, n in sorted(whole.disk.names.items()) if p.parent.name == "commitlog"]
@@ -138,7 +139,7 @@ def flip_a_bit(seed: int) -> None:
 
 
 def damage_the_hard_state(seed: int) -> None:
-    """One block of the hard state is damaged: nothing is forgotten. All are: the node does not start."""
+    """One damaged block of the hard state: nothing is forgotten. All damaged: the node does not start."""
     rng = random.Random(seed)
     whole, hard = filled(rng)
     for blocks in ([rng.randrange(4)], [0, 1, 2, 3]):
@@ -170,7 +171,7 @@ def try_all(seed: int) -> None:
 
 
 def find(mutant: StorageMutant, seeds: int) -> tuple[int, str] | None:
-    """Return how many seeds it took to find a bug, and the trial that found it; None when none of them did."""
+    """Return how many seeds it took to find a bug, and the trial that found it; None if none did."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, replacement in mutant.patches:
             patch.setattr(owner, name, replacement)

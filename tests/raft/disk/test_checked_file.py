@@ -1,4 +1,4 @@
-"""Records that stand twice in their files: no flipped bit, bad sector or power cut takes them."""
+"""Records stored twice in their files: they survive any flipped bit, bad sector or power cut."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_damage_of_both_copies_and_a_newer_version_are_told_apart() -> None:
         read(disk)
     with pytest.raises(NewerFormatError):
         read(disk_with(FIELDS, version=5))
-    with pytest.raises(NewerFormatError):  # what a former build says
+    with pytest.raises(NewerFormatError):  # the error of an earlier build
         read_record(disk_with(FIELDS), PATH, "identity", 3)
 
 
@@ -92,7 +92,7 @@ def test_a_record_that_a_former_build_wrote_or_of_which_one_copy_is_damaged_is_w
 @pytest.mark.parametrize("keep", list(Keep))
 @pytest.mark.parametrize("twice", [True, False])
 def test_a_power_cut_at_any_step_leaves_the_old_record_or_the_new_one(keep: Keep, twice: bool) -> None:
-    """`twice`: how the old one stood; so also the change from a former build is safe."""
+    """`twice`: how the old record was stored. So the upgrade from an earlier build is safe too."""
     new: dict[str, object] = {"node_id": "n1", "members": {"n1": 7, "n2": 11}}
     disk = disk_with(FIELDS, twice=twice)
     first = disk.steps

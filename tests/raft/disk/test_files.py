@@ -1,4 +1,4 @@
-"""Files of the data folder on a real disk: who else may read them."""
+"""Files of the data folder on a real disk: access by other users."""
 
 from __future__ import annotations
 

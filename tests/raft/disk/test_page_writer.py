@@ -1,4 +1,6 @@
-"""Whole pages, through the page cache and past it: the file holds what was written, whichever way each run took."""
+"""Page writer, through the page cache and past it: the file holds what was written, whichever way a
+run took.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ TRAILER = b"behind the limit"
 
 
 class Watched(RealFile):
-    """Notes which writes went which way: (direct?, offset, bytes)."""
+    """Records which way each write took: (direct?, offset, bytes)."""
 
     writes: list[tuple[bool, int, int]]
 
@@ -48,7 +50,9 @@ def file(tmp_path: Path) -> Watched:
 def test_runs_stand_in_the_file_one_behind_the_other(
     file: Watched, seed: int, direct: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random runs of random pieces, with cuts between them, and a chunk that long runs fill more than once."""
+    """Random runs of random pieces, with cuts between them, and a chunk that long runs fill more
+    than once.
+    """
     monkeypatch.setattr(page_writer, "_CHUNK", 4 * PAGE)
     rng = random.Random(seed)
     pages, expected = PageWriter(direct), bytearray()
@@ -66,7 +70,7 @@ def test_runs_stand_in_the_file_one_behind_the_other(
         pages.write(file, parts, len(expected), LIMIT)
         expected += run
         assert file.path.read_bytes() == bytes(expected).ljust(LIMIT, b"\0") + TRAILER
-        if rng.random() < 0.2:  # a cut, as the log writer does one
+        if rng.random() < 0.2:  # a cut, done as the log writer does it
             del expected[rng.randint(0, len(expected)) :]
             pages.forget()
             files.write_zeros(file, len(expected), LIMIT)
@@ -80,7 +84,7 @@ def test_only_runs_of_the_given_size_go_past_the_cache(file: Watched) -> None:
     pages.write(file, [b"d" * 10], 3999, LIMIT)
     pages.write(file, [b"e" * 10], 4009, LIMIT)
     pages.write(file, [b"f" * 5000], 4019, LIMIT)
-    # The fourth run finds its page in the cache, as the third put it there whole; the third could not.
+    # The fourth run finds its page in the cache because the third wrote all of it there; the third could not.
     assert file.writes == [
         (False, 0, PAGE),
         (True, 0, PAGE),
@@ -92,7 +96,7 @@ def test_only_runs_of_the_given_size_go_past_the_cache(file: Watched) -> None:
 
 
 def test_a_limit_inside_a_page_is_kept_by_the_page_cache(file: Watched) -> None:
-    """Segments of less than a page exist in small groups only; nothing may be written behind them."""
+    """Segments smaller than a page exist only in small groups. Nothing may be written after them."""
     pages = PageWriter(1)
     pages.write(file, [b"x" * 700], 0, 1000)
     assert file.writes == [(False, 0, 1000)]
@@ -102,7 +106,7 @@ def test_a_limit_inside_a_page_is_kept_by_the_page_cache(file: Watched) -> None:
 def test_of_a_page_that_another_run_began_nothing_is_read_or_written_again(
     file: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a start, or a cut, what stands there may be damaged, and repaired while this is written."""
+    """After a start or a cut the existing bytes may be damaged, and under repair while this is written."""
     PageWriter(PAGE).write(file, [b"of an earlier start"], 0, LIMIT)
     file.writes.clear()
     monkeypatch.delattr(RealFile, "pread")
@@ -120,7 +124,7 @@ def test_of_a_page_that_another_run_began_nothing_is_read_or_written_again(
 
 
 def test_what_was_written_is_not_read_again(file: Watched) -> None:
-    """Damage that came into the page meanwhile would be written back, behind a repair's back perhaps."""
+    """Damage that appeared in the page meanwhile would be written back, possibly over a repair."""
     pages = PageWriter(PAGE)
     pages.write(file, [b"good" * 10, b"more"], 0, LIMIT)
     pages.write(file, [b"and more"], 44, LIMIT)
@@ -153,7 +157,7 @@ def test_without_direct_io_the_page_cache_takes_it(
         PageWriter(1).write(file, [run], 0, LIMIT)
     assert file.path.read_bytes()[: len(run)] == run
     assert [direct for direct, _, _ in file.writes] == [True, False]
-    PageWriter(1).write(file, [run], 0, LIMIT)  # it does not try again
+    PageWriter(1).write(file, [run], 0, LIMIT)  # it does not retry direct I/O
     assert [direct for direct, _, _ in file.writes] == [True, False] * 2
     file.close()
 
@@ -192,7 +196,7 @@ def test_a_file_system_that_refuses_only_some_writes_gets_the_rest_through_its_c
 def test_a_failed_write_is_not_tried_again_through_the_cache(
     file: Watched, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P15: what the disk holds then is unknown."""
+    """P15: the contents of the disk are then unknown."""
 
     def fail(*_: object) -> int:
         raise OSError(code, os.strerror(code))
@@ -205,7 +209,10 @@ def test_a_failed_write_is_not_tried_again_through_the_cache(
 
 
 def cached_pages(fd: int, size: int) -> int:
-    """Return how many of a file's first pages the page cache has. (A read that must not wait begins to fetch what it has not.)"""
+    """Return how many of a file's first pages are in the page cache.
+
+    (A read that must not wait starts to fetch missing pages.)
+    """
     pages = -(-size // mmap.PAGESIZE)
     found = (ctypes.c_ubyte * pages)()
     with mmap.mmap(fd, size) as mapped:
@@ -229,7 +236,7 @@ def test_the_count_of_cached_pages_sees_what_is_there(file: Watched) -> None:
 def test_what_goes_past_the_cache_takes_no_page_of_it(
     file: Watched, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
-    """Where the file system has no direct I/O, the cache takes the run."""
+    """Without direct I/O in the file system, the cache takes the run."""
     os.fsync(file._fd)
     file.drop_cached(0, 0)
     if refuses:

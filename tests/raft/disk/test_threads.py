@@ -1,4 +1,4 @@
-"""Threads that write for a task: they end before whoever waits for them goes on, however often that is cancelled."""
+"""Threads that write for a task: they end before the task continues, however often it is cancelled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 
 @dataclass
 class SlowWork:
-    """Runs in a thread until it is told to go on."""
+    """Runs in a thread until it is told to continue."""
 
     reached: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
@@ -37,7 +37,7 @@ class SlowWork:
 
 
 def test_a_task_that_is_cancelled_again_and_again_waits_for_its_thread() -> None:
-    """A fault ends the streams of a node, and its stop ends them once more."""
+    """A fault ends a node's streams, and its stop ends them again."""
     work, undone = SlowWork(), list[object]()
 
     async def scenario() -> None:
@@ -58,13 +58,14 @@ def test_a_task_that_is_cancelled_again_and_again_waits_for_its_thread() -> None
 
 def hello(node: NodeId) -> Hello:
     return Hello(
-        cluster_id="test", group="g0", node_id=node, incarnation=9, segment_size=1 << 20, standing=Standing.VOTER,
+        cluster_id="test", group="g0", node_id=node, incarnation=9, segment_size=1 << 20,
+        standing=Standing.VOTER,
         term=Term(1),
     )  # fmt: skip
 
 
 def rights_over(learn_members: Any) -> VotingRights:
-    """Of a voter that has met nobody yet."""
+    """Of a voter that has met no peer yet."""
     members = tuple(Member(node, f"{node}:1") for node in (N1, N2, N3))
     identity = Identity(
         cluster_id="test", group="g0", node_id=N1, incarnation=7, segment_size=1 << 20, members={N1: 7}
@@ -75,7 +76,8 @@ def rights_over(learn_members: Any) -> VotingRights:
     )  # fmt: skip
     none: Any = None
     return VotingRights(
-        RaftConfig(cluster_id="test", group="g0", node_id=N1, members=members, data_dir=Path("n1"), segment_size=1 << 20),
+        RaftConfig(cluster_id="test", group="g0", node_id=N1, members=members, data_dir=Path("n1"),
+        segment_size=1 << 20),
         cast(Any, storage), cast(Any, SimpleNamespace(is_voter=True, term=Term(1), is_silent=False)),
         promote=none, announce=lambda: None, read_index=none, on_new_incarnation=none, on_learner=none,
         on_left_behind=none, on_outdated=none,
@@ -83,7 +85,7 @@ def rights_over(learn_members: Any) -> VotingRights:
 
 
 def test_nothing_is_stored_for_a_greeting_behind_the_back_of_a_node_that_stopped() -> None:
-    """The folder is closed next and its lock given back: another process may be writing there by then."""
+    """The folder is closed next and its lock released. Another process may then write there."""
     work = SlowWork()
 
     async def scenario() -> None:

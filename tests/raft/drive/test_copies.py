@@ -1,4 +1,4 @@
-"""What slaves hold durably, and who waits for it."""
+"""Durable copies on slaves, and waiting for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the driver makes of a log that fails it: damage met for a follower is to be repaired, a leader without room is silent."""
+"""Driver with a failing log: damage found for a follower is reported for repair, a leader without space falls
+silent.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ N1, N2 = NodeId("n1"), NodeId("n2")
 
 
 class OneOutput:
-    """A core that wants one thing done."""
+    """A core with a single output."""
 
     leading = None
     role = Role.LEADER
@@ -42,7 +44,7 @@ class OneOutput:
 
 
 class Owner:
-    """Keeps what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -81,7 +83,7 @@ def test_entry_that_cannot_be_read_for_a_follower_is_damage_and_no_defect() -> N
     rig.append(b"soon unreadable")
     rig.append(b"last")
     rig.flush()
-    asyncio.run(rig.log.header_at(LogIndex(1)))  # from now on the segment is open
+    asyncio.run(rig.log.header_at(LogIndex(1)))  # opens the segment
     rig.disk.names[DATA / "commitlog" / f"{0:020d}"].unreadable = 3
     message = AppendEntries(
         Term(1), N1, N2, LogIndex(0), Term(0), LogIndex(1), LogIndex(1), LogIndex(0),
@@ -116,7 +118,7 @@ def test_new_leader_that_cannot_store_the_first_entry_of_its_term_says_nothing()
 def test_a_leader_that_commits_alone_begins_its_own_flush_before_it_sends(
     voters: tuple[NodeId, ...], persisted_first: bool
 ) -> None:
-    """With a majority the followers' flushes commit, so that they get the entries first."""
+    """With a majority, the followers' flushes commit. So they get the entries first."""
     rig = LogRig(SimulatedDisk())
     asked_for: list[int] = []
     persist, real = Persist(rig.seq + 1), rig.log.persist

@@ -1,4 +1,4 @@
-"""A hand-over of the lead ends when the node that was to take it is gone: nobody waits for a process that has ended."""
+"""A leadership transfer ends if its target dies: no caller waits for a dead process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AN_HOUR_MS = 3_600_000
 
 
 def leadership() -> Leadership:
-    """That of n1, which leads and hands over to n2."""
+    """Transfer of n1, which leads, to n2."""
     core: Any = SimpleNamespace(transfer_leadership=lambda to: N2)
     driver: Any = SimpleNamespace(settle=lambda: None, pump=lambda: None)
     config: Any = SimpleNamespace(node_id=N1, election_ms_max=AN_HOUR_MS)
@@ -61,7 +61,7 @@ def test_it_does_not_begin_with_a_target_that_is_gone_and_does_when_that_is_back
         moving = await begun(led)
         led.changed(N2, Term(2))
         assert await moving == N2
-        led.link_changed(N2, gone=True)  # afterwards it matters to nobody
+        led.link_changed(N2, gone=True)  # afterwards it no longer matters
         await asyncio.sleep(0)
 
     run(test)

@@ -95,7 +95,7 @@ def test_one_peer_is_not_enough_to_call_a_folder_the_old_one_and_who_is_old_itse
 
 
 def test_a_learner_with_an_old_record_believes_a_majority_of_voters() -> None:
-    """Its disk was put back as it was before n3 was replaced: without this, it refuses n3 for ever."""
+    """Its disk was restored from before n3 was replaced. Without this rule it refuses n3 for ever."""
     record, new = MemberRecord("g0", {N2: 2, N3: 3}), hello(N3, 4, Standing.VOTER)
     knows = {N2: hello(N2, 2, Standing.VOTER, {N3: 4})}
     assert is_vouched_for(new, knows, 3)
@@ -214,7 +214,7 @@ def test_another_group_with_the_same_names_is_refused_without_the_advice_to_rejo
         assert refusal_of(hello(N1, 1, group_id=known), hello(N2, 2, group_id=told), members) is None
 
 
-# --- a group that was recovered after the loss of its majority ----------------------------------------------------
+# --- a group that was recovered after the loss of its majority ----------------------------------------------
 LOST, NEW = 7, 8
 RECOVERY = Recovery(replaced_group_id=LOST, from_incarnation=1, term=6, last_index=10, last_crc=1)
 
@@ -270,7 +270,7 @@ def test_clones_and_nodes_that_rejoin_are_not_left_behind() -> None:
 
 @dataclass
 class Folder:
-    """A node as `VotingRights` runs it: what is durable, and the greetings that this run heard."""
+    """A node as `VotingRights` runs it: its durable state, and the greetings heard in this run."""
 
     node: NodeId
     incarnation: int
@@ -290,7 +290,7 @@ class Folder:
         )
 
     def hear(self, theirs: Hello) -> bool:
-        """Judge a greeting, store what must be stored, see what follows."""
+        """Judge a greeting, store what must be stored, and apply the consequences."""
         refusal = refusal_of(self.greeting(), theirs, frozenset(ALL))
         if refusal is None or refusal.kind is RefusalKind.OTHER_GROUP:
             refusal = self.record.refusal_of_lost(theirs) or refusal
@@ -307,7 +307,7 @@ class Folder:
 
 
 def folders(rng: random.Random) -> Iterator[Folder]:
-    """Yield folders as people put them under the nodes' names, in any order and again and again."""
+    """Yield folders as people put them under the nodes' names, in any order, repeatedly."""
     incarnations = iter(range(100, 10**6))
     while True:
         node, kind = rng.choice(list(ALL)), rng.choice(["clone", "clone", "old", "empty", "rejoined"])
@@ -321,7 +321,10 @@ def folders(rng: random.Random) -> Iterator[Folder]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_folders_meet_nobody_votes_in_the_recovered_group_without_its_log(seed: int) -> None:
-    """Clones, old and empty folders and learners in random order; the disks of n2 and n3 are swapped in between."""
+    """Clones, old and empty folders and learners in random order.
+
+    The disks of n2 and n3 are swapped in between.
+    """
     rng = random.Random(seed)
     voters = 0
     for _ in range(10):
@@ -330,7 +333,7 @@ def test_whatever_folders_meet_nobody_votes_in_the_recovered_group_without_its_l
         for _ in range(rng.choice([60, 200])):
             if rng.random() < 0.08 or len(running) < len(ALL):
                 folder = next(given)
-                if folder.node != N1 or folder.kind == "clone":  # the survivor's data survive
+                if folder.node != N1 or folder.kind == "clone":  # the survivor keeps its data
                     running[folder.node] = folder
             if len(running) < 2:
                 continue

@@ -1,4 +1,4 @@
-"""The golden data folder of format version 1: every later build must open, read and verify it, byte for byte."""
+"""Golden data folder of format version 1: every later build must open, read and verify it, byte for byte."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ledgermq.raft.types import LogIndex
 
 from ..golden import ENTRIES, FOLDER, SEGMENT, golden_config, payload, write
 
-#: sha256 of the log bytes of each segment, written down when the folder was made.
+#: sha256 of the log bytes of each segment, recorded when the folder was created.
 LOG_BYTES = {
     0: "156121c0e412e9713471d4ea003fa65ca4bd677c553a3a99bfacde2bc0a3b4ac",
     8192: "08a2c5f52516cb10acbd5a5c279b174c43a672459016d61779bfbac0704e9ea2",
 }
-#: Entry 3 as it stands on disk.
+#: Entry 3 as stored on disk.
 ENTRY_3 = (
     "4c4d51017495c2a6080100000100010003000000000000000100000000000000e0000000000000000368e5cf8b010000"
     "40b4cbcac80000000000000000000000010103000100000000000000000000000100000088000000b645965c40000000"
@@ -35,7 +35,7 @@ ENTRY_3 = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy: the fixture itself is never opened for writing."""
+    """Copy the folder: the fixture itself is never opened for writing."""
     return Path(shutil.copytree(FOLDER, tmp_path / "golden"))
 
 

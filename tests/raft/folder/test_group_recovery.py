@@ -1,4 +1,6 @@
-"""A group is made anew from a survivor's folder: what is shown, what is refused, and no state between old and new."""
+"""Recovery of a group from a survivor's folder: what is shown, what is refused, and no state between old and
+new.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ OLD_GROUP_ID = 77
 def survivor_disk(
     *, clean: bool = True, entries: int = 30, seed: int = 1
 ) -> tuple[SimulatedDisk, list[Stored]]:
-    """A stopped voter of a group of three, with entries of the terms 2 and 3 in several segments."""
+    """A stopped voter of a group of three, with entries of terms 2 and 3 in several segments."""
     disk, rng = SimulatedDisk(), random.Random(seed)
     rig = LogRig(disk)
     rig.storage.learn_members({N2: 22, N3: 33})
@@ -147,7 +149,7 @@ def test_a_clone_has_the_same_log_and_group_and_an_incarnation_of_its_own() -> N
 
 
 def _in_term(term: int, *, log_term: int = 3) -> SimulatedDisk:
-    """The survivor's folder after its node believed a term that no election leads to."""
+    """The survivor's folder after its node accepted a term that no election leads to."""
     disk = SimulatedDisk()
     rig = LogRig(disk)
     rig.storage.learn_members({N2: 22, N3: 33})
@@ -214,7 +216,7 @@ def test_a_folder_that_a_person_asked_to_have_moved_aside_is_not_made_that_of_a_
 
 
 def _copy(disk: SimulatedDisk) -> SimulatedDisk:
-    """A copy of a disk, as from another machine, of the folder as it is now."""
+    """Return a copy of the folder as it is now, on the disk of another machine."""
     return disk.crash(random.Random(1), Keep.ALL)
 
 
@@ -233,7 +235,7 @@ Step = Callable[[SimulatedDisk], Identity]
 
 
 def crash_everywhere(disk: SimulatedDisk, change: Step, check: Callable[[SimulatedDisk], str]) -> set[str]:
-    """Cut the power at each file operation of `change`; return what `check` called the outcomes."""
+    """Cut the power at each file operation of `change`. Returns the outcomes according to `check`."""
     counted = _copy(disk)
     change(counted)
     outcomes = set()
@@ -308,7 +310,7 @@ def test_an_interrupted_recovery_is_finished_by_whatever_opens_the_folder_next()
 
 
 def _vote(disk: SimulatedDisk, *, again: bool = True) -> None:
-    """Let the recovered folder take part as a voter, and start once more, which is when its identity says so."""
+    """Let the recovered folder take part as a voter and restart once, which records that in its identity."""
     rig = LogRig(disk)
     rig.persist(HardState(Term(7), N1, rig.log.last_index))
     rig.flush()
@@ -336,7 +338,7 @@ def _without_boot(disk: SimulatedDisk) -> RaftStorage:
 
 
 def test_a_first_member_that_lost_its_vote_later_is_a_learner_and_not_new() -> None:
-    """An async flush mode and a reboot take the vote away: what it had acknowledged may be lost (D7)."""
+    """An async flush mode and a reboot take the vote away: acknowledged entries may be lost (D7)."""
     disk, _ = survivor_disk()
     recover(disk)
     rig = LogRig(disk)
@@ -349,7 +351,10 @@ def test_a_first_member_that_lost_its_vote_later_is_a_learner_and_not_new() -> N
 
 
 def test_a_first_member_that_never_voted_is_still_one_after_a_power_cut() -> None:
-    """The others may know it by its incarnation, and would refuse it as a stranger: it promised nothing yet."""
+    """The others may know it by its incarnation, and would refuse another one.
+
+    It has promised nothing yet.
+    """
     disk, _ = survivor_disk()
     identity = recover(disk)
     LogRig(disk).close(clean=False)
@@ -360,13 +365,13 @@ def test_a_first_member_that_never_voted_is_still_one_after_a_power_cut() -> Non
 
 
 def test_a_first_member_whose_vote_a_failed_write_took_is_a_learner_and_not_new() -> None:
-    """In the run in which it began to vote: no start has noted yet that it did."""
+    """In the run in which it began to vote: no start has recorded that yet."""
     disk, _ = survivor_disk()
     recover(disk)
     rig = LogRig(disk, flush="async_timed", learner_after_reboot=True)
     assert not is_learner(rig.storage)
     term = rig.storage.hard_state.term
-    rig.persist(HardState(term, N1, rig.log.last_index))  # votes
+    rig.persist(HardState(term, N1, rig.log.last_index))  # it votes
     rig.persist(HardState(Term(term + 1), N2, rig.log.last_index))  # and a leader was elected
     rig.flush()
     rig.storage.note_failure()
@@ -376,7 +381,7 @@ def test_a_first_member_whose_vote_a_failed_write_took_is_a_learner_and_not_new(
 
 
 def test_a_hard_state_that_is_not_of_the_recovered_folder_is_left_alone() -> None:
-    """Whatever else changes the incarnation later: the term of the recovery must not replace a later one."""
+    """Another change of the incarnation later: the term of the recovery must not replace a later term."""
     disk, _ = survivor_disk()
     identity = recover(disk)
     hard = HardStateFile.open(disk, DATA / "hardstate")
@@ -408,7 +413,7 @@ def test_a_node_that_rejoins_forgets_the_recovery() -> None:
     assert storage.log.last_index == 0
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 
 def _flip(disk: SimulatedDisk, name: str, *positions: int) -> None:
@@ -428,7 +433,7 @@ def _damage_hard_state(disk: SimulatedDisk) -> None:
 
 
 def _older_tail(disk: SimulatedDisk) -> None:
-    """The last segment with entries is as it was before anything was written to it."""
+    """The last segment with entries, as it was before anything was written to it."""
     segments = sorted(path for path in disk.names if path.parent.name == "commitlog")
     filled = [path for path in segments if any(disk.names[path].current[:SEGMENT])]
     for data in (disk.names[filled[-1]].current, disk.names[filled[-1]].durable):
@@ -436,7 +441,7 @@ def _older_tail(disk: SimulatedDisk) -> None:
 
 
 def test_a_first_member_that_lost_a_part_of_its_log_is_a_learner_and_not_new() -> None:
-    """It has another incarnation since: as a new member it would be refused by those whom it had met."""
+    """It has another incarnation since. As a new member it would be refused by the nodes that it had met."""
     disk, _ = survivor_disk()
     identity = recover(disk)
     _older_tail(disk)
@@ -464,17 +469,23 @@ def _alone(disk: SimulatedDisk) -> None:
 
 REFUSED: list[tuple[str, Callable[[SimulatedDisk], object], type[Exception], str]] = [
     ("in use", lambda disk: disk.lock(DATA / "lock"), LockedFolderError, "in use .*Stop that node first"),
-    ("not a folder", lambda disk: disk.unlink(DATA / "identity"), GroupRecoveryError, "is not a node's data folder"),
-    ("identity", lambda disk: _flip(disk, "identity", 60, 4156), GroupRecoveryError, "identity is damaged.*another node"),
-    ("manifest", lambda disk: _flip(disk, "manifest", 60, 4156), GroupRecoveryError, "manifest is damaged.*another node"),
+    ("not a folder", lambda disk: disk.unlink(DATA / "identity"), GroupRecoveryError,
+    "is not a node's data folder"),
+    ("identity", lambda disk: _flip(disk, "identity", 60, 4156), GroupRecoveryError,
+    "identity is damaged.*another node"),
+    ("manifest", lambda disk: _flip(disk, "manifest", 60, 4156), GroupRecoveryError,
+    "manifest is damaged.*another node"),
     ("manifest gone", lambda disk: disk.unlink(DATA / "manifest"), GroupRecoveryError, "manifest is missing"),
     ("hard state", _damage_hard_state, GroupRecoveryError, "hardstate is damaged.*another node"),
-    ("hard state gone", lambda disk: disk.unlink(DATA / "hardstate"), GroupRecoveryError, "hardstate is missing"),
+    ("hard state gone", lambda disk: disk.unlink(DATA / "hardstate"), GroupRecoveryError,
+    "hardstate is missing"),
     ("an entry", _damage_entry, GroupRecoveryError, "is damaged at byte .*ledgermq dump --data /data/n1"),
     ("lost flush", _older_tail, GroupRecoveryError, "damaged at byte|ends at entry"),
     ("newer", _newer_identity, NewerFolderError, "format version 9"),
-    ("a repair", lambda disk: disk.open(DATA / "repair", create=True), GroupRecoveryError, "under way.*Start n1 once"),
-    ("a reset", lambda disk: disk.open(DATA / "reset/marker", create=True), GroupRecoveryError, "not finished"),
+    ("a repair", lambda disk: disk.open(DATA / "repair", create=True), GroupRecoveryError,
+    "under way.*Start n1 once"),
+    ("a reset", lambda disk: disk.open(DATA / "reset/marker", create=True), GroupRecoveryError,
+    "not finished"),
     ("alone", _alone, GroupRecoveryError, "never met another member"),
 ]  # fmt: skip
 
@@ -495,7 +506,10 @@ def test_what_cannot_be_recovered_is_refused_with_the_reason_and_unchanged(
 
 
 def test_a_damaged_entry_is_found_although_the_last_stop_was_clean() -> None:
-    """A start after a clean stop believes the index files; what is to become the whole group is read to the last byte."""
+    """A start after a clean stop trusts the index files.
+
+    A folder that is to become the whole group is read completely.
+    """
     disk, _ = survivor_disk(clean=True)
     _damage_entry(disk)
     opened(disk).close(clean=True)

@@ -1,4 +1,4 @@
-"""The folder of a slave becomes that of a master: no state between the two, and no other generation than the one that was told."""
+"""Promotion of a slave's folder to a master's: no state in between, and only the announced generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder is moved aside whole, and an empty one made in its place, whatever crashes come in between."""
+"""Quarantine: a folder is moved aside whole, and an empty one takes its place, whatever crashes occur."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ After = Callable[[SimulatedDisk], SimulatedDisk]
 
 
 def master_disk(*, left_behind: bool) -> SimulatedDisk:
-    """The folder of n1, the first master, with entries of term 4 and the vote of term 5."""
+    """Folder of n1, the first master, with entries of term 4 and the vote of term 5."""
     disk = SimulatedDisk()
     create_data_folder(replace(storage_config(), reign=FIRST), disk)
     rig = LogRig(disk)
@@ -65,7 +65,7 @@ def opened(disk: SimulatedDisk, *, flag: bool = False) -> RaftStorage:
 
 
 def ask(disk: SimulatedDisk) -> None:
-    """As an operator does: touch do-rejoin."""
+    """Do what an operator does: touch do-rejoin."""
     disk.make_directory(DATA)
     disk.open(DATA / MARKER, create=True).close()
     disk.sync_directory(DATA)
@@ -80,7 +80,7 @@ def contents(disk: SimulatedDisk, folder: Path = DATA) -> dict[str, bytes]:
 
 
 def crash_in(disk: SimulatedDisk, step: int, act: Act) -> bool:
-    """Run until operation `step` of the disk from now on; return whether it got that far."""
+    """Run up to operation `step` of the disk from now on. Returns whether it got that far."""
     last = disk.steps + step
 
     def die(number: int, _operation: str, _path: Path) -> None:
@@ -108,7 +108,7 @@ def check_moved(storage: RaftStorage, disk: SimulatedDisk, old: dict[str, bytes]
     for (
         name,
         raw,
-    ) in old.items():  # a start with the flag looks into the folder before: it notes that, not in the entries
+    ) in old.items():  # a start with the flag reads the folder first: it records that, but not in the entries
         if name != "hardstate":
             assert kept[name][:SEGMENT] == raw[:SEGMENT], name
     assert not any(name.startswith("quarantine-2") for name in contents(disk))
@@ -158,7 +158,10 @@ def test_a_second_crash_changes_nothing(after: After) -> None:
     "after", [KILLED, LOST, WRITTEN], ids=["killed", "power cut", "power cut, all written"]
 )
 def test_a_rejoin_that_was_begun_needs_no_flag_to_go_on(after: After) -> None:
-    """Until it is decided the folder is the old one, afterwards the new one: never one that must be given the flag again."""
+    """Until the decision the folder is the old one, afterwards the new one.
+
+    The flag is never needed again.
+    """
     step, moved = 0, 0
     while True:
         disk = master_disk(left_behind=False)
@@ -251,7 +254,7 @@ def test_the_new_folder_is_never_moved_after_the_old_one() -> None:
 
 
 def interrupted() -> SimulatedDisk:
-    """A move of which the identity went last."""
+    """A move with the identity last."""
     disk = master_disk(left_behind=True)
     step = 0
     while disk.exists(DATA / "identity"):
@@ -298,7 +301,7 @@ def test_what_stands_in_the_way_in_the_quarantine_is_kept() -> None:
         disk = disk.killed()
         if disk.exists(KEPT / "hardstate"):
             break
-    file = disk.open(DATA / "hardstate", create=True)  # somebody looked, and made it again
+    file = disk.open(DATA / "hardstate", create=True)  # a person looked, and it was created again
     file.pwritev([b"another"], 0)
     storage = opened(disk)
     check_moved(storage, disk, old, SECOND)
@@ -310,7 +313,7 @@ def test_what_stands_in_the_way_in_the_quarantine_is_kept() -> None:
     [(["quarantine-2"], "quarantine-3"), (["quarantine-3", "quarantine-of-monday"], "quarantine-4")],
 )
 def test_a_quarantine_that_is_there_takes_no_second_folder(kept: list[str], new: str) -> None:
-    """People delete some of them, keep others, and give them names."""
+    """People delete some of them, keep others, and rename them."""
     disk = master_disk(left_behind=True)
     for name in kept:
         disk.make_directory(DATA / name)
@@ -323,7 +326,7 @@ def test_a_quarantine_that_is_there_takes_no_second_folder(kept: list[str], new:
 
 
 def begun() -> SimulatedDisk:
-    """A folder of which a move was decided, by a start that was killed."""
+    """A folder with a decided move, left by a killed start."""
     step = 0
     while True:
         disk, step = master_disk(left_behind=True), step + 1
@@ -339,7 +342,7 @@ def begun() -> SimulatedDisk:
 def test_a_start_that_waited_for_another_one_moves_nothing_of_what_that_made(
     begin: Callable[[], SimulatedDisk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it saw before it had the lock is of a folder that lies in the quarantine by now."""
+    """What it saw before it had the lock was a folder that is in the quarantine by now."""
     disk, made = begin(), list[int]()
 
     def lock(node: str, folder: Path, files: FileSystem) -> Lock:
@@ -356,7 +359,7 @@ def test_a_start_that_waited_for_another_one_moves_nothing_of_what_that_made(
 
 
 def test_a_move_that_another_start_began_is_finished_and_not_decided_anew() -> None:
-    """The record has the term and vote, which what is left of the folder has not."""
+    """The record has the term and vote, which the rest of the folder lacks."""
     disk = interrupted()
     assert rejoin(replace(storage_config(), reign=FIRST), disk) == KEPT
     storage = opened(disk)

@@ -1,4 +1,6 @@
-"""What comes back after crashes and damage (rules P1, P15, P17, P18): nothing synced is lost, nothing wrong is hidden."""
+"""Recovery after crashes and damage (rules P1, P15, P17, P18): nothing synced is lost, nothing wrong is
+hidden.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,10 @@ FIRST_SEGMENT = DATA / "commitlog" / f"{0:020d}"
 
 
 class History:
-    """A random run that notes the model after each operation, so that any crash can be judged.
+    """A random run that records the model after each operation, so that any crash can be judged.
 
-    In one of three, by the seed, every turn goes past the page cache, in another the large ones; their segments have
-    several pages.
+    In one third of the seeds every turn bypasses the page cache, in another third the large ones do. Their
+    segments have several pages.
     """
 
     def __init__(self, seed: int, disk: SimulatedDisk, flush: str = "sync") -> None:
@@ -74,7 +76,7 @@ class History:
                 rig.flusher.sync()
 
     def judge(self, disk: SimulatedDisk) -> None:
-        """Open the crashed disk: it must hold what was durable, and nothing that was never there."""
+        """Open the crashed disk: it must hold everything durable, and nothing that never existed."""
         rig = reopen(disk, self.rig)
         found = rig.read_all()
         done = self.rig.durable_seq
@@ -98,7 +100,7 @@ class History:
 def test_power_cut_at_any_step_loses_nothing_durable(
     seed: int, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_writer, "_CHUNK", PAGE)  # a turn past the page cache is many writes
+    monkeypatch.setattr(page_writer, "_CHUNK", PAGE)  # makes a direct turn many writes
     rng = random.Random(seed)
     whole = SimulatedDisk()
     first = History(seed, whole)
@@ -140,7 +142,10 @@ def test_power_cut_during_recovery_loses_nothing_durable(seed: int) -> None:
 
 
 def killed_behind_a_filler() -> tuple[LogRig, SimulatedDisk]:
-    """Return a log and its disk; the process was killed between the filler of a segment and the entry in the next one."""
+    """Return a log and its disk.
+
+    The process was killed between a segment's filler and the next segment's first entry.
+    """
     rig = LogRig(SimulatedDisk())
     while rig.log.end_offset < SEGMENT - 400:
         rig.append(bytes(200))
@@ -219,7 +224,10 @@ def filled(count: int = 40, *, seed: int = 1) -> LogRig:
 
 
 def test_bit_flip_anywhere_in_an_unclean_log_is_found() -> None:
-    """Below the last turn a flip is damage; in the last turn the entry may be cut, but is never served wrong."""
+    """Before the last turn a flip is damage.
+
+    In the last turn the entry may be cut, but is never served wrong.
+    """
     rig = filled(24)
     last_turn = rig.log.end_offset - 1 - 500 - 2 * HEADER_SIZE
     rng = random.Random(7)
@@ -238,7 +246,7 @@ def judge_flip(disk: SimulatedDisk, rig: LogRig, offset: int, *, is_log: bool, l
         after = reopen(disk, rig)
         found = after.read_all()
     except NewerFolderError:
-        assert is_log and offset >= last_turn  # the version byte: no later entry tells that it was flipped
+        assert is_log and offset >= last_turn  # the version byte: no later entry reveals the flip
         return
     except DamagedLogError as error:
         assert is_log
@@ -398,7 +406,7 @@ def test_failed_fsync_reports_nothing_as_durable(part: str) -> None:
 
 def test_full_disk_refuses_the_entry_that_needs_a_new_segment_and_keeps_the_vote() -> None:
     rig = LogRig(SimulatedDisk())
-    rig.disk.capacity = rig.disk.used  # not one segment more
+    rig.disk.capacity = rig.disk.used  # no room for another segment
     accepted = 0
     with pytest.raises(DiskFullError, match="admin clean"):
         for _ in range(100):
@@ -412,7 +420,7 @@ def test_full_disk_refuses_the_entry_that_needs_a_new_segment_and_keeps_the_vote
     after = reopen(rig.disk.crash(random.Random(1), Keep.NONE), rig)
     assert after.storage.hard_state.term == 9 and after.storage.hard_state.voted_for == "n3"
     assert after.read_all() == rig.entries
-    after.disk.capacity *= 1000  # there is room again: the log goes on
+    after.disk.capacity *= 1000  # there is room again: the log continues
     after.entries = rig.entries.copy()
     for _ in range(10):
         after.append(bytes(200))
@@ -473,7 +481,7 @@ def test_folder_without_its_records_is_refused_and_left_alone(name: str, how: st
 def test_a_power_cut_amid_an_asynchronous_sync_is_no_damage(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writing thread goes on while the syncing thread waits for the disk, which may keep the later bytes only."""
+    """The writer goes on while the syncer waits for the disk, which may keep only the later bytes."""
     rng = random.Random(seed)
     rig = LogRig(SimulatedDisk(), flush="async_timed")
     writer = rig.storage._writer

@@ -1,6 +1,6 @@
-"""What recovery makes of each kind of end of a log, one case at a time: a torn turn is cut off, damage is refused.
+"""Recovery's judgement of each kind of log end, case by case: a torn turn is cut off, damage is refused.
 
-`test_recovery.py` plays random histories; here each line of the decision (rule P18) has a case of its own.
+`test_recovery.py` runs random histories. Here each line of the decision (rule P18) has its own case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_SEGMENT = DATA / "commitlog" / f"{0:020d}"
 
 
 def turns(*counts: int, size: int = 100) -> LogRig:
-    """Write so many entries per flush turn, all into the first segment; nothing stores the floor."""
+    """Write that many entries per flush turn, all into the first segment. Nothing stores the floor."""
     rig = LogRig(SimulatedDisk())
     for count in counts:
         for _ in range(count):
@@ -46,7 +46,7 @@ def damage(disk: SimulatedDisk, header: EntryHeader) -> None:
 
 
 def flip_newest_mark(disk: SimulatedDisk, rig: LogRig) -> None:
-    """Make the mark of the last turn unreadable; that of the turn before stays."""
+    """Make the mark of the last turn unreadable. The mark of the turn before stays."""
     inode = disk.names[FIRST_SEGMENT]
     blocks = [
         bytes(inode.current[SEGMENT + b * MARK_BLOCK : SEGMENT + b * MARK_BLOCK + 64]) for b in range(2)
@@ -71,7 +71,10 @@ def test_damage_before_the_last_turn_is_refused() -> None:
 
 
 def test_damage_in_a_turn_is_refused_when_a_later_turn_wrote_behind_it() -> None:
-    """The mark of the later turn is unreadable, so the one before seems to be the last; its entries tell otherwise."""
+    """The later turn's mark is unreadable, so the earlier turn seems to be the last.
+
+    Its entries show otherwise.
+    """
     rig = turns(2, 3, 2)
     disk = rig.disk.killed()
     flip_newest_mark(disk, rig)
@@ -92,7 +95,7 @@ def test_damage_is_refused_when_both_marks_are_unreadable_and_a_valid_entry_foll
 
 
 def test_what_follows_the_log_is_never_cut_when_both_marks_are_unreadable() -> None:
-    """No power cut spoils both: only damage does, and then it is not known which turns were acknowledged."""
+    """No power cut destroys both. Only damage does, and then it is unknown which turns were acknowledged."""
     rig = turns(2, 3, 2)
     disk = rig.disk.killed()
     for block in range(2):
@@ -117,7 +120,7 @@ def test_a_log_that_ends_below_what_was_acknowledged_is_refused() -> None:
 
 
 def test_entries_in_a_later_segment_make_a_gap_damage() -> None:
-    """Also when no flush mark can be read any more, which alone would tell that the bytes in front were durable."""
+    """Also if no flush mark is readable, which alone would show that the bytes before were durable."""
     rig = LogRig(SimulatedDisk(), cache_bytes=1 << 16)
     for _ in range(12):
         rig.append(bytes(600))
@@ -146,7 +149,7 @@ def test_a_log_that_an_interrupted_repair_left_short_is_refused() -> None:
 
 
 def test_after_a_crash_an_index_file_above_the_floor_is_not_believed() -> None:
-    """It shows the first and the last entry of its segment; what stands between them was never compared."""
+    """It has the first and the last entry of its segment. The entries between them were never compared."""
     rig = LogRig(SimulatedDisk(), cache_bytes=1 << 16)
     for _ in range(12):
         rig.append(bytes(600))
@@ -162,7 +165,7 @@ def test_after_a_crash_an_index_file_above_the_floor_is_not_believed() -> None:
 
 
 def test_a_whole_entry_of_another_history_behind_the_end_is_cut_off() -> None:
-    """Its place, index and term would fit; only the chain tells that it continues another entry."""
+    """Place, index and term would match. Only the chain shows that it continues another entry."""
     rig = turns(2, 3)
     last = entry(rig, 5)
     stale = encode_entry(

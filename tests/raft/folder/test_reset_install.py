@@ -1,4 +1,6 @@
-"""A reset on disk: after a crash at any operation the folder is the old one or the new one, and keeps its promises."""
+"""A reset on disk: after a crash at any operation the folder is the old one or the new one, and keeps its
+promises.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ MACHINE = DATA / "machine"
 PLAN = ResetPlan(
     term=Term(7),
     base=Manifest(
-        first_index=LogIndex(101), first_offset=20 * SEGMENT, prev_term=Term(5), prev_crc=0xABCD, prev_timestamp=1_000
+        first_index=LogIndex(101), first_offset=20 * SEGMENT, prev_term=Term(5), prev_crc=0xABCD,
+        prev_timestamp=1_000
     ),
     state_index=LogIndex(110),
     state_size=len(STATE),
@@ -37,7 +40,7 @@ PLAN = ResetPlan(
 
 
 def installer(disk: FileSystem) -> Callable[[Path, ResetPlan], None]:
-    """A state machine that keeps its state in one file."""
+    """A state machine with its state in one file."""
 
     def install(staged: Path, plan: ResetPlan) -> None:
         source = disk.open(staged, writable=False)
@@ -76,7 +79,7 @@ def start(disk: SimulatedDisk) -> RaftStorage:
 
 
 def check_new(disk: SimulatedDisk, storage: RaftStorage) -> None:
-    """The folder is the new one: base, empty log, state, and what was promised."""
+    """Check that the folder is the new one: base, empty log, state, and the old promises."""
     log = storage.log
     assert (log.first_index, log.last_index, log.last_term, log.last_crc) == (101, 100, 5, 0xABCD)
     assert (log.first_offset, log.end_offset, log.last_timestamp) == (20 * SEGMENT, 20 * SEGMENT, 1_000)
@@ -169,7 +172,7 @@ def test_repeated_crashes_end_in_the_new_folder(seed: int) -> None:
 
 
 def acknowledge(disk: SimulatedDisk, count: int) -> None:
-    """Finish what is pending, then store entries durably behind it."""
+    """Finish pending work, then store entries durably after it."""
     start(disk).close(clean=False)
     rig = LogRig(disk)
     for number in range(count):
@@ -191,7 +194,7 @@ def test_what_is_acknowledged_after_a_reset_is_never_wiped_by_it(keep: Keep) -> 
 
 
 def killed_at(step: int, disk: SimulatedDisk, work: Callable[[SimulatedDisk], object]) -> SimulatedDisk:
-    """Return what the next process finds when the one that does `work` is killed before operation `step`."""
+    """Return what the next process finds if the one doing `work` is killed before operation `step`."""
     cut_at(disk, step)
     with pytest.raises(PowerCut):
         work(disk)
@@ -200,7 +203,7 @@ def killed_at(step: int, disk: SimulatedDisk, work: Callable[[SimulatedDisk], ob
 
 @pytest.mark.parametrize("keep", list(Keep))
 def test_what_is_acknowledged_after_a_killed_installation_is_never_wiped_by_it(keep: Keep) -> None:
-    """The successor of the killed process sees no marker; only the disk may still have it."""
+    """The successor of the killed process sees no marker. Only the disk may still have it."""
     for step in steps_of(start, decided):
         disk = old_folder()
         decided(disk)
@@ -212,7 +215,10 @@ def test_what_is_acknowledged_after_a_killed_installation_is_never_wiped_by_it(k
 
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_decision_that_a_killed_process_left_is_durable_before_it_is_carried_out(keep: Keep) -> None:
-    """Its successor sees the marker and deletes the old log; with the marker lost, that would be damage."""
+    """Its successor sees the marker and deletes the old log.
+
+    If the marker were lost then, that would be damage.
+    """
     for killed in steps_of(lambda disk: decide(disk, FOLDERS, PLAN), stage)[-4:]:
         disk = old_folder()
         stage(disk)
@@ -254,7 +260,7 @@ def test_the_new_log_takes_truncations_and_survives_them() -> None:
 
 
 def test_a_term_that_was_not_durable_yet_is_raised_and_its_vote_is_free() -> None:
-    """The core had entered the leader's term and was asked nothing in it before it fell silent."""
+    """The core had entered the leader's term and had sent nothing in it before it fell silent."""
     disk = SimulatedDisk()
     rig = LogRig(disk)
     rig.append(b"one", term=2)
@@ -267,7 +273,7 @@ def test_a_term_that_was_not_durable_yet_is_raised_and_its_vote_is_free() -> Non
 
 
 def test_an_acknowledged_floor_above_the_base_does_not_stop_the_start() -> None:
-    """Forty entries were acknowledged that parted from the leader's log before its base at 10."""
+    """Forty acknowledged entries that diverge from the leader's log before its base at 10."""
     disk = old_folder()
     stage(disk)
     base = Manifest(
@@ -308,7 +314,7 @@ def test_a_full_disk_stops_the_installation_with_a_sentence_and_it_goes_on_with_
     disk = old_folder()
     decided(disk)
     room = disk.capacity
-    disk.capacity = 8 * SEGMENT  # even with the old log's room it is not enough
+    disk.capacity = 8 * SEGMENT  # not enough, even with the old log's space
     with pytest.raises(DiskFullError, match="Free space"):
         start(disk)
     disk.capacity = room

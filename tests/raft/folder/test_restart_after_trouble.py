@@ -1,6 +1,6 @@
-"""What a start finds after a process that died of its disk, or was killed: what it sees need not be on the disk.
+"""Starts after a process died of its disk, or was killed: what it sees need not be on the disk.
 
-The simulator found these: each was a log that a node called durable after a restart, and the next power cut took.
+The simulator found these cases: each log was called durable after a restart, and lost by the next power cut.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def segment_file(start: int) -> Path:
 
 @pytest.mark.parametrize("sizes", [(300,), (900, 900, 900, 900, 900)])
 def test_what_a_failed_fsync_left_in_the_page_cache_is_written_again(sizes: tuple[int, ...]) -> None:
-    """The kernel calls the pages clean: an fsync after the restart would write nothing and succeed."""
+    """The kernel marks the pages clean. An fsync after the restart would write nothing and succeed."""
     rig = filled(3)
     disk = rig.disk
     disk.keeps_failed_pages = True
@@ -53,7 +53,7 @@ def test_what_a_failed_fsync_left_in_the_page_cache_is_written_again(sizes: tupl
 
 
 def test_name_of_a_segment_that_a_killed_process_left_is_made_durable() -> None:
-    """Its successor sees the new segment and uses it; the folder was never synced."""
+    """Its successor sees the new segment and uses it, but the folder was never synced."""
     rig = filled(2)
 
     def die(step: int, operation: str, path: Path) -> None:
@@ -88,7 +88,7 @@ def test_unreadable_sector_of_the_log_is_damage_and_named() -> None:
     with pytest.raises(DamagedLogError, match="damaged at byte 0") as refusal:
         open_storage(storage_config(), disk)
     assert refusal.value.damage is not None  # where a repair begins
-    # Of an old turn: the latest one counts
+    # An older turn's; the latest one counts.
     disk.names[segment_file(0)].unreadable = mark_position(0, SEGMENT)
     assert reopen(disk, rig).read_all() == rig.entries
 
@@ -142,7 +142,7 @@ def test_unreadable_index_file_is_rebuilt() -> None:
 
 
 def test_node_whose_asynchronous_sync_failed_does_not_vote_before_it_caught_up() -> None:
-    """The kernel dropped what was acknowledged from the page cache, and no reboot tells of it (D7)."""
+    """The kernel dropped acknowledged entries from the page cache, and no reboot reveals it (D7)."""
     disk = SimulatedDisk()
     rig = LogRig(disk, flush="async_timed", learner_after_reboot=True)
     rig.append(b"kept")
@@ -184,7 +184,7 @@ def test_thread_that_fails_in_asynchronous_mode_marks_the_node_as_a_learner() ->
 
 
 def test_a_vote_that_was_given_up_does_not_come_back_with_an_operation_that_was_under_way() -> None:
-    """The writing thread may have taken an operation with a hard state just before the syncing one failed."""
+    """The writer may have taken an operation with a hard state just before the syncer failed."""
     rig = LogRig(SimulatedDisk(), flush="async_timed", learner_after_reboot=True)
     rig.persist(HardState(Term(4), NodeId("n1"), is_voter=True))
     rig.storage.note_failure()
@@ -205,7 +205,10 @@ class Booted(Machine):
 
 
 def test_a_new_member_in_an_asynchronous_mode_is_still_new_after_a_power_cut() -> None:
-    """It promised nothing. Were it a learner, a group whose machines were cut off while it formed would never elect."""
+    """It promised nothing.
+
+    As a learner, a group whose machines lost power while it formed would never elect.
+    """
     disk = SimulatedDisk()
     config = replace(storage_config(flush="async_timed"), learner_after_reboot=True, machine=Booted(1))
     create_data_folder(config, disk, is_voter=False)

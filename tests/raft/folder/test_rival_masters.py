@@ -1,4 +1,4 @@
-"""Two slaves that are promoted one after the other: the second one gives way, or waits for a person (D24)."""
+"""Two slaves promoted one after the other: the second one gives way, or waits for a person (D24)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..node_cluster import run
 
 
 async def begin_with_rivals(cluster: Masters) -> None:
-    """n1 is gone; n2 and n3 were promoted beside each other and are stopped."""
+    """n1 is gone. n2 and n3 were promoted beside each other and are stopped."""
     await cluster.begin()
     await cluster.kill("n1")
     await cluster.stop("n2", "n3")
@@ -29,7 +29,7 @@ async def begin_with_rivals(cluster: Masters) -> None:
 
 
 async def is_held(cluster: Masters, name: str, log: pytest.LogCaptureFixture) -> None:
-    """Wait until a node has listened for as long as it does, and says that it does not lead."""
+    """Wait until a node has finished listening and reports that it does not lead."""
     await cluster.until(lambda: f"{name} does not lead: " in log.text, f"{name} does not lead")
     assert f"{name} does not lead: " in cluster.nodes[name].status().held_back
     assert not cluster.nodes[name].is_leader and not cluster.machines[name].ready
@@ -47,7 +47,7 @@ def test_who_stepped_aside_and_hears_of_another_promotion_gives_up_its_own(
         assert late.step_aside() == "" and not late.is_left_behind
         await cluster.promote("n2")
         await cluster.until(lambda: late.is_left_behind, "n3 hears of n2")
-        await cluster.stop("n3")  # at once: what was decided is stored before it has stopped
+        await cluster.stop("n3")  # at once: the decision is stored before it has stopped
         stored = change(tmp_path / "n3", lambda folder, _: folder.identity).successor
         assert stored is not None and stored.master == "n2"
         await cluster.start("n3")
@@ -110,7 +110,7 @@ def test_of_two_rivals_that_start_at_once_none_leads_until_one_is_given_up(
         assert not cluster.machines["n3"].ready, "that n2 is away does not say that it was given up"
         await cluster.start("n2", rejoin=True)
         await cluster.start_over("n2")
-        await cluster.send(b"four")  # n3 leads without a further start
+        await cluster.send(b"four")  # n3 leads without another start
         await cluster.settle()
         assert await cluster.leader() == "n3"
         assert cluster.applied("n2") == [*FIRST, b"four"]
@@ -159,7 +159,7 @@ def test_a_slave_of_a_rival_tells_of_it_and_goes_with_its_master_when_that_is_gi
 
 
 async def lead_beside(cluster: Masters, patience: pytest.MonkeyPatch) -> None:
-    """n2 and n3 lead, each alone, store something, and hear each other."""
+    """n2 and n3 each lead alone, store something, and then hear each other."""
     await begin_with_rivals(cluster)
     await cluster.start("n3")
     await cluster.send(b"only at n3")
@@ -183,7 +183,7 @@ def test_of_two_masters_that_lead_the_one_that_is_promoted_again_stays_and_the_o
 ) -> None:
     async def scenario(cluster: Masters) -> None:
         await lead_beside(cluster, monkeypatch)
-        await cluster.start("n1")  # goes with the one that it hears first
+        await cluster.start("n1")  # follows the one that it hears first
         await cluster.start_over("n1")
         chosen = cluster.nodes["n2"]
         assert chosen.step_aside() == "n2 leads"
@@ -215,7 +215,7 @@ def test_who_is_promoted_after_a_claim_leaves_it_behind_however_late_that_one_co
         await cluster.kill("n2")
         await cluster.until(lambda: told.leader_id is None, "n3 has no master")
         assert "n2 told this node that it is to become the master (generation 1)" in told.status().held_back
-        await cluster.kill("n3")  # what it was told it knows after a crash, too
+        await cluster.kill("n3")  # it still knows the announcement after a crash
         assert change(tmp_path / "n3", lambda folder, _: folder.identity).claims == (claim,)
         made = await cluster.promote("n3")
         assert made.reign is not None and made.claims == ()

@@ -1,4 +1,4 @@
-"""Opening a data folder: whose it is, what is refused, rejoin, and the threads on a real disk."""
+"""Opening a data folder: its identity, refusals, rejoin, and the threads on a real disk."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class Session:
         log = self.storage.log
         for _ in range(count):
             log.stage_entry(
-                EntryKind.RECORDS, [payload], section_count=1, index=LogIndex(log.last_index + 1), term=Term(1),
+                EntryKind.RECORDS, [payload], section_count=1, index=LogIndex(log.last_index + 1),
+                term=Term(1),
                 timestamp=log.last_timestamp,
             )  # fmt: skip
         self.seq += 1
@@ -132,7 +133,7 @@ def test_entries_and_vote_survive_a_restart_on_a_real_disk(tmp_path: Path, flush
 
 
 class BrokenFile(RealFile):
-    """A file whose fdatasync can be told to fail."""
+    """A file whose fdatasync can be made to fail."""
 
     broken: threading.Event
 
@@ -156,7 +157,7 @@ class BrokenFileSystem(RealFileSystem):
 
 
 def test_failed_fsync_is_terminal_even_when_the_next_one_would_succeed(config: StorageConfig) -> None:
-    """Rule P15: after the error nothing is reported as durable, ever."""
+    """Rule P15: after the error nothing is ever reported as durable."""
     files = BrokenFileSystem()
     create_data_folder(config, files)
 
@@ -188,7 +189,7 @@ def test_volatile_disk_loses_exactly_what_was_not_synced(config: StorageConfig, 
         storage = open_storage(config, VolatileFileSystem(ignore_fdatasync=lies))
         session = Session(storage)
         await session.append(b"acknowledged" * 100, 10)
-        storage._lock.release()  # the process is killed here: what is in memory is gone
+        storage._lock.release()  # the process is killed here: memory is gone
 
     asyncio.run(run())
     after = open_storage(config, RealFileSystem())
@@ -272,7 +273,8 @@ def test_the_identity_of_a_quorum_group_has_no_fields_of_a_master(config: Storag
     head, fields = fields_of(path)
     assert head == "LMQ identity 4"
     assert fields.keys() == {
-        "cluster_id", "group", "node_id", "incarnation", "segment_size", "feature_level", "members", "complete",
+        "cluster_id", "group", "node_id", "incarnation", "segment_size", "feature_level", "members",
+        "complete",
         "group_id", "recovery",
     }  # fmt: skip
     assert fields["recovery"].keys() == {
@@ -297,7 +299,7 @@ def test_a_folder_that_knows_a_master_is_read_as_every_build_wrote_it(
     head, fields = fields_of(path)
     assert head == "LMQ identity 4" and fields["recovery"]["promoted"]
     assert read_identity(files, path, "n1") == identity
-    for version in (1, 2, 3):  # they stood once in their files
+    for version in (1, 2, 3):  # these stored a single copy
         write_record(files, path, "identity", version, fields)
         assert read_identity(files, path, "n1") == identity
     write_record(files, path, "identity", 5, fields, twice=True)

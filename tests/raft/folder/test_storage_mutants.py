@@ -1,4 +1,6 @@
-"""Bugs put into the storage on purpose: the trials with power cuts, damage and failing disks must see each of them."""
+"""Bugs injected into the storage: the trials with power cuts, damage and failing disks must detect each of
+them.
+"""
 
 from __future__ import annotations
 

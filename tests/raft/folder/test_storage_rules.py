@@ -1,4 +1,6 @@
-"""The seeds' rules of broker storage (docs/seeds.md, A3) that no other test shows: flush modes, memory, copies, next segments."""
+"""Rules of broker storage (docs/seeds.md, A3) without another test: flush modes, memory, copies, next
+segments.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class HeldDisk(RealFileSystem):
     def __init__(self) -> None:
         self.free = threading.Event()
         self.free.set()
-        self.begun = threading.Event()  # a flush of a segment
+        self.begun = threading.Event()  # set when a flush of a segment has begun
         self.direct_bytes = 0
 
     def open(self, path: Path, *, create: bool = False, writable: bool = True) -> RealFile:
@@ -63,7 +65,7 @@ async def begun(disk: HeldDisk) -> None:
 
 
 async def opened(config: StorageConfig, disk: HeldDisk) -> Session:
-    """A session whose first entry is durable."""
+    """A session with one durable entry."""
     create_data_folder(config, disk)
     session = Session(open_storage(config, disk))
     await session.append(b"first")
@@ -75,7 +77,10 @@ async def opened(config: StorageConfig, disk: HeldDisk) -> Session:
 def test_an_asynchronous_append_is_done_while_no_flush_of_the_disk_ends(
     flush: str, direct: int, tmp_path: Path
 ) -> None:
-    """A3.5, A3.15: no flush is waited for; what is in the page cache, or was written past it, is read like the rest."""
+    """A3.5, A3.15: no flush is waited for.
+
+    Bytes in the page cache, or written past it, are readable like the rest.
+    """
 
     async def scenario() -> None:
         disk = HeldDisk()
@@ -99,7 +104,7 @@ def test_an_asynchronous_append_is_done_while_no_flush_of_the_disk_ends(
 
 
 def test_a_synchronous_append_is_done_when_the_disk_has_it(tmp_path: Path) -> None:
-    """A3.16: the same entries, and nobody is told before fdatasync returns."""
+    """A3.16: the same entries, and nothing is reported before fdatasync returns."""
 
     async def scenario() -> None:
         disk = HeldDisk()
@@ -121,7 +126,9 @@ def test_a_synchronous_append_is_done_when_the_disk_has_it(tmp_path: Path) -> No
 
 
 def test_the_asynchronous_modes_flush_by_time_by_bytes_and_when_they_are_woken(tmp_path: Path) -> None:
-    """A3.15: every 500 ms or so many bytes (timed), or at each append (notify), 500 ms at the latest."""
+    """A3.15: every 500 ms or that many bytes (timed), or at each append (notify), after 500 ms at
+    the latest.
+    """
     assert {each.name: each.default for each in fields(StorageConfig)}["flush_interval_ms"] == 500
 
     async def scenario(name: str, flush: str, interval_ms: int, flush_bytes: int, size: int) -> None:
@@ -148,7 +155,7 @@ def test_few_bytes_wait_for_their_time(tmp_path: Path) -> None:
         disk = HeldDisk()
         config = replace(config_for(tmp_path, "async_timed"), flush_interval_ms=HOUR_MS, flush_bytes=1 << 20)
         session = await opened(config, disk)
-        disk.begun.clear()  # of what opening writes
+        disk.begun.clear()  # caused by the opening
         await session.append(b"a", 50)
         assert not disk.begun.is_set() and session.storage.statistics().flushed_index == 0
         await asyncio.to_thread(session.storage.close)
@@ -158,7 +165,10 @@ def test_few_bytes_wait_for_their_time(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
-    """A3.18: of a closed segment memory keeps a few numbers; its offsets, descriptors and entries are bounded."""
+    """A3.18: memory keeps a few numbers of a closed segment.
+
+    Its offsets, descriptors and entries are bounded.
+    """
     rig = LogRig(SimulatedDisk(), cache_bytes=4096)
     while len(rig.log.segments()) < 300:
         rig.append(bytes(700))
@@ -174,13 +184,13 @@ def test_memory_does_not_grow_with_the_log() -> None:
 
 
 def test_what_is_in_memory_is_handed_out_without_a_copy() -> None:
-    """A3.19: the bytes that a leader encoded, and those that a follower received, are the ones that readers see."""
+    """A3.19: readers see the very bytes that a leader encoded or a follower received."""
     leader, follower = LogRig(SimulatedDisk()), LogRig(SimulatedDisk())
     header = leader.append(b"payload of an entry")
     ((_, payload),) = leader.log.entries_nowait(LogIndex(1), LogIndex(1), 1 << 20) or ()
     read = leader.log.read_at_nowait(header.physical_offset + 64, len(payload))
     assert read is not None and shares(read, payload)
-    # As a socket fills it
+    # As a socket would fill it.
     frame = bytearray(leader.log.read_wire_nowait(LogIndex(1), LogIndex(1), 1 << 20) or b"")
     batch = follower.log.check_wire(memoryview(frame), Term(0))
     follower.log.stage_wire(batch, LogIndex(1))
@@ -195,7 +205,7 @@ def shares(one: memoryview, other: memoryview) -> bool:
 
 
 def test_segments_may_be_as_large_as_32_bits_can_say(tmp_path: Path) -> None:
-    """A3.20: nothing maps a file, so the 2 GiB of a Java mapping are no limit; 4 GiB are that of the formats."""
+    """A3.20: no file is mapped, so the 2 GiB of a Java mapping are no limit. The formats allow 4 GiB."""
     size, folders = 4 << 30, LogFolders(tmp_path)
     assert place_entry(size - 128, 128, size) == size - 128 and place_entry(size - 64, 128, size) == size
     segment = Segment(0, LogIndex(1))
@@ -211,7 +221,9 @@ def test_segments_may_be_as_large_as_32_bits_can_say(tmp_path: Path) -> None:
 
 
 def test_the_next_segment_is_there_before_it_is_needed_and_flushes_change_no_metadata(tmp_path: Path) -> None:
-    """A3.21, A3.22: made in the background when a quarter of the open one is used; every block is written with zeros."""
+    """A3.21, A3.22: created in the background once a quarter of the open one is used; every block
+    is zeroed.
+    """
     config = config_for(tmp_path, "sync")
     size, folder = config.segment_size, LogFolders(config.data_dir).segments
     files = RealFileSystem()

@@ -1,4 +1,4 @@
-"""The CommitLog against a list: staging, wire form, truncation, retention, reads."""
+"""CommitLog against a list: staging, wire form, truncation, retention, reads."""
 
 from __future__ import annotations
 
@@ -186,7 +186,10 @@ def test_wire_that_does_not_continue_the_log_is_refused(rig: LogRig) -> None:
 
 
 def test_wire_that_follows_another_term_than_the_last_one_here_is_left_to_the_core(rig: LogRig) -> None:
-    """The core refuses it, and so the leader hears where the logs part; dropped, it would be sent for ever."""
+    """The core refuses it, so the leader learns where the logs diverge.
+
+    If dropped, it would be sent for ever.
+    """
     leader = LogRig(SimulatedDisk())
     leader.append(b"same")
     rig.append(b"same")
@@ -238,7 +241,7 @@ def test_cold_read_that_races_a_truncation_is_dropped(rig: LogRig) -> None:
 
 
 def test_cold_reads_of_what_a_truncation_leaves_are_answered(rig: LogRig) -> None:
-    """What is committed is never cut off, and who reads it may not be able to ask again: apply would end the node."""
+    """Committed entries are never cut off. A reader may be unable to retry: apply would end the node."""
     fill(rig, 40)
     rig.disk.cold = True
     log, lo, hi = rig.log, LogIndex(2), LogIndex(3)
@@ -263,7 +266,7 @@ def test_cold_reads_of_what_a_truncation_leaves_are_answered(rig: LogRig) -> Non
 
 
 def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig: LogRig) -> None:
-    """A restarted follower applies what is committed from the disk, and the new leader has its tail replaced."""
+    """A restarted follower applies committed entries from disk while the new leader replaces its tail."""
     fill(rig, 40)
     rig.disk.cold = True
     state_machine = RecordingStateMachine()
@@ -274,7 +277,7 @@ def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig
             state_machine,
             1 << 20,
             lambda: None,
-            lambda reason: applier.halt(reason),  # as the node does: who waits is told
+            lambda reason: applier.halt(reason),  # as the node does: waiters are told
             lambda error: False,
         )
         applier.advance(LogIndex(3))
@@ -290,7 +293,7 @@ def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig
 def test_a_cold_read_that_retention_overtakes_is_no_damage(
     rig: LogRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The segment goes while its index is read. Damage would be alarmed, and looked for in vain."""
+    """The segment is deleted while its index is read. Reporting damage would be a false alarm."""
     fill(rig, 40)
     rig.close()
     again = reopen(rig.disk, rig)
@@ -309,7 +312,7 @@ def test_a_cold_read_that_retention_overtakes_is_no_damage(
 
 
 def test_late_report_about_truncated_entries_does_not_evict_the_new_ones() -> None:
-    """The ABA of raft.md P7, seen from the cache: an unwritten entry must never leave it."""
+    """The ABA problem of raft.md P7 in the cache: an unwritten entry must never be evicted."""
     rig = LogRig(SimulatedDisk(), cache_bytes=0)
     fill(rig, 2)
     for _ in range(3):
@@ -367,7 +370,7 @@ def test_follower_at_the_horizon_computes_the_filler_that_was_deleted(rig: LogRi
 
 
 def rig_bytes(rig: LogRig) -> bytes:
-    """The first segment of a log that was filled the same way and not cut."""
+    """Return the first segment of a log that was filled the same way and not cut."""
     twin = LogRig(SimulatedDisk())
     fill(twin, 40)
     return bytes(twin.disk.names[DATA / "commitlog" / f"{0:020d}"].current)
@@ -391,7 +394,7 @@ def test_segment_that_vanishes_while_the_node_runs_is_named(rig: LogRig) -> None
 
 
 def test_on_a_full_disk_a_reserve_is_left_for_the_first_entry_of_a_term() -> None:
-    """Without it, the node that wins an election on a full disk could not store its no-op, and would stop."""
+    """Without it, a node that wins an election on a full disk could not store its no-op, and would stop."""
     rig = LogRig(SimulatedDisk())
     log, keeper = rig.storage.log, rig.storage._keeper
     keeper.full = True

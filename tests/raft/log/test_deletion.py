@@ -1,4 +1,4 @@
-"""Segments that retention deletes: the new beginning is durable first, and nothing else goes with them."""
+"""Deletion of segments by retention: the new beginning is durable first, and nothing else is deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the flusher's thread reports is heard in time: at once, or with the next look of a loop that said that it would."""
+"""Delivery of the flusher's reports: at once, or with the next look of a loop that asked for patience."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ledgermq.raft.log.flusher import DurableReports
 
 
 class Loop:
-    """What was posted to the loop, and what was heard there."""
+    """Calls posted to the loop, and reports delivered there."""
 
     def __init__(self) -> None:
         self.posted: list[Callable[[], None]] = []
@@ -16,7 +16,7 @@ class Loop:
         self.reports = DurableReports(self.posted.append, self.heard.append)
 
     def run(self) -> None:
-        """Let the loop do what was posted."""
+        """Run the posted calls."""
         posted, self.posted[:] = list(self.posted), []
         for call in posted:
             call()

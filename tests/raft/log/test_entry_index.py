@@ -1,4 +1,4 @@
-"""The entry index file and the tail cache, each alone."""
+"""Entry index file and tail cache, each alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..simulated_disk import SimulatedDisk
 
 
 def entries(count: int, size: int = 40) -> list[bytearray]:
-    """A chain of entries from physical offset 4096, index 10."""
+    """Return a chain of entries from physical offset 4096, index 10."""
     out: list[bytearray] = []
     offset, crc = 4096, 0
     for number in range(count):

@@ -1,4 +1,4 @@
-"""The two-slot hard state: any torn write leaves the old record or the new one (rule P1)."""
+"""Two-slot hard state: any torn write leaves the old record or the new one (rule P1)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ def test_damaged_sector_does_not_bring_an_older_vote_back() -> None:
 def test_damage_that_no_torn_write_leaves_is_not_answered_with_an_older_vote(
     blocks: tuple[int, ...], how: str
 ) -> None:
-    """Two blocks of one slot may be a torn write; a third one shows that the latest record may be among the lost."""
+    """Two bad blocks of one slot may be a torn write.
+
+    A third one shows that the latest record may be lost.
+    """
     disk = SimulatedDisk()
     file = HardStateFile.create(disk, PATH, state(0))
     file.write(state(1, "n1"))

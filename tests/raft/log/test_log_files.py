@@ -1,4 +1,4 @@
-"""Opening segments for reading: never on the event loop, once for all who want one, and not what was forgotten."""
+"""Opening segments for reading: never on the event loop, once for all readers, and never a forgotten file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = b"what a segment holds"
 
 
 class CountedFileSystem(GatedFileSystem):
-    """Counts what was opened and closed."""
+    """Counts opened and closed files."""
 
     def __init__(self) -> None:
         self.opened: list[RealFile] = []
@@ -85,7 +85,7 @@ def test_who_must_not_wait_has_it_opened_and_finds_it_when_he_asks_again(rig: Ri
     async def scenario() -> None:
         assert rig.files.read_nowait(0, 0, 4) is None
         assert rig.files.read_nowait(0, 0, 4) is None
-        while not rig.files._handles:  # noqa: ASYNC110 (nobody waits for it)
+        while not rig.files._handles:  # noqa: ASYNC110 (no event signals it)
             await asyncio.sleep(0.001)
         assert len(rig.disk.opened) == 1
         assert rig.files.read_nowait(0, 0, 4) in (TEXT[:4], None)  # None: not in the page cache
@@ -108,7 +108,7 @@ def test_what_is_opened_for_somebody_who_left_is_kept_and_closed_in_the_end(rig:
 
 
 def test_a_segment_that_was_forgotten_while_it_was_opened_is_opened_anew(rig: Rig) -> None:
-    """It was cut off, and another one was made in its place."""
+    """It was cut off, and another one was created in its place."""
 
     async def scenario() -> None:
         with rig.gate.closed():

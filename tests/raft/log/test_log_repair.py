@@ -1,4 +1,6 @@
-"""A damaged log is made whole from a peer's committed entries, or its node gives up its vote first (P18, P19)."""
+"""Repair of a damaged log from a peer's committed entries; else its node gives up its vote first
+(P18, P19).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ VOTER = HardState(Term(3), NodeId("n2"), LogIndex(0), is_voter=True)
 
 
 def filled(count: int = LAST, *, flush: str = "sync", clean: bool = False) -> LogRig:
-    """A log of several segments, one flush turn per entry; its content is the same every time."""
+    """A log of several segments, one flush turn per entry. Its contents are always the same."""
     rig = LogRig(SimulatedDisk(), flush=flush)
     rng = random.Random(1)
     for number in range(count):
@@ -55,7 +57,7 @@ class Peer:
 
 
 def repair_once(disk: SimulatedDisk, error: DamagedLogError, peer: Peer) -> bool:
-    """Do what start_repair does with one finding; return whether the vote was given up."""
+    """Do what start_repair does with one finding. Returns whether the vote was given up."""
     assert error.damage is not None
     stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
     repair, note = stopped.begin(error.damage)
@@ -75,7 +77,10 @@ def repair_once(disk: SimulatedDisk, error: DamagedLogError, peer: Peer) -> bool
 
 
 def repaired(disk: SimulatedDisk, peer: Peer, flush: str = "sync") -> tuple[LogRig, int, bool]:
-    """Open the log, repairing as often as needed; return it, the count of repairs, and whether the vote is gone."""
+    """Open the log, repairing as often as needed.
+
+    Returns it, the number of repairs, and whether the vote is gone.
+    """
     stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
     gave_up = False
     for count in range(50):
@@ -123,7 +128,7 @@ def test_damage_in_the_middle_is_replaced_by_the_same_bytes_and_the_vote_is_kept
     begin, end = place_of(whole, first)[0], place_of(whole, last)[1]
     zero(disk, begin, end)
     for path in [path for path in disk.names if path.parent.name == "entryindex"]:
-        del disk.names[path]  # else a clean stop is believed, and the scrubber or a reader finds it
+        del disk.names[path]  # otherwise a clean stop is trusted, and the scrubber or a reader finds it
     after, count, gave_up = repaired(disk, Peer(whole), flush)
     assert count >= 1 and not gave_up
     assert after.storage.hard_state.is_voter
@@ -161,7 +166,10 @@ def test_damage_up_to_the_tail_is_repaired_when_what_was_promised_is_known_and_c
 
 
 def test_damage_up_to_the_tail_behind_what_the_others_committed_costs_the_vote_before_the_cut() -> None:
-    """Nobody can say that the lost entries were not acknowledged: they do not count any more, under a new incarnation."""
+    """It is unknown whether the lost entries were acknowledged.
+
+    Under a new incarnation they no longer count.
+    """
     whole = filled()
     damaged = filled(clean=True)
     old = damaged.storage.incarnation
@@ -170,7 +178,7 @@ def test_damage_up_to_the_tail_behind_what_the_others_committed_costs_the_vote_b
     voted_when_cut: list[bool] = []
 
     def watch(step: int, operation: str, path: Path) -> None:
-        """Note whether the vote counts, durably, while the last valid entries are gone."""
+        """Record whether the vote counts, durably, while the last valid entries are gone."""
         begin, end = place_of(whole, LAST)
         segment = disk.names[DATA / "commitlog" / f"{begin // SEGMENT * SEGMENT:020d}"]
         if not segment.current[begin % SEGMENT : end % SEGMENT].strip(b"\0"):
@@ -184,12 +192,12 @@ def test_damage_up_to_the_tail_behind_what_the_others_committed_costs_the_vote_b
     state = after.storage.hard_state
     assert (state.term, state.voted_for, state.is_voter) == (VOTER.term, VOTER.voted_for, False)
     assert after.storage.incarnation not in (0, old)
-    assert after.storage.identity.members[NodeId("n1")] == 0  # a learner's mark
+    assert after.storage.identity.members[NodeId("n1")] == 0  # the learner's mark
     assert voted_when_cut and not any(voted_when_cut)
 
 
 def newest_block(disk: SimulatedDisk) -> int:
-    """Return where the latest hard state record stands."""
+    """Return the position of the latest hard state record."""
     raw = disk.names[DATA / "hardstate"].durable
     return max((0, 4096), key=lambda at: int.from_bytes(raw[at + 16 : at + 24], "little"))
 
@@ -207,7 +215,9 @@ def test_in_an_asynchronous_group_damage_at_the_tail_always_costs_the_vote() -> 
 
 @pytest.mark.parametrize("flush", ["sync", "async_timed"])
 def test_power_cut_at_any_step_of_a_repair_hides_no_damage(flush: str) -> None:
-    """Whatever a crash leaves, the node comes back with everything, or without its vote; never shorter with it."""
+    """Whatever a crash leaves, the node comes back with everything, or without its vote; never shorter with
+    it.
+    """
     whole = filled(24)
     damaged = filled(24, flush=flush)
     damaged.flusher.sync()
@@ -260,7 +270,7 @@ def test_a_missing_and_a_short_segment_are_made_again() -> None:
 
 
 def test_a_log_that_lost_its_last_file_after_a_crash_comes_back_as_a_learner() -> None:
-    """With the file its flush marks are gone: how far it reached is not known."""
+    """The flush marks are lost with the file: how far it reached is unknown."""
     whole = filled()
     disk = filled().disk.killed()
     path = sorted(path for path in disk.names if path.parent.name == "commitlog")[-2]
@@ -273,7 +283,9 @@ def test_a_log_that_lost_its_last_file_after_a_crash_comes_back_as_a_learner() -
 
 @pytest.mark.parametrize("damaged_entry", [21, 22, 25])
 def test_other_entries_than_the_committed_ones_are_replaced_by_those(damaged_entry: int) -> None:
-    """What stands behind the damage, or before it, was never committed: its chain does not fit what was."""
+    """Entries after the damage, or before it, were never committed: their chain does not match the committed
+    ones.
+    """
     whole = filled()
     damaged = filled(20)
     rng = random.Random(99)
@@ -285,12 +297,14 @@ def test_other_entries_than_the_committed_ones_are_replaced_by_those(damaged_ent
     after, _, gave_up = repaired(disk, Peer(whole))
     assert not gave_up
     assert after.read_all() == whole.entries[: after.log.last_index]
-    # All that it may have acknowledged, as far as it counts
+    # Everything that it may have acknowledged and that counts.
     assert after.log.end_offset >= damaged.log.end_offset
 
 
 def whole_of_term(term: int) -> LogRig:
-    """What the others committed while a node with the log of `filled()` was down: the entries from 38 on are other ones."""
+    """Entries that the others committed while a node with the log of `filled()` was down: they differ from 38
+    on.
+    """
     rig = filled(37)
     for _ in range(3):
         rig.append(bytes(700), term=term)
@@ -300,7 +314,10 @@ def whole_of_term(term: int) -> LogRig:
 
 @pytest.mark.parametrize(("commit", "keeps_vote"), [(LAST, True), (38, False)])
 def test_the_term_of_an_entry_is_durable_before_the_entry_is_written(commit: int, keeps_vote: bool) -> None:
-    """The others may have elected a leader while this node was down, so its repair brings a term it never heard of."""
+    """The others may have elected a leader while this node was down.
+
+    Its repair then brings an unknown term.
+    """
     whole = whole_of_term(7)
     start = filled(clean=True).disk.killed()
     zero(start, place_of(whole, 38)[0], filled().log.end_offset)
@@ -389,7 +406,7 @@ def first_of_second_segment(rig: LogRig) -> int:
 
 
 def test_the_first_entry_behind_what_retention_deleted_is_repaired_by_a_peer_that_still_has_more() -> None:
-    """The peer sends the filler along that closes a segment which is gone here."""
+    """The peer also sends the filler that closes a segment deleted here."""
     whole, damaged = filled(), filled()
     first = first_of_second_segment(whole)
     assert damaged.log.delete_segments_before(LogIndex(first))
@@ -403,7 +420,7 @@ def test_the_first_entry_behind_what_retention_deleted_is_repaired_by_a_peer_tha
 
 
 def test_the_first_entry_of_a_segment_is_repaired_by_a_peer_that_deleted_the_one_before() -> None:
-    """It has no filler to send along; that follows from the entry before it."""
+    """It has no filler to send. The filler follows from the entry before it."""
     whole, peer = filled(), filled()
     first = first_of_second_segment(whole)
     assert peer.log.delete_segments_before(LogIndex(first))

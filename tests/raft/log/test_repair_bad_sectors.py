@@ -1,4 +1,4 @@
-"""Repairs of a log where the disk gives errors: what it can still read is kept, and no error is tried again (P15, P18)."""
+"""Log repair with disk errors: what is readable is kept, and no failed write is retried (P15, P18)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .test_log_repair import LAST, Peer, filled, log_bytes, place_of, repaired, 
 
 
 def test_sectors_that_cannot_be_read_are_damage_like_any_other() -> None:
-    """A write gives them a place elsewhere on the disk, so repairing is also the cure."""
+    """A write remaps them, so the repair is also the cure."""
     whole = filled()
     for clean in (True, False):
         disk = BadSectors(filled(clean=clean).disk.killed(), place_of(whole, 7)[0])
@@ -78,7 +78,10 @@ def test_write_of_a_repair_that_fails_beside_a_sector_that_cannot_be_read_is_not
 
 
 def test_what_can_be_read_beside_a_sector_that_cannot_stays_as_it_is() -> None:
-    """A repair begins behind the last whole entry: nobody would write the ones in front of it in the same page again."""
+    """A repair begins after the last intact entry.
+
+    Earlier entries in the same page would not be written again.
+    """
     whole = filled()
     header = asyncio.run(whole.log.header_at(LogIndex(6)))
     begin = header.end
@@ -94,7 +97,9 @@ def test_what_can_be_read_beside_a_sector_that_cannot_stays_as_it_is() -> None:
 
 
 def test_a_page_in_which_the_log_goes_on_is_left_to_its_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer writes it whole, and what it says of that is acknowledged, between the look at a page and its repair."""
+    """The writer rewrites the page and its entries are acknowledged, between the test of the page and its
+    repair.
+    """
     disk = BadSectors(SimulatedDisk(), 0)
     bad, disk.bad = disk.bad, set()
     rig = LogRig(disk, direct_write_bytes=1)

@@ -1,4 +1,4 @@
-"""The background thread of the log, on a disk that is full."""
+"""Background thread of the log, on a full disk."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_a_bug_in_the_thread_is_told_and_does_not_leave_a_dead_thread_behind_in_
 
 
 class BrokenFiles(RealFileSystem):
-    """A file system of ours with a bug."""
+    """A file system with a bug of ours."""
 
     def disk_use(self, path: Path) -> DiskUse:
         return DiskUse(1 // 0, 0)
 
 
 class NoRoom(SimulatedDisk):
-    """A disk that others fill while it is used."""
+    """A disk that other programs fill while it is used."""
 
     full = False
 
@@ -95,7 +95,7 @@ def test_a_storage_whose_writer_waits_for_room_can_be_closed() -> None:
         lambda call: call(), on_durable=lambda seq: None, on_failed=told.append,
         on_disk_full=lambda is_full: full.set(),
     )  # fmt: skip
-    for index in range(1, 7):  # into a second segment, which nobody has prepared
+    for index in range(1, 7):  # into a second segment, which was not prepared
         storage.log.stage_entry(
             EntryKind.RECORDS, [bytes(900)], section_count=1, index=LogIndex(index), term=Term(1), timestamp=1
         )
@@ -114,7 +114,7 @@ def test_a_storage_whose_writer_waits_for_room_can_be_closed() -> None:
 
 
 def test_deletions_wait_in_their_order_while_there_is_no_room_for_the_base_point() -> None:
-    """Not even the reserve is left: without its durable base point a shorter log would look like a damaged one."""
+    """Not even the reserve is left. Without its durable base point a shorter log would look damaged."""
     disk = SimulatedDisk()
     folders = LogFolders(DATA)
     for start in range(0, 4 * SEGMENT, SEGMENT):

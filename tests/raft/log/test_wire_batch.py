@@ -1,4 +1,4 @@
-"""Entries from a peer are believed only when each is whole and continues the one before it."""
+"""Entries from a peer are accepted only if each is intact and continues the one before it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Change = Callable[[EntryHeader], EntryHeader]
 
 
 def entries(count: int, change: Change | None = None, payload: int = 100) -> list[bytes]:
-    """Return a chain of entries; `change` alters the header of the last one before it is encoded, so its checksum is right."""
+    """Return a chain of entries.
+
+    `change` alters the last header before it is encoded, so its checksum is right.
+    """
     chain: list[bytes] = []
     before: EntryHeader | None = None
     for number in range(count):

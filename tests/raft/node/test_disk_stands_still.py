@@ -1,4 +1,6 @@
-"""A leader whose own disk stands still while the others' go on hands the lead over; one that is only slow does not."""
+"""A leader whose disk hangs while the others work transfers leadership. One with a merely slow disk
+does not.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_the_lead_goes_to_a_node_whose_disk_works(tmp_path: Path, monkeypatch: p
 def test_the_lead_goes_to_a_node_whose_state_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that makes its queues again would serve nobody for minutes."""
+    """A leader that rebuilds its queues would serve nothing for minutes."""
     monkeypatch.setattr(node_module, "REPORT_INTERVAL_S", 0.1)
 
     async def scenario(cluster: Cluster) -> None:
@@ -95,7 +97,7 @@ def test_a_node_that_closes_ends_the_hand_over_under_way(
 
 
 class Watched(Leadership):
-    """Counts the hand-overs."""
+    """Counts leadership transfers."""
 
     def __init__(self) -> None:
         self.core = SimpleNamespace(role=Role.LEADER, stable_index=5, commit_index=5)
@@ -112,7 +114,7 @@ class Watched(Leadership):
         return NodeId("n2")
 
     async def looks(self, *seen: tuple[int, int]) -> int:
-        """Look at these pairs of durable and committed index, one after the other; return the hand-overs."""
+        """Look at these pairs of durable and committed index, one after the other. Returns the transfers."""
         for self.core.stable_index, self.core.commit_index in seen:
             self.look_at_disk()
             await asyncio.sleep(0)
@@ -135,7 +137,7 @@ def test_a_follower_hands_nothing_over() -> None:
 
 
 def test_a_voter_that_is_alone_keeps_the_lead_while_its_state_is_made_whole() -> None:
-    """A single node, or a master: nobody else may lead."""
+    """A single node, or a master: no other node may lead."""
 
     async def looks(voters: tuple[str, ...], needed: int) -> int:
         watched = Watched()

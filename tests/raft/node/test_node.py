@@ -1,4 +1,4 @@
-"""RaftNodes over real streams and files: elect, commit, lose the leader, catch up, start again."""
+"""RaftNodes over real streams and files: elect, commit, lose the leader, catch up, restart."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_an_entry_above_the_limit_is_refused_and_nothing_is_appended(tmp_path: P
         with pytest.raises(EntryTooLargeError, match="70000 sections"):
             node.propose([bytes(64)], 70_000)
         assert node.last_index == last
-        await node.propose([bytes(64)], 1).committed  # what was refused left nothing behind
+        await node.propose([bytes(64)], 1).committed  # the refusal left nothing behind
 
     run(Cluster(tmp_path, ["n1"]), scenario)
 
@@ -341,7 +341,7 @@ def test_a_node_whose_state_is_ahead_of_its_log_or_behind_its_beginning_does_not
 
 
 class SlowStateMachine(RecordingStateMachine):
-    """Its state is read from disk when it is first asked for."""
+    """Its state is read from disk on first use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ class SlowStateMachine(RecordingStateMachine):
 
 
 def test_the_state_is_loaded_in_a_thread_and_what_the_node_does_is_told(tmp_path: Path) -> None:
-    """Probes ask the same event loop meanwhile."""
+    """Probes use the same event loop meanwhile."""
 
     async def scenario(cluster: Cluster) -> None:
         machine = SlowStateMachine()
@@ -372,14 +372,14 @@ def test_the_state_is_loaded_in_a_thread_and_what_the_node_does_is_told(tmp_path
 
 
 class Ahead(NamedTuple):
-    """What a forged message of a peer did to a follower."""
+    """Effects of a peer's forged message on a follower."""
 
     node: RaftNode
     leader: str
 
 
 async def _forge(cluster: Cluster, **changes: Any) -> Ahead:
-    """Let a follower receive a heartbeat of its leader with other fields, as a frame."""
+    """Let a follower receive a frame with a heartbeat of its leader and changed fields."""
     await cluster.start()
     await cluster.send(b"one")
     leader = await cluster.leader()

@@ -27,7 +27,8 @@ def test_new_nodes_wait_for_all_members_before_any_of_them_votes(tmp_path: Path)
             )
         )
         await cluster.until(
-            lambda: all(any(p.connected and p.node_id != n for p in node.status().peers) for n, node in cluster.nodes.items())
+            lambda: all(any(p.connected and p.node_id != n for p in node.status().peers) for n,
+            node in cluster.nodes.items())
         )  # fmt: skip
         assert {standing(cluster, name) for name in ("n1", "n2")} == {Standing.FRESH}
         never = "new group: waits for n3, which has never been reached (all of its nodes must meet once)"
@@ -48,8 +49,8 @@ def test_a_new_node_that_starts_again_tells_whom_it_has_met_before(tmp_path: Pat
         await cluster.kill("n1", "n2")
         await cluster.start("n1")
         assert cluster.nodes["n1"].status().held_back == (
-            "new group: waits for n3, which has never been reached, and for n2, which has not been reached since this "
-            "node started (all of its nodes must meet once)"
+            "new group: waits for n3, which has never been reached, and for n2, which has not been reached "
+            "since this node started (all of its nodes must meet once)"
         )
 
     run(Cluster(tmp_path), scenario)
@@ -68,7 +69,7 @@ def test_an_empty_disk_under_a_voters_id_stops_with_the_way_out(tmp_path: Path) 
         assert "ledgermq broker --rejoin" in reason
         assert cluster.fatal["n3"] == reason
         await cluster.kill("n3")
-        await cluster.start("n3")  # what was left behind is no voter either
+        await cluster.start("n3")  # a superseded folder is no voter either
         assert "known voter" in await cluster.nodes["n3"].wait_fatal()
         await cluster.kill("n3")
         await cluster.send(b"two")
@@ -126,7 +127,7 @@ def test_a_node_that_rejoins_with_its_old_disk_keeps_the_old_data_aside(tmp_path
         await cluster.until(lambda: standing(cluster, "n3") is Standing.VOTER, "n3 votes again")
         assert list((tmp_path / "n3").glob("quarantine-*/commitlog"))
         await cluster.kill("n3")
-        await cluster.start("n3")  # without the flag it stays what it became
+        await cluster.start("n3")  # without the flag it keeps its standing
         assert standing(cluster, "n3") is Standing.VOTER
         await cluster.send(b"two")
         await cluster.settle()
@@ -198,7 +199,8 @@ def test_with_async_flush_a_node_whose_machine_rebooted_catches_up_before_it_vot
         )
         await cluster.start(victim)
         assert standing(cluster, victim) is Standing.LEARNER
-        assert cluster.nodes[victim].storage.incarnation != old  # late words of the old one count no more
+        # late messages of the old one no longer count
+        assert cluster.nodes[victim].storage.incarnation != old
         await cluster.until(lambda: standing(cluster, victim) is Standing.VOTER, "it votes again")
         await cluster.settle()
         assert cluster.applied(victim) == [b"one", b"two"]

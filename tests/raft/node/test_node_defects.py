@@ -1,4 +1,4 @@
-"""A bug of ours must end the node, loudly and at once: never leave it half alive."""
+"""A bug of ours must end the node at once and visibly, and never leave it half alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups with the same names on one machine: their nodes tell each other apart, and lose nothing over a mix-up."""
+"""Groups with the same names on one machine: their nodes tell each other apart and survive a mix-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def group_ids(cluster: Cluster) -> set[int]:
 
 
 async def one_id(cluster: Cluster) -> int:
-    """Wait until every running node knows the same group id; return it."""
+    """Wait until every running node knows the same group id, and return it."""
     await cluster.until(lambda: 0 not in group_ids(cluster), "every node knows the group id")
     (found,) = group_ids(cluster)
     return found
@@ -100,7 +100,7 @@ def test_a_node_of_another_group_at_a_members_address_counts_as_unreachable_and_
         assert await one_id(mine) != await one_id(other)
         await mine.stop("n1")
         await other.stop("n1")
-        # It takes the address of the other n1, and dials its peers
+        # It takes the address of the other n1, and dials its peers.
         await other.start("n1", members=mine.members)
         await mine.until(lambda: len(refusals(caplog)) >= 4, "both sides of both pairs tell")
         await mine.send(b"two")
@@ -109,7 +109,7 @@ def test_a_node_of_another_group_at_a_members_address_counts_as_unreachable_and_
         assert all(not p.connected for p in mine.nodes["n2"].status().peers if p.node_id == "n1")
 
         await other.kill("n1")
-        await mine.start("n1")  # the address is free again: nothing had to be repaired
+        await mine.start("n1")  # the address is free again: no repair was needed
         await mine.send(b"three")
         await mine.settle()
         assert mine.applied("n1") == [b"one", b"two", b"three"]

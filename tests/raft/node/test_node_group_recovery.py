@@ -1,4 +1,6 @@
-"""Real nodes over a recovered folder and its copies: who may join, who is refused, and that nothing of the survivor is lost."""
+"""Real nodes over a recovered folder and its copies: which may join, which are refused, and no
+entry is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ALL = [b"one", b"two", b"three"]
 
 
 async def lose_the_majority(cluster: Cluster) -> None:
-    """Commit `ALL`, stop everything; n1's folder becomes a new group, those of n2 and n3 stay as `old-n2`, `old-n3`."""
+    """Commit `ALL` and stop everything. n1's folder becomes a new group, the others stay as `old-n2`,
+    `old-n3`.
+    """
     await cluster.start()
     await cluster.send(*ALL)
     await cluster.settle()
@@ -34,7 +38,7 @@ async def lose_the_majority(cluster: Cluster) -> None:
 
 
 def clone(cluster: Cluster, *names: str, source: str = "n1") -> None:
-    """Copy the recovered folder and make the copies into others'."""
+    """Copy the recovered folder and turn the copies into other members' folders."""
     for name in names:
         data = cluster.folder / name
         shutil.copytree(cluster.folder / source, data)
@@ -175,7 +179,9 @@ def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
 def test_a_learner_that_was_left_behind_comes_back_with_an_empty_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a power cut of all machines leaves in an async flush mode: each node waits as a learner for the others."""
+    """After a power cut of all machines in an async flush mode each node waits as a learner for the
+    others.
+    """
 
     async def scenario(cluster: Cluster) -> None:
         await lose_the_majority(cluster)

@@ -1,4 +1,6 @@
-"""Real nodes of a group with a master: who leads, what a promotion does to everybody else, and what is kept."""
+"""Real nodes of a group with a master: which node leads, what a promotion does to the others, and what is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ FIRST = [b"one", b"two", b"three"]
 
 
 def change(path: Path, how: Callable[[StoppedFolder, Survivor], Identity]) -> Identity:
-    """Change the folder of a stopped node; return its new identity. Raises: as `how`."""
+    """Change the folder of a stopped node. Returns its new identity. Raises: see `how`."""
     with stopped_folder(path, RealFileSystem()) as folder:
         return how(folder, inspect(folder))
 
@@ -54,7 +56,7 @@ class Masters(Cluster):
         super().__init__(folder, replication=Replication.ASYNC_MASTER, master="n1", **settings)
 
     async def begin(self) -> None:
-        """Start all and commit something everywhere."""
+        """Start all nodes and commit an entry everywhere."""
         await self.start()
         await self.send(*FIRST)
         await self.settle()
@@ -72,7 +74,7 @@ class Masters(Cluster):
         return identity
 
     async def start_over(self, name: str) -> None:
-        """Do what a broker does with a node that must be started again from its folder."""
+        """Do what a broker does with a node that must be restarted from its folder."""
         await self.until(lambda: self.nodes[name].reset_decided.is_set(), f"{name} is left behind")
         await self.stop(name)
         await self.start(name)
@@ -114,7 +116,7 @@ def test_a_master_goes_on_alone(tmp_path: Path) -> None:
         await cluster.kill("n2", "n3")
         await cluster.send(b"alone")
         await cluster.stop("n1")
-        await cluster.start("n1")  # nobody answers: it leads all the same, after it has listened
+        await cluster.start("n1")  # no peer answers: it leads anyway, after listening
         await cluster.send(b"again")
         await cluster.settle()
         assert cluster.applied("n1")[-2:] == [b"alone", b"again"]
@@ -123,7 +125,7 @@ def test_a_master_goes_on_alone(tmp_path: Path) -> None:
 
 
 def test_a_master_whose_disk_is_empty_does_not_lead(tmp_path: Path) -> None:
-    """Its slaves have what it lost: an empty log must not become theirs."""
+    """Its slaves have what it lost: they must not take over an empty log."""
 
     async def scenario(cluster: Masters) -> None:
         await cluster.begin()
@@ -183,7 +185,7 @@ def test_the_former_master_is_left_behind_and_keeps_what_only_it_had(tmp_path: P
 
 
 def test_a_master_that_runs_stops_as_soon_as_it_hears_of_its_successor(tmp_path: Path) -> None:
-    """It was cut off, not dead: whatever it is asked to store from that moment on is refused."""
+    """It was cut off, not dead. Proposals to it are refused from that moment on."""
 
     async def scenario(cluster: Masters) -> None:
         await cluster.begin()
@@ -239,7 +241,7 @@ def test_a_node_that_missed_two_promotions_goes_with_the_newest(tmp_path: Path) 
 
 
 def test_the_successor_is_stored_before_the_folder_is_moved_aside(tmp_path: Path) -> None:
-    """A crash in between: the next start does it, also when nobody answers any more."""
+    """A crash in between: the next start does it, even if no peer answers any more."""
 
     async def scenario(cluster: Masters) -> None:
         await cluster.begin()
@@ -259,7 +261,7 @@ def test_the_successor_is_stored_before_the_folder_is_moved_aside(tmp_path: Path
 
 
 def test_a_slave_that_steps_aside_has_no_master_any_more(tmp_path: Path) -> None:
-    """From that turn on, until it leads: what a master that comes back stores must not count here."""
+    """From that turn on, until it leads: what a returning master stores must not count here."""
 
     async def scenario(cluster: Masters) -> None:
         await cluster.begin()
@@ -326,7 +328,7 @@ def test_a_running_slave_reads_and_verifies_its_whole_log(tmp_path: Path) -> Non
 def test_a_write_that_fails_while_the_log_is_verified_ends_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zeros behind a filler are put back; what the disk holds when that fails is not known (P15)."""
+    """Zeros after a filler are restored. If that fails, the contents of the disk are unknown (P15)."""
 
     async def fail(*_: object) -> None:
         raise StorageFailedError(tmp_path, OSError(5, "no"))
@@ -427,7 +429,7 @@ def test_a_slave_that_lost_its_disk_comes_back_by_rejoin(tmp_path: Path) -> None
         await cluster.start("n3", rejoin=True)  # the folder's generation is kept, whatever is configured
         await cluster.settle()
         assert cluster.applied("n3") == [*FIRST, b"four"]
-        # n1 is away for good: a slave needs no word but the master's.
+        # n1 is gone for good: a slave needs only the master's answer.
         await cluster.until(lambda: cluster.nodes["n3"].hello().standing is Standing.VOTER, "n3 is level")
 
     run(Masters(tmp_path), scenario)

@@ -1,4 +1,4 @@
-"""An old copy of one node's folder is put back: that node is told, and the healthy ones go on."""
+"""Restored old copy of one node's folder: that node is told, and the healthy ones go on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..node_cluster import Cluster, run
 
 
 async def replace_n1(cluster: Cluster) -> bytes:
-    """Let n1 come back under a new incarnation; return the identity that n2 had before."""
+    """Let n1 come back under a new incarnation. Returns the identity that n2 had before."""
     await cluster.start()
     await cluster.send(b"one")
     await cluster.until(

@@ -1,4 +1,4 @@
-"""Real nodes whose logs are damaged: they fetch the same bytes from the others, at their start and while they run."""
+"""Real nodes with damaged logs: they fetch the same bytes from the others, at start and while running."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def flip(cluster: Cluster, name: str, offset: int, size: int = 1) -> None:
 
 
 def drop_indexes(cluster: Cluster, name: str) -> None:
-    """Without them a start reads the whole log, also after a clean stop."""
+    """Without its index files a start reads the whole log, even after a clean stop."""
     for path in (cluster.folder / name / "entryindex").iterdir():
         path.unlink()
 
@@ -63,7 +63,7 @@ def place_of(cluster: Cluster, name: str, index: int) -> tuple[int, int]:
 
 
 async def settle_on_disk(cluster: Cluster) -> None:
-    """Wait until every node has written down, in an idle moment, that its whole log is durable (the floor)."""
+    """Wait until every idle node has stored that its whole log is durable (the floor)."""
     await cluster.settle()
     await cluster.until(
         lambda: all(n.storage._writer.state.floor_index == n.last_index for n in cluster.nodes.values()),
@@ -151,7 +151,7 @@ def test_a_node_alone_refuses_to_start(tmp_path: Path) -> None:
 def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_that_votes_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But only when a majority goes on without its vote."""
+    """But only if a majority goes on without its vote."""
     rounds: list[str] = []
 
     async def counted_round(config: RaftConfig, *arguments: Any) -> RoundResult:
@@ -171,7 +171,7 @@ def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_that_vote
         drop_indexes(cluster, "n3")
         flip(cluster, "n3", begin, end - begin)
         hard_state = (tmp_path / "n3" / "hardstate").read_bytes()
-        await cluster.start("n1")  # has everything, but is no majority: the vote may be needed yet
+        await cluster.start("n1")  # has everything, but is no majority: the vote may still be needed
         starting = asyncio.create_task(cluster.start("n3"))
         await cluster.until(lambda: "knows of no leader" in caplog.text)
         rounds.clear()
@@ -197,7 +197,7 @@ def test_damage_met_while_applying_is_repaired_without_ending_the_node(tmp_path:
         await cluster.start()
         await fill(cluster)
         await cluster.stop("n3")
-        flip(cluster, "n3", 300_000)  # a clean stop: the index is believed, and the damage is met at apply
+        flip(cluster, "n3", 300_000)  # a clean stop: the index is trusted, and apply finds the damage
         flip(cluster, "n3", SEGMENT + 300_000)
         await cluster.start("n3")
         await cluster.until(lambda: cluster.nodes["n3"].status().log_check.repaired == 2)
@@ -212,7 +212,7 @@ def test_the_scrubber_finds_what_nobody_reads_and_repairs_it(tmp_path: Path) -> 
         await cluster.start()
         await fill(cluster)
         leader = await cluster.leader()
-        # A different place on each, the leader's, too
+        # A different place on each, including the leader.
         for number, name in enumerate(sorted(cluster.nodes), 1):
             last = cluster.nodes[name].last_index
             flip(cluster, name, number * 100_000)
@@ -268,7 +268,7 @@ def test_a_leader_that_sends_damaged_entries_finds_out_and_repairs_itself(tmp_pa
 
 
 def test_two_of_three_members_are_made_whole_by_the_third_without_a_leader(tmp_path: Path) -> None:
-    """What was committed is written down with the floor, so a member can give it out before there is a majority."""
+    """Committed entries are recorded with the floor, so a member can send them before there is a majority."""
 
     async def scenario(cluster: Cluster) -> None:
         await cluster.start()
@@ -286,7 +286,7 @@ def test_two_of_three_members_are_made_whole_by_the_third_without_a_leader(tmp_p
 
 
 class FailingSync(RealFileSystem):
-    """From `armed` on, the next flush of a segment fails, once."""
+    """Once `armed`, the next flush of a segment fails, once."""
 
     def __init__(self) -> None:
         self.armed = False

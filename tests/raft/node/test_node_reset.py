@@ -1,4 +1,4 @@
-"""RaftNodes over real gRPC and files: a follower that retention left behind is reset, and is whole again."""
+"""RaftNodes over real gRPC and files: a follower that fell behind retention is reset and complete again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ PIECE = 100_000
 
 
 class TravellingStateMachine(RecordingStateMachine):
-    """Its whole state is what it applied; a received one is ahead of the log that comes with it. Both protocols."""
+    """Its whole state is what it applied.
+
+    A received one is ahead of the log that comes with it. Has both protocols.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class TravellingStateMachine(RecordingStateMachine):
         self.needs_entries_to = self.counts_on_log_to = LogIndex(0)
         self.opened = 0
         self.refuse = ""
-        self.hold: asyncio.Event | None = None  # pieces wait for it after the first
+        self.hold: asyncio.Event | None = None  # pieces after the first wait for it
         self.loaded = False
 
     def load(self) -> None:
@@ -90,7 +93,7 @@ class Outgoing:
 
 
 class ResetCluster(Cluster):
-    """Its state machines can travel; `reset` waits for the decision and starts the node again."""
+    """Its state machines can be transferred. `reset` waits for the decision and restarts the node."""
 
     async def start(self, *names: str, files: FileSystem | None = None, **changes: Any) -> None:
         for name in names or [m.node_id for m in self.members]:
@@ -109,7 +112,7 @@ class ResetCluster(Cluster):
         return found
 
     async def leave_behind(self, name: str) -> str:
-        """Kill a follower and delete what it needs everywhere; return the leader."""
+        """Kill a follower and delete everywhere what it needs. Returns the leader."""
         await self.send(b"first")
         leader = await self.leader()
         if leader == name:
@@ -124,14 +127,14 @@ class ResetCluster(Cluster):
         return leader
 
     async def reset(self, name: str) -> None:
-        """Wait until the node is to be started again, and do that."""
+        """Wait until the node is to be restarted, and restart it."""
         async with asyncio.timeout(30):
             await self.nodes[name].reset_decided.wait()
         await self.stop(name)
         await self.start(name)
 
     async def same(self, name: str, other: str) -> None:
-        """Wait until both applied the same."""
+        """Wait until both have applied the same."""
         await self.until(
             lambda: self.machines[name].applied == self.machines[other].applied, f"{name} is like {other}"
         )
@@ -252,14 +255,14 @@ def test_a_state_that_the_leader_cannot_give_is_asked_for_again(tmp_path: Path) 
 
 
 class FullFile(RealFile):
-    """A file that takes nothing more."""
+    """A file on a full disk."""
 
     def pwritev(self, buffers: Any, offset: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "state")
 
 
 class SmallDisk(RealFileSystem):
-    """No room for what comes in, until `full` is off."""
+    """No room for incoming data until `full` is off."""
 
     def __init__(self) -> None:
         self.full = True
@@ -291,7 +294,7 @@ def test_a_follower_whose_disk_is_full_says_so_and_is_reset_when_there_is_room(
 
 
 def test_a_defect_behind_the_point_of_no_return_ends_the_node(tmp_path: Path, monkeypatch: Any) -> None:
-    """The core is silent by then: a node that only logged it would neither serve nor start again."""
+    """The core is silent by then. A node that only logged it would neither serve nor restart."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""A start that fails or is given up leaves nothing behind: neither the port nor the lock nor a thread that writes."""
+"""A failed or cancelled start leaves nothing behind: no port, no lock, no writing thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..node_cluster import Cluster, RecordingStateMachine, run
 
 
 class SlowFolder(RealFileSystem):
-    """Stops in the middle of the opening of a data folder, when its lock is taken."""
+    """Blocks while a data folder is opened, once its lock is taken."""
 
     def __init__(self) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()

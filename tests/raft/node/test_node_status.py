@@ -1,4 +1,4 @@
-"""What a node tells of itself must not depend on what its disk can still read."""
+"""A node's report about itself must not depend on what its disk can still read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ..simulated_disk import SimulatedDisk
 
 
 def test_how_far_a_follower_is_behind_is_not_known_where_the_log_is_damaged() -> None:
-    """The report of every two seconds, and the status, go on: who needs the entry finds the damage and repairs it."""
+    """The report every two seconds, and the status, go on.
+
+    A reader of the entry finds the damage and repairs it.
+    """
     rig = LogRig(SimulatedDisk())
     for _ in range(30):
         rig.append(bytes(300))

@@ -1,4 +1,4 @@
-"""A disk that is slow must not cost the lead; a disk that fails must cost the node, and nothing else."""
+"""A slow disk must not cost leadership. A failing disk must stop its node, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..node_cluster import Cluster, run
 
 
 class FaultyFile(RealFile):
-    """A file whose fdatasync is as slow, or fails, as its file system says."""
+    """A file whose fdatasync is slow, or fails, as set in its file system."""
 
     faults: FaultyFileSystem
 
@@ -31,7 +31,7 @@ class FaultyFile(RealFile):
 
 
 class FaultyFileSystem(RealFileSystem):
-    """The real one, with switches."""
+    """The real file system with switches."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -79,7 +79,7 @@ def test_a_failed_fsync_silences_the_node_for_ever_and_the_others_go_on(tmp_path
         assert cluster.nodes[first].role == "faulted"
         assert proposal.committed.exception() is not None  # unknown: the followers may have it
         assert cluster.nodes[first].metrics.counter("ledgermq_raft_proposals_lost_total")._value.get() == 1
-        disks[first].broken = False  # the disk answers again: what it holds is unknown all the same
+        disks[first].broken = False  # the disk works again, but its contents are still unknown
         await cluster.kill(first)
         await cluster.send(b"three")
         assert await cluster.leader() != first

@@ -1,4 +1,4 @@
-"""The lines and metrics about connections of a port."""
+"""Log lines and metrics about connections of a port."""
 
 from __future__ import annotations
 

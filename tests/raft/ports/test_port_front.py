@@ -1,4 +1,4 @@
-"""The front of a shared port: what it hides, what it closes."""
+"""Front of a shared port: what it hides, what it closes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def echo(request: bytes, context: Any) -> bytes:
 
 
 async def received(reader: asyncio.StreamReader) -> bytes:
-    """Return what came until the connection ended, in whatever way it did."""
+    """Return what arrived until the connection ended in any way."""
     try:
         return await reader.read()
     except ConnectionError:
@@ -46,7 +46,7 @@ async def received(reader: asyncio.StreamReader) -> bytes:
 def test_the_socket_behind_the_front_has_no_name_and_is_reached_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a broker that is killed leaves nothing in the folder for temporary files."""
+    """So a killed broker leaves nothing in the folder for temporary files."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def sockets() -> list[Path]:
@@ -64,7 +64,7 @@ def test_the_socket_behind_the_front_has_no_name_and_is_reached_all_the_same(
         assert len(sockets()) == 1
         await front.listen(take_port(address))
         assert sockets() == []
-        for _ in range(2):  # a connection each
+        for _ in range(2):  # one connection each
             async with grpc.aio.insecure_channel(
                 address, options=[("grpc.use_local_subchannel_pool", 1)]
             ) as channel:
@@ -100,7 +100,7 @@ def test_a_connection_that_does_not_say_what_it_is_for_is_closed(
 
 
 def test_what_comes_in_the_turn_in_which_listening_stops_is_not_left_open() -> None:
-    """asyncio's server forgets it when it is closed behind the accept; who finds it is the garbage collection."""
+    """asyncio's server forgets a socket closed right after the accept. Only garbage collection finds it."""
 
     async def scenario() -> None:
         port = free_port()
@@ -116,7 +116,7 @@ def test_what_comes_in_the_turn_in_which_listening_stops_is_not_left_open() -> N
             stopped.set_result(None)
 
         callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
-        asyncio.get_running_loop().add_reader(signal, stop)  # behind the accept, in the same turn
+        asyncio.get_running_loop().add_reader(signal, stop)  # after the accept, in the same turn
         trigger.send(b"now")
         await stopped
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""How many connections a front holds, and whom it lets go of when there are too many."""
+"""Connection limits of a front, and which connections it closes when there are too many."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 def judge(connection: asyncio.Transport, first: bytes) -> Verdict:
-    """A stream of a peer begins with "s" and is taken; everything else is passed on."""
+    """A peer's stream begins with "s" and is taken. Everything else is passed on."""
     if first[:1] == b"s":
         connection.write(b"taken")
         connection.resume_reading()
@@ -45,7 +45,7 @@ def judge(connection: asyncio.Transport, first: bytes) -> Verdict:
 
 
 class Echo(asyncio.Protocol):
-    """The server behind: it says again what it hears."""
+    """The server behind: echoes what it receives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
@@ -61,7 +61,7 @@ class Caller:
         self._reader, self._writer = reader, writer
 
     async def says(self, text: bytes) -> bytes:
-        """Say something; return the answer, b"" when the connection is closed instead."""
+        """Send something. Returns the answer, or b"" if the connection is closed instead."""
         try:
             self._writer.write(text)
             return await self._reader.read(100)
@@ -79,7 +79,7 @@ class Caller:
 
 
 class Port:
-    """A front on a port of this machine."""
+    """A front on a local port."""
 
     def __init__(self, limits: FrontLimits, judge: Judge = judge) -> None:
         self.number = free_port()
@@ -100,7 +100,7 @@ class Port:
         return caller
 
     async def refuses(self) -> bool:
-        """Call, and tell whether the connection is closed before anything is said."""
+        """Connect, and return whether the connection is closed before anything is sent."""
         try:
             caller = await self.call()
         except ConnectionError:
@@ -108,7 +108,7 @@ class Port:
         return await caller.is_closed()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        while not condition():  # noqa: ASYNC110 (counters tell nobody)
+        while not condition():  # noqa: ASYNC110 (counters signal no event)
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
@@ -187,7 +187,7 @@ def test_who_came_a_moment_ago_need_not_make_room_where_few_are_silent() -> None
 
 
 def test_where_many_are_silent_whoever_comes_gets_in_however_fast_they_come_again() -> None:
-    """Those who say nothing come again as soon as they are let go of."""
+    """Silent clients reconnect as soon as they are closed."""
 
     async def scenario() -> None:
         async with opened(FrontLimits(max_connections=100)) as port:
@@ -243,7 +243,7 @@ def test_who_is_taken_finds_a_place_however_many_are_passed_on() -> None:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Open what this process may still open. (Its limit is lowered, so that it is not much.)"""
+    """Open as many files as this process may still open. (Its limit is lowered first.)"""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
@@ -282,7 +282,7 @@ def test_without_descriptors_callers_are_refused_and_the_loop_does_not_spin(
             with no_descriptors():
                 takes.clear()
                 for caller in callers:
-                    caller.connect((HERE, port.number))  # the kernel takes it
+                    caller.connect((HERE, port.number))  # the kernel accepts it
                 await port.until(lambda: port.counts.refused[Refused.DESCRIPTORS] > 0)
                 assert await before.says(b"still here") == b"still here"
                 for _ in range(200):

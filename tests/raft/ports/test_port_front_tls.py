@@ -1,6 +1,7 @@
-"""TLS through a front: whom it gives one of the few places at the server behind, and what it waits for before.
+"""TLS through a front: which connections get one of the few places at the server, and what it waits for
+before.
 
-The server behind is OpenSSL's, through asyncio. Nothing here ends by its time unless a test says so.
+The server behind is OpenSSL's, through asyncio. Time limits do not matter here unless a test says so.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def serving() -> ssl.SSLContext:
 
 @asynccontextmanager
 async def opened(limits: FrontLimits | None = None, *, answering: bool = True) -> AsyncIterator[Port]:
-    """A port behind which TLS is served, or nobody ever answers."""
+    """A port behind which TLS is served, or never answered."""
     port = Port(limits or FrontLimits(), judge)
     path = port.front.tls_address.removeprefix("unix:")
     protocol, context = (Echo, serving()) if answering else (asyncio.Protocol, None)
@@ -70,7 +71,7 @@ class Client:
         self.hello = self._outgoing.read()
 
     async def says(self, port: Port, hello: bytes, text: bytes) -> bytes:
-        """Open with `hello`, end the handshake and say `text`; return the answer."""
+        """Open with `hello`, finish the handshake and send `text`. Returns the answer."""
         reader, writer = await asyncio.open_connection(HERE, port.number)
         to_send, answer, is_done = hello, b"", False
         while not answer:
@@ -155,7 +156,7 @@ def test_what_begins_like_a_hello_and_is_none_is_closed() -> None:
 
 
 def test_application_data_before_the_answer_ends_no_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a client could free itself from its time limit, and keep a place for good."""
+    """Otherwise a client could escape its time limit and keep a place for ever."""
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.1)
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What of TLS is read in the clear, on bytes that OpenSSL makes."""
+"""Unencrypted TLS records, on bytes made by OpenSSL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.tls import CERTIFICATE, KEY
 
 
 class Handshake:
-    """A client and a server that talk through memory; `sent` is all that the client said."""
+    """A client and a server connected through memory. `sent` is everything that the client sent."""
 
     def __init__(self, version: ssl.TLSVersion) -> None:
         context = ssl.create_default_context(cafile=str(CERTIFICATE))
@@ -27,7 +27,7 @@ class Handshake:
         self.sent: list[bytes] = []
 
     def step(self) -> None:
-        """Let the client go on, then the server."""
+        """Let the client proceed, then the server."""
         for side, out, into in (
             (self.client, self._from_client, self._to_server),
             (self._server, self._from_server, self._to_client),
@@ -80,7 +80,7 @@ def in_records_of(size: int, hello: bytes) -> bytes:
 
 
 def made_hello(size: int) -> bytes:
-    """What begins like a hello whose message has so many bytes, in records of 16 KiB."""
+    """Return the start of a hello with a message of that many bytes, in records of 16 KiB."""
     message = b"\x01" + (size - 4).to_bytes(3) + bytes(size - 4)
     return in_records_of(16 << 10, b"\x16\x03\x01\0\0" + message)
 
@@ -105,7 +105,7 @@ def test_a_hello_may_be_longer_than_a_record_and_has_a_limit() -> None:
         records.feed(made_hello(size))
         assert records.is_hello_whole
     with pytest.raises(NoHelloError):
-        ClientRecords().feed(made_hello(MAX_HELLO_SIZE + 1)[:9])  # it says how long it will be
+        ClientRecords().feed(made_hello(MAX_HELLO_SIZE + 1)[:9])  # its header announces its length
     short = in_records_of(1, made_hello(MAX_HELLO_SIZE // 4))  # six times as long with the headers
     records = ClientRecords()
     records.feed(short[:MAX_HELLO_SIZE])
@@ -134,7 +134,7 @@ def test_what_begins_no_handshake_is_told_at_once(first: bytes) -> None:
 
 
 def test_application_data_before_the_server_answered_is_not_the_end() -> None:
-    """Early data, or a client that lies: only what follows the answer can be the end of a handshake."""
+    """Early data, or a lying client: only data after the answer can end a handshake."""
     records = ClientRecords()
     early = b"\x17\x03\x03\0\x02hi"
     records.feed(first_hello() + early)

@@ -1,4 +1,4 @@
-"""A server behind a front that is behind with taking connections: they wait, in order, and not for ever."""
+"""Server behind a front that is slow to accept: connections wait, in order, and not for ever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLERS = 20
 
 
 class SlowPort(Port):
-    """Its server takes nothing until it is told to, and the kernel keeps one or two connections for it."""
+    """Its server accepts nothing until told to, and the kernel queues one or two connections for it."""
 
     async def open(self) -> None:
         self.behind = socket.socket(socket.AF_UNIX)
@@ -37,7 +37,7 @@ class SlowPort(Port):
         return sum(door.waiting for door in self.front._doors.values())
 
     async def crowd(self) -> list[Caller]:
-        """Let some call and say something; return when no more of them can be passed on."""
+        """Let some connect and send something. Returns when no more of them can be passed on."""
         callers = [await self.call() for _ in range(CALLERS)]
         for number, caller in enumerate(callers):
             caller._writer.write(b"%d" % number)
@@ -66,7 +66,7 @@ def test_who_finds_no_room_waits_and_is_served(caplog: pytest.LogCaptureFixture)
     async def scenario() -> None:
         async with opened() as port:
             callers = await port.crowd()
-            callers[5].leave()  # it keeps nobody from their turn
+            callers[5].leave()  # it does not delay the others
             await port.serve()
             for number, caller in enumerate(callers):
                 if number != 5:

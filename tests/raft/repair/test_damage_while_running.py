@@ -1,4 +1,4 @@
-"""Damage that a running node meets where one repair is not enough, or where the disk only says that it cannot read."""
+"""Damage in a running node that one repair does not fix, or that the disk reports only as unreadable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..node_cluster import Cluster, run
 
 
 class BadSectors(RealFileSystem):
-    """Sectors of the first segment, by byte, that give EIO until they are written."""
+    """Sectors of the first segment, by byte, that return EIO until they are written."""
 
     def __init__(self, *bad: int) -> None:
         self.bad = set(bad)
@@ -64,7 +64,7 @@ def test_two_damaged_places_of_one_segment_are_both_repaired_before_they_are_app
         await cluster.start()
         await fill(cluster)
         await cluster.stop("n3")
-        flip(cluster, "n3", 300_000)  # a clean stop: the index is believed, and the damage is met at apply
+        flip(cluster, "n3", 300_000)  # a clean stop: the index is trusted, and apply finds the damage
         flip(cluster, "n3", 700_000)
         await cluster.start("n3")
         await settle_equal(cluster)
@@ -89,7 +89,7 @@ def test_a_sector_that_cannot_be_read_when_its_entry_is_applied_is_repaired(tmp_
 
 
 def test_a_page_in_which_the_log_ends_is_repaired_by_the_next_start(tmp_path: Path) -> None:
-    """Nobody but the log's writer writes it in a running node."""
+    """In a running node only the log's writer writes it."""
 
     async def scenario(cluster: Cluster) -> None:
         disk = BadSectors()
@@ -119,7 +119,7 @@ def test_a_member_that_is_asked_for_entries_gives_out_no_damaged_ones_and_repair
         await fill(cluster)
         mine = cluster.nodes["n2"].storage.identity.group_id
         await cluster.until(lambda: cluster.nodes["n1"].storage.identity.group_id == mine != 0)
-        await cluster.kill("n1", "n2", "n3")  # what is in memory needs no disk
+        await cluster.kill("n1", "n2", "n3")  # data in memory needs no disk
         await cluster.start()
         await cluster.settle()
         flip(cluster, "n1", 300_000)
@@ -156,7 +156,7 @@ def test_a_defect_of_the_scrubber_ends_the_node_instead_of_leaving_the_log_unrea
 
 
 class BadIndex(RealFileSystem):
-    """The first index file cannot be read, until it is replaced."""
+    """The first index file is unreadable until it is replaced."""
 
     def __init__(self) -> None:
         self.bad: tuple[Path, int] | None = None

@@ -1,4 +1,4 @@
-"""The scrubber's pace."""
+"""Pace of the scrubber."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long retention waits for a follower that is being reset."""
+"""Time limits of retention's pins for a follower under reset."""
 
 from __future__ import annotations
 

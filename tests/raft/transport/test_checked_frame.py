@@ -1,4 +1,4 @@
-"""Frames with checksums: whatever bit changes on the way, nothing of the frame is believed."""
+"""Frames with checksums: whatever bit changes on the way, nothing of the frame is accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_no_flipped_bit_passes() -> None:
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DamagedFrameError):
             unframed(changed)
-        if bit < 8 * HEADER_SIZE - 32:  # a size is not believed before its header is
+        if bit < 8 * HEADER_SIZE - 32:  # a size is trusted only with its header
             with pytest.raises(DamagedFrameError):
                 read_header(changed)
 

@@ -1,4 +1,4 @@
-"""Frames on a connection: cut at any place, of any size, held back, ended."""
+"""Frames on a connection: cut at any place, of any size, held, ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ledgermq.raft.transport.frame_stream import FrameStream
 
 
 class Wire(asyncio.Transport):
-    """What the stream does to its connection."""
+    """Records what the stream does to its connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Receiver:
             self.stream.hold()
 
     def receive(self, data: bytes, pieces: Sequence[int]) -> None:
-        """As a loop does: never more than the buffer that the stream gives."""
+        """Like a loop: never more than the buffer that the stream returns."""
         position, number = 0, 0
         while position < len(data) and not self.wire.aborted:
             buffer = self.stream.get_buffer(-1)
@@ -116,7 +116,7 @@ def test_a_flipped_bit_ends_the_connection_and_nothing_behind_it_is_believed(
 
 
 def test_memory_grows_with_what_came_and_not_with_what_a_frame_says() -> None:
-    """With a good header, as a peer with a bug may send it."""
+    """With a valid header, as a buggy peer may send it."""
     receiver = Receiver()
     receiver.stream.check_frames(reports=False)
     start = (1 << 30).to_bytes(4, "little") + bytes(4)

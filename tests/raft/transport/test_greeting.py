@@ -1,4 +1,4 @@
-"""The first frame each way: sealed by builds that speak checked frames, understood from builds that do not."""
+"""First frame in each direction: sealed by builds with checked frames, understood from builds without."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_greeting_and_an_answer_come_back_as_they_were() -> None:
 
 
 def test_no_flipped_bit_of_a_greeting_gives_another_greeting() -> None:
-    """Nor one that passes for that of an older build: what a member is known by would be given up for it."""
+    """Nor one that passes for that of an older build: a member's identity would be given up for it."""
     for changed in flips(encode_greeting(HELLO)):
         with pytest.raises((DamagedFrameError, DecodeError, ValueError)):
             read_greeting(changed)

@@ -1,4 +1,4 @@
-"""What happens again and again is said once a minute, with how often."""
+"""Repeated events are logged once a minute, with their number."""
 
 from __future__ import annotations
 

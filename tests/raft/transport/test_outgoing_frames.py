@@ -1,4 +1,6 @@
-"""Append frames are encoded once for followers that are told the same, and never shared with one that is told another thing."""
+"""Append frames are encoded once for followers with equal content, and never shared with different
+content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream that does not move is told from one that has much to do, and from a loop that was late."""
+"""A stalled stream is told from a busy one, and from a loop that was late."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STEP_S = 0.1
 
 
 def looks(watch: StreamWatch, goals_and_passed: list[tuple[int, int]], step_s: float = STEP_S) -> list[bool]:
-    """Look once per step; return whether the stream is stuck."""
+    """Look once per step. Returns whether the stream is stuck."""
     found = []
     for number, (goal, passed) in enumerate(goals_and_passed):
         found.append(watch.look(number * step_s, goal, passed) >= watch.limit_s)
@@ -52,7 +52,7 @@ def test_a_large_frame_on_a_slow_link_has_moved_only_when_it_has_arrived() -> No
 def test_a_stream_with_nothing_under_way_is_never_stuck() -> None:
     watch = StreamWatch(FLOOR_S)
     assert not any(looks(watch, [(100, 0), (100, 100), *[(100, 100)] * 50]))
-    assert watch.look(100.0, 200, 100) == 0.0  # and what comes after a long rest gets its whole time
+    assert watch.look(100.0, 200, 100) == 0.0  # after a long rest it gets the full time again
 
 
 def test_a_loop_that_was_late_blames_no_stream() -> None:

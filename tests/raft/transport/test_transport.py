@@ -40,7 +40,7 @@ def take_one(queue: deque[bytes]) -> tuple[bytes]:
 
 
 class Peer:
-    """One end with a gate that records what happens."""
+    """One end with a gate that records events."""
 
     LIMITS = StreamLimits()
 
@@ -68,7 +68,8 @@ class Peer:
 
     def hello(self, to: NodeId | None) -> Hello:
         return Hello(
-            cluster_id="c", group=self.group, node_id=self.id, incarnation=self.incarnation, segment_size=1 << 20,
+            cluster_id="c", group=self.group, node_id=self.id, incarnation=self.incarnation,
+            segment_size=1 << 20,
             standing=self.standing, term=Term(0), to_node_id=to or "",
         )  # fmt: skip
 
@@ -117,7 +118,7 @@ class Peer:
 
     async def until_not_heard(self, peer: NodeId) -> None:
         async with asyncio.timeout(WAIT_S):
-            while self.transport.is_heard(peer):  # noqa: ASYNC110 (nobody is told of it)
+            while self.transport.is_heard(peer):  # noqa: ASYNC110 (no event signals it)
                 await asyncio.sleep(0.01)
 
     async def start(self) -> None:
@@ -136,7 +137,8 @@ def run(scenario: Callable[[Peer, Peer], Coroutine[Any, Any, None]], **of_n2: An
         finally:
             await asyncio.gather(one.transport.close(), two.transport.close())
 
-    # What brokers run on, and what others may: they do not treat a connection alike that changes hands.
+    # The loop that brokers use, and the one that others may use: they handle a handed-over connection
+    # differently.
     for new_loop in (uvloop.new_event_loop, asyncio.new_event_loop):
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
@@ -177,7 +179,7 @@ def test_a_frame_larger_than_all_buffers_passes() -> None:
 def test_only_the_refusal_of_a_voter_tells_a_node_that_it_is_no_member_any_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A learner's record may be the old one: one disk that was put back must not end a good voter."""
+    """A learner's record may be the old one. One restored disk must not end a good voter."""
 
     async def scenario(one: Peer, two: Peer) -> None:
         two.standing = Standing.LEARNER
@@ -186,7 +188,7 @@ def test_only_the_refusal_of_a_voter_tells_a_node_that_it_is_no_member_any_more(
         await two.start()
         async with asyncio.timeout(WAIT_S):
             while "peer=n2 reason=incarnation" not in caplog.text:  # noqa: ASYNC110 (a log has no event)
-                await asyncio.sleep(0.01)  # until it has heard what the learner says
+                await asyncio.sleep(0.01)  # until it has the learner's report
         assert not one.refusals
         two.standing = Standing.VOTER
         await one.until(lambda: bool(one.refusals))
@@ -275,14 +277,14 @@ def test_a_port_that_an_outgoing_connection_holds_is_in_use_and_the_advice_shows
 
 
 def test_a_greeting_that_cannot_be_settled_here_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, where the peer's incarnation must be stored, or an answer of a newer build."""
+    """A full disk where the peer's incarnation must be stored, or a reply of a newer build."""
 
     async def scenario(one: Peer, two: Peer) -> None:
         failures: list[Exception] = [OSError(errno.ENOSPC, "No space left on device"), ValueError("newer")]
         admit = one.admit
 
         async def failing(hello: Hello) -> Refusal | None:
-            if failures and not hello.to_node_id:  # the answer to a greeting of ours
+            if failures and not hello.to_node_id:  # the reply to a greeting of ours
                 raise failures.pop()
             return await admit(hello)
 
@@ -324,7 +326,7 @@ class Visitor:
             return pb.HelloReply.FromString(await self._reader.readexactly(size))
 
     async def report(self) -> int:
-        """How many bytes of its frames have arrived, as it is told next."""
+        """Return the next report of how many bytes of its frames have arrived."""
         async with asyncio.timeout(WAIT_S):
             return int.from_bytes(unframed(await self._reader.readexactly(20)), "little")
 
@@ -342,12 +344,12 @@ def framed(data: bytes) -> bytes:
 
 
 def greeting_of(peer: Peer, to: Peer) -> bytes:
-    """As a build greets that speaks plain frames only."""
+    """Greet like a build with plain frames only."""
     return replace(peer.hello(to.id), frames=0).to_proto().SerializeToString()
 
 
 async def serve(peer: Peer) -> None:
-    """Take connections, and make none."""
+    """Accept connections, and open none."""
     peer.transport.open_port()
     await peer.transport.listen()
 
@@ -453,7 +455,7 @@ def test_who_greets_with_more_than_a_greeting_can_have_is_cut_off(extra: bytes) 
 
 
 def test_grpc_is_served_on_the_same_port() -> None:
-    """What the layer above serves there, and nothing for who asks for anything else."""
+    """The services of the layer above, and an error for any other method."""
 
     async def scenario(one: Peer, two: Peer) -> None:
         async def echo(request: bytes, context: Any) -> bytes:
@@ -490,7 +492,9 @@ def test_the_port_takes_what_there_are_descriptors_for_and_keeps_places_for_peer
 
 
 def test_peers_come_in_however_many_others_hold_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent ones, such as speak HTTP/2, and streams whose greeting never comes: more of each than there are places."""
+    """Silent connections such as HTTP/2, and streams without a greeting: more of each than there
+    are places.
+    """
     monkeypatch.setattr(transport, "port_limits", lambda descriptors: FrontLimits(16, reserve=4))
 
     async def scenario(one: Peer, two: Peer) -> None:
@@ -498,7 +502,7 @@ def test_peers_come_in_however_many_others_hold_the_port(monkeypatch: pytest.Mon
         async with AsyncExitStack() as stack:
             for first in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", StreamKind.APPEND.preamble, b""):
                 for _ in range(20):
-                    with suppress(ConnectionError):  # it was let go of before it could speak
+                    with suppress(ConnectionError):  # it was closed before it could send
                         visitor = await stack.enter_async_context(Visitor(one.transport.bind))
                         visitor.say(first)
             await two.start()
@@ -519,7 +523,7 @@ def sealed_greeting(peer: Peer, to: Peer) -> bytes:
 async def greeted(
     stack: AsyncExitStack, one: Peer, two: Peer, kind: StreamKind = StreamKind.APPEND
 ) -> Visitor:
-    """A connection of n2 to n1 that speaks frames with checksums."""
+    """A connection of n2 to n1 with checked frames."""
     visitor = await stack.enter_async_context(Visitor(one.transport.bind))
     visitor.greet(sealed_greeting(two, one), kind)
     answer = await visitor.answer()
@@ -528,7 +532,7 @@ async def greeted(
 
 
 def test_what_has_arrived_is_told_to_the_sender() -> None:
-    """Also of a frame that is not whole, and whatever the receiver does with it."""
+    """Also of an incomplete frame, whatever the receiver does with it."""
 
     async def scenario(one: Peer, two: Peer) -> None:
         await serve(one)
@@ -570,7 +574,7 @@ def test_a_damaged_frame_ends_its_connection_only_and_is_said_once(caplog: pytes
 
 
 def test_a_damaged_greeting_is_not_judged_and_not_answered() -> None:
-    """One flipped bit of an incarnation would give a healthy folder up."""
+    """One flipped bit of an incarnation would make a node give up a healthy folder."""
 
     async def scenario(one: Peer, two: Peer) -> None:
         await serve(one)
@@ -614,7 +618,7 @@ def test_frames_are_bounded_by_what_their_stream_may_carry(
 
 
 def test_a_stream_replaces_the_one_of_its_kind_that_the_peer_opened_before() -> None:
-    """What the old one still holds must not come later; and nobody piles up streams."""
+    """Frames still in the old one must not arrive later, and streams must not pile up."""
 
     async def scenario(one: Peer, two: Peer) -> None:
         await serve(one)
@@ -638,7 +642,7 @@ def test_a_stream_replaces_the_one_of_its_kind_that_the_peer_opened_before() -> 
 def test_a_frame_that_begins_and_does_not_go_on_ends_its_stream(
     greet: Callable[[Peer, Peer], bytes], frame: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With plain frames this is how a flipped length shows: it swallows what comes behind it, drop by drop."""
+    """With plain frames a flipped length shows like this: it swallows the following bytes, drop by drop."""
     monkeypatch.setattr(Peer, "LIMITS", StreamLimits(whole_frame_s=0.05))
 
     async def scenario(one: Peer, two: Peer) -> None:
@@ -668,7 +672,7 @@ def test_builds_that_speak_plain_frames_are_understood(monkeypatch: pytest.Monke
 
 
 class Swallower:
-    """What answers the greetings to n2, takes everything, and hands nothing on."""
+    """Answers the greetings to n2, accepts everything, and forwards nothing."""
 
     def __init__(self, two: Peer) -> None:
         self.greeted: list[bytes] = []
@@ -712,7 +716,7 @@ def test_a_stream_that_carries_nothing_is_opened_anew_and_told_as_stalled(
 
 
 async def slow_link_to(two: Peer, bytes_per_s: int) -> asyncio.Server:
-    """Stand in front of n2, which listens elsewhere, and pass on what comes at this rate."""
+    """Stand in front of n2, which listens elsewhere, and forward bytes at this rate."""
     host, port = two.transport.bind.split(":")
     server = socket.create_server((host, int(port)))
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
@@ -735,7 +739,7 @@ async def slow_link_to(two: Peer, bytes_per_s: int) -> asyncio.Server:
 
 
 def test_a_large_frame_arrives_over_a_slow_link_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 60 kB/s a frame of 128 KiB takes seven times as long as a stream may stand still."""
+    """At 60 kB/s a frame of 128 KiB takes seven times the stall limit of a stream."""
 
     async def scenario(one: Peer, two: Peer) -> None:
         async with await slow_link_to(two, 60_000):

@@ -1,4 +1,4 @@
-"""Frames between nodes: every message survives, entries travel beside protobuf, damage is told."""
+"""Frames between nodes: every message survives, entries travel beside protobuf, damage is reported."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ CONTROL: list[m.Message] = [
     ),
     m.Heartbeat(**ENDS, commit_index=LogIndex(5), context=8, log_time_ms=1_700_000_000_000),
     m.HeartbeatReply(
-        **ENDS, context=8, stable_index=LogIndex(4), commit_index=LogIndex(3), is_learner=True, wants_commit=True
+        **ENDS, context=8, stable_index=LogIndex(4), commit_index=LogIndex(3), is_learner=True,
+        wants_commit=True
     ),
     m.TimeoutNow(**ENDS),
     m.Resign(**ENDS),
     m.ReadIndexRequest(**ENDS, context=3),
     m.ReadIndexReply(**ENDS, context=3, index=LogIndex(12)),
     m.AppendEntries(
-        **ENDS, prev_index=LogIndex(4), prev_term=Term(2), lo=LogIndex(5), hi=LogIndex(4), commit_index=LogIndex(3),
+        **ENDS, prev_index=LogIndex(4), prev_term=Term(2), lo=LogIndex(5), hi=LogIndex(4),
+        commit_index=LogIndex(3),
         offers_reset=True,
     ),
 ]  # fmt: skip
 
 APPEND = m.AppendEntries(
-    **ENDS, prev_index=LogIndex(4), prev_term=Term(2), lo=LogIndex(5), hi=LogIndex(9), commit_index=LogIndex(4),
+    **ENDS, prev_index=LogIndex(4), prev_term=Term(2), lo=LogIndex(5), hi=LogIndex(9),
+    commit_index=LogIndex(4),
     term_runs=((LogIndex(5), Term(3)), (LogIndex(8), Term(7))),
 )  # fmt: skip
 

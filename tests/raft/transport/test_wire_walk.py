@@ -1,4 +1,4 @@
-"""Bytes that a node reads for a follower are not verified: a damaged size must neither hold the loop nor be sent on."""
+"""Bytes read for a follower are not verified: a damaged size must neither block the loop nor be sent on."""
 
 from __future__ import annotations
 
