@@ -1,6 +1,7 @@
-"""`make fuzz FOR=60s TARGET=name`: fuzz one decoder, or all of them in turn, with inputs that nobody tried yet.
+"""`make fuzz FOR=60s TARGET=name`: fuzz one decoder, or all of them in turn, with new inputs.
 
-A failure is written to build/fuzz/, and printed with what repeats it. Keep its input in corpus/<target>/ when it is mended.
+A failure is written to build/fuzz/ and printed with the command that repeats it. Keep its input in
+corpus/<target>/ once it is fixed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BUILD = Path(__file__).parent.parent.parent / "build" / "fuzz"
 
 
 def main() -> int:
-    """Return the exit code: 1 when a target failed."""
+    """Return the exit code: 1 if a target failed."""
     options = _options()
     if options.write_corpus:
         return _write_corpus()
@@ -55,7 +56,7 @@ def _report(failure: FuzzFailure, seed: int) -> None:
 
 
 def _write_corpus() -> int:
-    """Real encodings are called seed-N; what else is there was found by fuzzing and stays."""
+    """Real encodings are named seed-N. Other files were found by fuzzing and stay."""
     for target in TARGETS.values():
         folder = CORPUS / target.name
         folder.mkdir(parents=True, exist_ok=True)

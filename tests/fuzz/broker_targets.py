@@ -1,4 +1,6 @@
-"""Decoders of `broker`: requests, checkpoints, commands, receipt handles, the key index, what nodes send each other."""
+"""Decoders of `broker`: requests, checkpoints, commands, receipt handles, the key index, messages between
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ from .log_targets import message_section, put_crc, seal_sections
 _PATH: Final = Path("/data/file")
 
 
-# --- requests ---------------------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------------------
 def _produce(data: bytes) -> None:
     request_id, sections, count = log_wire.split_produce_request(data)
     log_pb2.ProduceResponse(request_id=request_id)
@@ -90,7 +92,7 @@ def _seal_request(data: bytearray) -> bytes:
 
 
 def message() -> v2.Message:
-    """Return a message as an official client sends it, with everything that it may say."""
+    """Return a message as an official client sends it, with every field set."""
     made = v2.Message(topic=v2.Resource(name="orders"), body=b"hello")
     made.user_properties["a"] = "b"
     system = made.system_properties
@@ -103,7 +105,7 @@ def message() -> v2.Message:
 
 
 def _send(data: bytes) -> None:
-    """As a SendMessage: check, take apart, hand out."""
+    """Like a SendMessage: check, decode, deliver."""
     request = _parsed(v2.SendMessageRequest, data)
     messaging_validation.check_messages(request.messages)
     for each in request.messages:
@@ -121,7 +123,7 @@ def _hand_out(record: Any) -> None:
 
 
 def _stored(data: bytes) -> None:
-    """As a record that a producer wrote by hand: its runs need not be protobuf."""
+    """Like a record that a producer made by hand: its runs need not be protobuf."""
     count, body = data[0] if data else 0, data[1:]
     for at in record_positions(body, count).tolist():
         record = decode_record(body, at)
@@ -167,7 +169,7 @@ def _membership(data: bytes) -> None:
     check_request(parsed(log_pb2.MembershipRequest, data), first=data[:1] != b"\x12")
 
 
-# --- nodes of the group -------------------------------------------------------------------------------------------
+# --- nodes of the group -------------------------------------------------------------------------------------
 def _forwarded(data: bytes) -> None:
     calls: peer_pb2.ForwardedCalls = answer_of("n2", peer_pb2.ForwardedCalls, data)
     for each in calls.calls:
@@ -212,7 +214,7 @@ def _handle_of(data: bytes) -> str:
 
 
 def _handle(data: bytes) -> None:
-    """Once as the text that came, once as the bytes that a text of the right alphabet stands for."""
+    """Once as the received text, once as the bytes that a text of the right alphabet encodes."""
     with suppress(InvalidReceiptHandleError):
         parse_handle(data.decode("utf-8", "replace"))
     parse_handle(_handle_of(data))
@@ -224,11 +226,11 @@ def _handle_seed() -> bytes:
 
 
 def _seal_end(data: bytearray) -> bytes:
-    """A checksum in the last four bytes."""
+    """Set a checksum in the last four bytes."""
     return bytes(data[:-4]) + crc32c(bytes(data[:-4])).to_bytes(4, "little")
 
 
-# --- state --------------------------------------------------------------------------------------------------------
+# --- state --------------------------------------------------------------------------------------------------
 def _commands(data: bytes) -> None:
     count, body = data[0] if data else 0, data[1:]
     for each in walk_commands(body, count):
@@ -252,7 +254,7 @@ def _snapshot() -> Snapshot:
 
 
 def _seal_checkpoint(data: bytearray) -> bytes:
-    """Make the checksums of the shards, then that of their table, fit."""
+    """Fix the checksums of the shards, then that of their table."""
     if len(data) < 48:
         return bytes(data)
     (count,) = struct.unpack_from("<I", data, len(data) - 16)
@@ -290,7 +292,7 @@ def _key_run_seed() -> bytes:
 
 
 def _seal_run(data: bytearray) -> bytes:
-    """Make the checksums of the table and of the header fit."""
+    """Fix the checksums of the table and of the header."""
     if len(data) < 80:
         return bytes(data)
     (count,) = struct.unpack_from("<Q", data, 48)
@@ -299,7 +301,7 @@ def _seal_run(data: bytearray) -> bytes:
 
 
 def _keys(data: bytes) -> None:
-    """Only what is committed comes here: sections whose structure was checked."""
+    """Only committed sections come here, whose structure was checked."""
     sections = log_wire.checked_sections(1, memoryview(data), 1)
     log = EntryLog()
     entry = log.add([bytes(sections[0].header_bytes) + bytes(sections[0].body)], EntryKind.RECORDS)
@@ -307,10 +309,11 @@ def _keys(data: bytes) -> None:
 
 
 def _many_messages() -> bytes:
-    """More than are looked at one by one; each with a key, which stands where a body would."""
+    """More than are processed one by one; each with a key, where a body would be."""
     parts = [
         encode_record(
-            b"", b"x" * 8, section_distance=SECTION_HEADER_SIZE + 80 * number, body_offset_in_rest=0, body_size=8,
+            b"", b"x" * 8, section_distance=SECTION_HEADER_SIZE + 80 * number, body_offset_in_rest=0,
+            body_size=8,
             message_id=number.to_bytes(16, "little"), born_timestamp=0, key_hashes=(number,),
         )
         for number in range(30)
@@ -331,12 +334,15 @@ BROKER_TARGETS: Final[Sequence[Target]] = (
         "send_message", _send, (StatusError,),
         lambda: [v2.SendMessageRequest(messages=[message()] * 2).SerializeToString()],
     ),
-    Target("stored_record", _stored, (LayoutError,), lambda: [b"\3" + bytes(message_section()[SECTION_HEADER_SIZE:])]),
-    Target("receive_message", _checked(v2.ReceiveMessageRequest, _receive), (StatusError,), lambda: [_receive_seed()]),
+    Target("stored_record", _stored, (LayoutError,),
+    lambda: [b"\3" + bytes(message_section()[SECTION_HEADER_SIZE:])]),
+    Target("receive_message", _checked(v2.ReceiveMessageRequest, _receive), (StatusError,),
+    lambda: [_receive_seed()]),
     Target("telemetry_settings", _checked(v2.Settings, _settings), (StatusError,), _settings_seeds),
     Target(
         "membership", _membership, (RefusedError,),
-        lambda: [log_pb2.MembershipRequest(group="g", member_id="m", topics=["a"], zone="z").SerializeToString()],
+        lambda: [log_pb2.MembershipRequest(group="g", member_id="m", topics=["a"],
+        zone="z").SerializeToString()],
     ),
     Target("forwarded_calls", _forwarded, (ForwardError,), lambda: [_forwarded_seed()]),
     Target("grant_answer", _granted, (ForwardError,), lambda: [_granted_seed()]),
@@ -354,6 +360,7 @@ BROKER_TARGETS: Final[Sequence[Target]] = (
     Target(
         "key_run", _key_run, (CorruptError, NewerFormatError), lambda: [_key_run_seed()], _seal_run,
     ),
-    Target("keys_of_records", _keys, (log_wire.BadProduceRequestError,), lambda: [bytes(message_section()), _many_messages()], lambda data: seal_sections(data, 0)),
+    Target("keys_of_records", _keys, (log_wire.BadProduceRequestError,), lambda: [bytes(message_section()),
+    _many_messages()], lambda data: seal_sections(data, 0)),
     Target("dump_notes", _dump_notes, (), lambda: [bytes(64) * 4]),
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Decoders of `client`, `nameserver` and `spark_jobs`: what brokers hand out, files of the client, dumps, registrations."""
+"""Decoders of `client`, `nameserver` and `spark_jobs`: delivered messages, client files, dumps,
+registrations.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def _in_folder(name: str, data: bytes) -> Path:
     return path
 
 
-# --- messages -----------------------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------------
 def _fetched(data: bytes) -> None:
     found = open_section(_QUEUE, log_pb2.FetchedSection(section=data), 7, tag_hashes("t || u"))
     found = open_section(_QUEUE, log_pb2.FetchedSection(section=data, store_timestamp=5), 0)
@@ -104,7 +106,7 @@ def _lines(data: bytes) -> None:
     list(cutter.feed(b""))
 
 
-# --- files --------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------
 def _offsets(data: bytes) -> None:
     file = OffsetsFile(_in_folder("offsets", data), "g")
     file.open()
@@ -146,9 +148,11 @@ def _manifest_seed() -> bytes:
     fields = {
         "format": FORMAT, "format_version": FORMAT_VERSION, "cluster": "c", "group": "g", "node": "n1",
         "incarnation": "07", "voters": ["n1"], "segment_size": 65536, "first": {"index": 1, "offset": 0},
-        "commit": {"index": 4, "end_offset": 900, "term": 2, "crc": 7}, "end_offset": 900, "consume_queues": "complete",
+        "commit": {"index": 4, "end_offset": 900, "term": 2, "crc": 7}, "end_offset": 900,
+        "consume_queues": "complete",
         "queues": [["orders", 1, 0, 0, 5]], "index_points": [[1, 0]], "checksums": [[0, 900, 7]],
-        "files": [{"path": "commitlog/0", "size": 900}], "log_time_ms": 5, "software": "0.1.0", "group_id": "09",
+        "files": [{"path": "commitlog/0", "size": 900}], "log_time_ms": 5, "software": "0.1.0",
+        "group_id": "09",
         "former_group_ids": ["08"],
     }  # fmt: skip
     return json.dumps(fields).encode()
@@ -163,7 +167,7 @@ class _Source:
 
 
 def _table(data: bytes) -> None:
-    """A slice of a segment as a Spark task reads it; whatever is there becomes a finding."""
+    """A slice of a segment as a Spark task reads it. Whatever it holds becomes a finding."""
     where = Where("n1", "commitlog/0", -1, 0)
     for start, at_boundary in ((0, True), (64, False)):
         table = read_entries(
@@ -173,7 +177,7 @@ def _table(data: bytes) -> None:
         check_sections(table, where, with_units=True)
 
 
-# --- nameserver ---------------------------------------------------------------------------------------------------
+# --- nameserver ---------------------------------------------------------------------------------------------
 def _register(data: bytes) -> None:
     request = ns.RegisterRequest.FromString(data)
     if problem := problem_of(request):
@@ -197,8 +201,10 @@ def _register_seed() -> bytes:
 
 
 CLIENT_TARGETS: Final[Sequence[Target]] = (
-    Target("fetched_section", _fetched, (CorruptMessageError,), lambda: [bytes(message_section())], lambda data: seal_sections(data, 0)),
-    Target("message_body", _body, (UnpackError, zlib.error), lambda: [zlib.compress(b"a" * 99), gzip.compress(b"b" * 99, mtime=0)]),
+    Target("fetched_section", _fetched, (CorruptMessageError,), lambda: [bytes(message_section())],
+    lambda data: seal_sections(data, 0)),
+    Target("message_body", _body, (UnpackError, zlib.error), lambda: [zlib.compress(b"a" * 99),
+    gzip.compress(b"b" * 99, mtime=0)]),
     Target("trace_batch", _trace, (), lambda: [_trace_seed()]),
     Target("words", _words, (), lambda: [b"01" + b"AB" * 16, b"1.5s", b"\0" * 8]),
     Target("lines", _lines, (UsageError,), lambda: [b"a\n\nb\nc"]),

@@ -1,4 +1,4 @@
-"""A file system that holds one file, in memory: what decoders of files read from."""
+"""In-memory file system with one file, from which decoders of files read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class OneFile:
-    """File system and file at once; whatever path is opened, it is there. Read only."""
+    """File system and file at once. Every opened path exists. Read-only."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -28,9 +28,9 @@ class OneFile:
         return self.pread(size, offset)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def one_file(data: bytes) -> Any:
-    """Return it as whatever the decoder takes."""
+    """Return it as the type that the decoder expects."""
     return OneFile(data)

@@ -1,6 +1,8 @@
-"""Mutates real encodings and feeds a decoder with them: it may raise its declared errors, within bounds of memory and time.
+"""Fuzzer: feeds a decoder mutated real encodings. It may raise its declared errors, within bounds of memory
+and time.
 
-Deterministic: one seed gives one series of inputs. Owns: mutations, bounds, the loop. Must not: know what is decoded.
+Deterministic: one seed gives one series of inputs. Owns: mutations, bounds, the loop. Must not: know what is
+decoded.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-#: An input may cost so much processor time, s: thousands of times what any of them needs.
+#: Processor time in seconds that an input may cost: thousands of times what any of them needs.
 MAX_SECONDS: Final = 2.0
-#: Address space that may be taken besides what the process has, bytes: inputs are at most a few hundred KiB.
+#: Address space in bytes that may be used in addition. Inputs are at most a few hundred KiB.
 MAX_BYTES: Final = 1 << 30
 _MAX_INPUT: Final = 1 << 16
 _LONG_RUN: Final = 1 << 18
@@ -28,12 +30,14 @@ _NUMBERS: Final = (0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 0x7
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder. `reseal` makes the checksums of a mutated input fit again, so that what is behind them is reached."""
+    """A decoder. `reseal` fixes the checksums of a mutated input, so that the code after their check is
+    reached.
+    """
 
     name: str
     decode: Callable[[bytes], object]
-    errors: tuple[type[Exception], ...]  # that it declares
-    seeds: Callable[[], Sequence[bytes]]  # real encodings: `--write-corpus` keeps them
+    errors: tuple[type[Exception], ...]  # declared errors
+    seeds: Callable[[], Sequence[bytes]]  # real encodings; `--write-corpus` stores them
     reseal: Callable[[bytearray], bytes] | None = None
 
     def corpus(self) -> list[bytes]:
@@ -42,7 +46,7 @@ class Target:
 
 
 class FuzzFailure(AssertionError):
-    """A decoder that raised what it does not declare, or took too much. `data` is the input."""
+    """A decoder raised an undeclared error, or used too much. `data` is the input."""
 
     def __init__(self, target: Target, data: bytes, error: BaseException) -> None:
         super().__init__(f"{target.name}: {type(error).__name__}: {str(error)[:300]} on {len(data)} bytes")
@@ -56,7 +60,7 @@ class TooSlowError(Exception):
 
 @contextmanager
 def bounded() -> Iterator[Callable[[], None]]:
-    """Bound memory while in it, and time from each call of what it yields to the next. In the main thread only."""
+    """Bound memory inside, and time between calls of the yielded function. Main thread only."""
 
     def too_slow(_number: int, _frame: Any) -> None:
         raise TooSlowError
@@ -75,7 +79,10 @@ def bounded() -> Iterator[Callable[[], None]]:
 
 
 def run(target: Target, seed: int, seconds: float, runs: int | None = None) -> int:
-    """Feed the corpus, then mutations of it, for a time or a count; return how many inputs. Raises: FuzzFailure."""
+    """Feed the corpus, then mutations of it, for a time or a count.
+
+    Returns the number of inputs. Raises: FuzzFailure.
+    """
     corpus = target.corpus()
     first = [*corpus, *_long(corpus[:2])]
     assert corpus, f"{target.name} has no corpus; make it: python -m tests.fuzz --write-corpus"
@@ -93,7 +100,7 @@ def run(target: Target, seed: int, seconds: float, runs: int | None = None) -> i
 
 
 def _long(corpus: Sequence[bytes]) -> Iterator[bytes]:
-    """What is quadratic shows in long runs: of bytes that go on in a number, of brackets, of zeros."""
+    """Yield long runs that reveal quadratic behaviour: continued numbers, brackets, zeros."""
     for data in corpus:
         for at in (0, 1):
             for byte in (0, 0x80, 0xFF, 0x5B):
@@ -141,7 +148,7 @@ def _number(choose: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
 
 
 def _near(choose: random.Random, data: bytearray, _: Sequence[bytes]) -> None:
-    """Move a number of 32 bits a little: a count or a size that nearly fits."""
+    """Change a 32-bit number a little, to a count or a size that nearly fits."""
     if len(data) >= 4:
         at = choose.randrange(len(data) - 3) & ~3
         value = int.from_bytes(data[at : at + 4], "little") + choose.choice((-64, -8, -1, 1, 8, 64))

@@ -1,4 +1,6 @@
-"""Decoders of `proto` and `raft`: entries, sections, records, frames between nodes, files of the data folder."""
+"""Decoders of `proto` and `raft`: entries, sections, records, frames between nodes, files of the
+data folder.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +72,13 @@ _N1, _N2 = NodeId("n1"), NodeId("n2")
 
 
 def put_crc(data: bytearray, at: int, start: int) -> bytes:
-    """Make a checksum of everything from `start` on fit."""
+    """Set the checksum over everything from `start` on."""
     if len(data) >= max(start, at + 4):
         struct.pack_into("<I", data, at, crc32c(bytes(data[start:])))
     return bytes(data)
 
 
-# --- sections and records ---------------------------------------------------------------------------------------
+# --- sections and records -----------------------------------------------------------------------------------
 def message_section() -> bytearray:
     """Return a sealed section of three messages, with keys."""
     parts, distance = [], SECTION_HEADER_SIZE
@@ -87,7 +89,8 @@ def message_section() -> bytearray:
         parts.append(
             encode_record(
                 system, rest, section_distance=distance, body_offset_in_rest=8, body_size=5, message_id=raw,
-                born_timestamp=1_700_000_000_000, tag_hash=hash_text("t"), key_hashes=(hash_text("k"),) * number,
+                born_timestamp=1_700_000_000_000, tag_hash=hash_text("t"), key_hashes=(hash_text("k"),
+                ) * number,
                 flags=int(flags | RecordFlags.FIFO),
             )
         )  # fmt: skip
@@ -116,7 +119,7 @@ def _sections(data: bytes) -> None:
 
 
 def seal_sections(data: bytearray, start: int) -> bytes:
-    """Make the checksums of sections that stand behind each other fit."""
+    """Fix the checksums of adjacent sections."""
     at = start
     while at + SECTION_HEADER_SIZE <= len(data):
         size = struct.unpack_from("<I", data, at + 20)[0]
@@ -138,7 +141,7 @@ def _section_seeds() -> list[bytes]:
     ]
 
 
-# --- entries ----------------------------------------------------------------------------------------------------
+# --- entries ------------------------------------------------------------------------------------------------
 def entries() -> bytes:
     """Return a log of four entries."""
     log = EntryLog()
@@ -150,7 +153,9 @@ def entries() -> bytes:
 
 
 def entries_far_apart() -> bytes:
-    """Return the same log; its second entry is older than the first by more than 63 bits hold."""
+    """Return the same log with timestamps more than 63 bits apart: the second entry is older than
+    the first.
+    """
     data = bytearray(entries())
     (size,) = struct.unpack_from("<I", data, 8)
     struct.pack_into("<Q", data, 40, (1 << 63) - 1)
@@ -159,7 +164,7 @@ def entries_far_apart() -> bytes:
 
 
 def seal_entries(data: bytearray) -> bytes:
-    """Make the chain and the checksums of entries fit, as far as sizes lead from one to the next."""
+    """Fix chain and checksums of entries, as far as sizes lead from one to the next."""
     at, before = 0, None
     while at + HEADER_SIZE <= len(data) and struct.unpack_from("<I", data, at)[0] == MAGIC_WORD:
         size, kind = struct.unpack_from("<IB", data, at + 8)
@@ -186,12 +191,13 @@ def _scan(data: bytes) -> None:
     assert 0 <= found.end <= _SEGMENT
 
 
-# --- frames between nodes -------------------------------------------------------------------------------------------
+# --- frames between nodes -----------------------------------------------------------------------------------
 def _hello(**changes: Any) -> Hello:
     values: dict[str, Any] = {
         "cluster_id": "c", "group": "g", "node_id": _N1, "incarnation": 7, "segment_size": _SEGMENT,
         "standing": Standing.VOTER, "term": Term(3), "to_node_id": "n2", "group_id": 9,
-        "known_incarnations": {_N2: 5}, "reign": Reign(master=_N1, generation=1, began_after=LogIndex(4), former_group_ids=(5, 6)),
+        "known_incarnations": {_N2: 5}, "reign": Reign(master=_N1, generation=1, began_after=LogIndex(4),
+        former_group_ids=(5, 6)),
     }  # fmt: skip
     return Hello(**values | changes)
 
@@ -230,7 +236,7 @@ def _frame_seeds() -> list[bytes]:
 
 
 def _greeting(data: bytes) -> None:
-    """A greeting, its answer, and the header of a frame behind them."""
+    """A greeting, its reply, and the header of a frame after them."""
     for read in (read_header_of, read_reply):
         with suppress(DamagedFrameError, DecodeError):
             read(data)
@@ -245,7 +251,7 @@ def _seal_greeting(data: bytearray) -> bytes:
     return bytes(data[:-4]) + crc32c(bytes(data[:-4])).to_bytes(4, "little")
 
 
-# --- files ------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------
 _ERRORS: Final = (CorruptError, NewerFormatError)
 _FOLDER_ERRORS: Final = (DamagedFolderError, NewerFolderError)
 _PATH: Final = Path("/data/file")
@@ -268,7 +274,8 @@ def _record_seal(data: bytearray) -> bytes:
 def _identity() -> bytes:
     identity = Identity(
         cluster_id="c", group="g", node_id=_N1, incarnation=7, segment_size=_SEGMENT, feature_level=1,
-        members={_N1: 7, _N2: 8}, complete=True, group_id=9, reign=Reign(master=_N1, generation=1, began_after=LogIndex(4), former_group_ids=(5, 6)),
+        members={_N1: 7, _N2: 8}, complete=True, group_id=9, reign=Reign(master=_N1, generation=1,
+        began_after=LogIndex(4), former_group_ids=(5, 6)),
     )  # fmt: skip
     return _written(lambda disk, value: write_identity(disk, _PATH, value), identity)
 
@@ -329,21 +336,28 @@ _http: Final = HttpServer(lambda: {"/livez": lambda: (200, "text/plain", b"ok")}
 LOG_TARGETS: Final[Sequence[Target]] = (
     Target("section", _sections, (LayoutError,), _section_seeds, lambda data: seal_sections(data, 1)),
     Target("section_header", decode_section, (LayoutError,), lambda: [bytes(message_section())]),
-    Target("varint", lambda data: read_varint(data, 0), (CorruptError,), lambda: [varint(n) for n in (0, 300, 2**64 - 1)]),
+    Target("varint", lambda data: read_varint(data, 0), (CorruptError,), lambda: [varint(n) for n in (0, 300,
+    2**64 - 1)]),
     Target("wire_entries", _wire, (InvalidWireError,), lambda: [entries()], seal_entries),
     Target("segment", _scan, (NewerFormatError,), lambda: [entries()], seal_entries),
     Target("raft_frame", _frame, (CorruptError,), _frame_seeds),
-    Target("raft_greeting", _greeting, (ValueError, DecodeError, DamagedFrameError), lambda: [encode_greeting(_hello())], _seal_greeting),
-    Target("identity", lambda d: read_identity(one_file(d), _PATH, "n1"), _FOLDER_ERRORS, lambda: [_identity()], _record_seal),
-    Target("manifest", lambda d: read_manifest(one_file(d), _PATH, "n1"), _FOLDER_ERRORS, lambda: [_manifest()], _record_seal),
+    Target("raft_greeting", _greeting, (ValueError, DecodeError, DamagedFrameError),
+    lambda: [encode_greeting(_hello())], _seal_greeting),
+    Target("identity", lambda d: read_identity(one_file(d), _PATH, "n1"), _FOLDER_ERRORS,
+    lambda: [_identity()], _record_seal),
+    Target("manifest", lambda d: read_manifest(one_file(d), _PATH, "n1"), _FOLDER_ERRORS,
+    lambda: [_manifest()], _record_seal),
     Target(
         "repair_note", lambda d: read_note_of("n1", one_file(d), _PATH), _FOLDER_ERRORS,
-        lambda: [_written(lambda disk, value: write_note(disk, _PATH.parent, value), RepairNote(9, 4, False))], _record_seal,
+        lambda: [_written(lambda disk, value: write_note(disk, _PATH.parent, value), RepairNote(9, 4,
+        False))], _record_seal,
     ),
     Target("hard_state", decode_state, _ERRORS, lambda: [_hard_state()], _seal_hard_state),
     Target("entry_index", _read_index, _ERRORS, lambda: [_index()], lambda data: put_crc(data, 8, 12)),
-    Target("flush_marks", _marks, (NewerFormatError,), lambda: [encode_mark(FlushMark(3, 0, 4096))], lambda data: put_crc(data, 8, 12)),
-    Target("tls_hello", _tls, (NoHelloError,), lambda: [b"\1\x16\x03\x01\x00\x08\x01\x00\x00\x04abcd\x17\x03\x03\x00\x01x"]),
+    Target("flush_marks", _marks, (NewerFormatError,), lambda: [encode_mark(FlushMark(3, 0, 4096))],
+    lambda data: put_crc(data, 8, 12)),
+    Target("tls_hello", _tls, (NoHelloError,),
+    lambda: [b"\1\x16\x03\x01\x00\x08\x01\x00\x00\x04abcd\x17\x03\x03\x00\x01x"]),
     Target("http_head", _http.answer, (), lambda: [b"GET /livez?x=1 HTTP/1.1\r\nHost: h\r\n\r\n"]),
     Target("group_id_metadata", _meant, (ValueError,), lambda: [group_metadata(7)[0][1].encode()]),
 )  # fmt: skip

@@ -1,5 +1,8 @@
-"""All targets. An input is what stands in a file or comes over a connection; where a decoder is told more than bytes (a count,
-a kind), the input's first byte says so. A new decoder gets a target: test_decoders.py finds those that none reaches."""
+"""List of all targets. An input is the contents of a file or the bytes of a connection.
+
+If a decoder takes more than bytes (a count, a kind), the input's first byte encodes it. A new decoder gets a
+target: test_decoders.py finds decoders that none reaches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every decoder of bytes from outside raises its declared errors and nothing else, within bounds of memory and time."""
+"""Every decoder of external bytes raises its declared errors and nothing else, within bounds of memory and
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from . import fuzzer
 from .fuzzer import FuzzFailure, Target, run
 from .targets import TARGETS
 
-#: For each target in `make test`; `make fuzz` goes on for as long as one likes.
+#: For each target in `make test`. `make fuzz` runs for any time.
 SECONDS: Final = 5
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 PACKAGES: Final = ("proto", "raft", "broker", "nameserver", "client", "spark_jobs")
-#: Whoever calls one of these reads bytes.
+#: A caller of one of these reads bytes.
 READING: Final = frozenset(
     [
         "FromString",
@@ -38,11 +40,13 @@ READING: Final = frozenset(
 )
 #: Functions that read bytes without a target, and why none is needed.
 EXEMPT: Final = {
-    # What this process has made itself
+    # Made by this process itself.
     "raft/folder/bootstrap.py group_id_of": "a digest",
     "broker/leader/allocation.py _place": "a digest",
     "broker/service/sessions.py session_of": "a digest",
-    "broker/state/dedup.py Stream.find": "batches that `with_batch` packed, or a checkpoint whose checksum was right",
+    "broker/state/dedup.py Stream.find": (
+        "batches that `with_batch` packed, or a checkpoint whose checksum was right"
+    ),
     "client/produce/plain_run.py PlainRun._write_equal": "a producer's own records",
     "client/produce/plain_run.py PlainRun._write_different": "a producer's own records",
     "client/produce/plain_run.py PlainRun._put_heads": "a producer's own records",
@@ -51,31 +55,43 @@ EXEMPT: Final = {
     "client/demo/checks.py check": "the report that the demonstration's own check wrote",
     "spark_jobs/agreement.py Comparison.scan": "rows that the scan wrote",
     "spark_jobs/dump_source.py DumpReader.__init__": "an option of the caller",
-    "raft/repair/refetch.py RefetchService.handler.<locals>.serve": "protobuf's own decoder, whose error is answered",
-    # An operator's configuration, with tests of its own
+    "raft/repair/refetch.py RefetchService.handler.<locals>.serve": (
+        "protobuf's own decoder, whose error is answered"
+    ),
+    # An operator's configuration, with its own tests.
     "broker/config.py _read_file": "TOML of the operator",
     "nameserver/__main__.py _read_file": "TOML of the operator",
     "broker/ports/open_connections.py _count": "an answer of the kernel",
-    # The bytes were checked before, by a decoder that has a target; or only whole units of a number are taken
-    "broker/state/consume_queue.py ConsumeQueues._keep": "whole units of 20 bytes; their checksum is compared",
+    # Bytes already checked by a decoder with a target; or only whole units of a number are used.
+    "broker/state/consume_queue.py ConsumeQueues._keep": (
+        "whole units of 20 bytes; their checksum is compared"
+    ),
     "broker/checkpoint/queue_check.py QueueCheck._rebuild": "whole units of 20 bytes",
     "broker/state/rebuild.py QueueRebuild._bridge": "whole units of 20 bytes",
     "spark_jobs/consume_queue_checks.py QueueFiles.read": "whole units of 20 bytes",
-    "broker/reading/log_reader.py LogReader._section_of": "fixed offsets in 64 bytes; the entry is verified before anybody believes it",
+    "broker/reading/log_reader.py LogReader._section_of": (
+        "fixed offsets in 64 bytes; the entry is verified before anybody believes it"
+    ),
     "broker/admin/message_query.py _system": "the caller is told of a DecodeError",
     "broker/admin/message_query.py _place_of": "a fixed offset in a header that is there",
-    # Streams: what is in their messages has targets
-    "raft/transport/frame_stream.py FrameStream._read_header": "the older form: a length; tests/raft/transport/test_frame_stream.py",
+    # Streams: the contents of their messages have targets.
+    "raft/transport/frame_stream.py FrameStream._read_header": (
+        "the older form: a length; tests/raft/transport/test_frame_stream.py"
+    ),
     "raft/transport/out_stream.py OutStream._note_arrived": "one number, compared with what was sent",
     "raft/reset/receiver.py _next": "catches DecodeError",
     "raft/reset/sender.py ResetSender._admitted": "catches DecodeError; a Hello has a target",
     "broker/cluster/lane.py _Opening._take": "`_run` catches DecodeError",
     "broker/cluster/lane_server.py _Stream._decoded": "catches DecodeError; the calls have a target",
     "broker/service/telemetry.py TelemetryStreams.serve": "catches DecodeError; the settings have a target",
-    "broker/checkpoint/transfer.py _head": "the size of the head is checked; units and checkpoint have targets",
+    "broker/checkpoint/transfer.py _head": (
+        "the size of the head is checked; units and checkpoint have targets"
+    ),
     "client/cli/restore.py _let_up_start_it": "a record that the same command wrote",
     "client/admin/dump_messages.py DumpedTopic._topic_of": "catches DecodeError",
-    "nameserver/request_handlers.py _handler.<locals>.decoded": "catches DecodeError; a registration has a target",
+    "nameserver/request_handlers.py _handler.<locals>.decoded": (
+        "catches DecodeError; a registration has a target"
+    ),
 }
 
 
@@ -86,7 +102,7 @@ def test_a_decoder_raises_only_what_it_declares_within_bounds(target: Target) ->
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_the_corpus_begins_with_real_encodings(target: Target) -> None:
-    """Mutations of what is refused at the first byte would reach nothing."""
+    """Mutations of an input that is refused at the first byte would reach nothing."""
     for seed in sorted(target.seeds()):
         target.decode(seed)
     assert {len(seed) for seed in target.seeds()} <= {len(data) for data in target.corpus()}, (
@@ -129,7 +145,7 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _reached() -> set[str]:
-    """Return the functions that decoding the corpus and some hundred mutations of it enters."""
+    """Return the functions entered while decoding the corpus and some hundred mutations of it."""
     found: set[str] = set()
     root = f"{ROOT}/"
 

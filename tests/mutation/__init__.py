@@ -1,1 +1,3 @@
-"""Bugs put into the source as changed lines, to see whether the unit tests of their package find them."""
+"""Bugs injected into the source as changed lines, to see whether the unit tests of their package
+find them.
+"""

@@ -1,7 +1,7 @@
 """Run the tests of each mutant of the source against it: `python -m tests.mutation [--only NAME ...]`.
 
-Works on copies of the source below build/mutation, one per worker. Prints who was found by which test, and exits with 1
-when one survived.
+Works on copies of the source below build/mutation, one per worker. Prints which test found each mutant, and
+exits with 1 if one survived.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 def make_copy(folder: Path) -> Path:
     """Copy what git tracks, and link the packages so that `ledgermq.<package>` is found there first."""
     shutil.rmtree(folder, ignore_errors=True)
-    tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.py", "*.json", "*.toml", "*.proto", "*.pyi"],
+    tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.py", "*.json", "*.toml",
+    "*.proto", "*.pyi"],
                              cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
     for name in tracked.stdout.split():
         if (ROOT / name).is_file():
@@ -44,7 +45,7 @@ def make_copy(folder: Path) -> Path:
 
 
 def killer(mutant: SourceMutant, copy: Path) -> str:
-    """Return the first test that fails with the bug in the copy; "" when none does."""
+    """Return the first test that fails with the bug in the copy; "" if none does."""
     path = copy / mutant.path
     sound = path.read_text()
     path.write_text(mutant.applied(sound))
@@ -93,7 +94,7 @@ def run(mutants: Sequence[SourceMutant], workers: int) -> Iterator[tuple[SourceM
 
 
 def main() -> int:
-    """Return 0 when every mutant was found, else 1."""
+    """Return 0 if every mutant was found, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation", description=(__doc__ or "").split("\n")[0]
     )

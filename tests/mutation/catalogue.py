@@ -1,4 +1,4 @@
-"""The mutants of the source, by the promise that they break."""
+"""Mutants of the source, by the promise that they break."""
 
 from __future__ import annotations
 

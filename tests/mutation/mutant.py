@@ -1,6 +1,6 @@
 """A bug as a change of a line or two of source, and the tests that must find it.
 
-Beside the mutants of `tests/sim`, which the simulator finds: these are promises of one module, which its unit tests hold.
+The simulator finds the mutants of `tests/sim`. These break promises of one module, which its unit tests hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class SourceMutant:
-    """`old` stands exactly once in the file `path` and becomes `new`; one of `tests` (paths below `tests/`) must fail then."""
+    """`old` occurs exactly once in the file `path` and becomes `new`. One of `tests` must then fail.
+
+    `tests` are paths below `tests/`.
+    """
 
     name: str
     what: str  # the bug, in one sentence
@@ -24,7 +27,10 @@ class SourceMutant:
     tests: tuple[str, ...]
 
     def applied(self, text: str) -> str:
-        """Return the source with the bug. Raises: ValueError (the line is gone, or there are several)."""
+        """Return the source with the bug.
+
+        Raises: ValueError (the line is missing, or occurs several times).
+        """
         if text.count(self.old) != 1:
             raise ValueError(
                 f"{self.name}: {text.count(self.old)} places in {self.path} for {self.old!r}, wanted 1"

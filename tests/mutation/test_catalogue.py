@@ -1,4 +1,4 @@
-"""The catalogue of source mutants fits the source: each bug can be put in, and there is a test that must find it."""
+"""Catalogue of source mutants against the source: each bug applies, and the tests that must find it exist."""
 
 from __future__ import annotations
 
