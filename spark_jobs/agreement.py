@@ -1,8 +1,9 @@
-"""The parts of the verification that Spark does: scan all slices, compare block digests, look into what differs.
+"""Spark part of the verification: scans all slices, compares block digests, examines differences.
 
-Owns: every DataFrame of the job, and what is collected from them (bounded).
-Stages: *scan* reads all bytes once, without a shuffle; *agree* shuffles one row per 4 MiB block; *drill* reads again
-only the blocks that differ or that hold the end of a log. Must not: decide what a difference means (`group_checks`).
+Owns: every DataFrame of the job, and the (bounded) data collected from them.
+Stages: *scan* reads all bytes once, without a shuffle. *agree* shuffles one row per 4 MiB block. *drill*
+reads again only the blocks that differ or that hold the end of a log. Must not: decide what a difference
+means (`group_checks`).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-#: Bounds on what comes to the driver.
+#: Limits on what comes to the driver.
 MAX_DRILLED: Final = 64
 MAX_DIFFERENCES: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What the scan has brought to the driver, by node."""
+    """Results of the scan on the driver, by node."""
 
     slices: dict[str, list[SliceResult]]
     findings: dict[str, list[Finding]]
@@ -40,7 +41,7 @@ class ScanResult:
 
 @dataclass(frozen=True, slots=True)
 class QueueResult:
-    """Where a queue's numbering jumps between slices, and the offset behind each queue's last message, by node."""
+    """Jumps in a queue's numbering between slices, and the offset just past its last message, by node."""
 
     breaks: list[Finding]
     ends: dict[str, dict[tuple[int, int], int]]
@@ -62,10 +63,10 @@ class Comparison:
         return reader.option("slice_bytes", str(self._slice_size)).options(**options).load(self._folder)
 
     def scan(self) -> ScanResult:
-        """Read every byte of every dump, once; the rows stay cached for the next stages."""
+        """Read every byte of every dump once. The rows stay cached for the next stages."""
         slices: dict[str, list[SliceResult]] = defaultdict(list)
         findings: dict[str, list[Finding]] = defaultdict(list)
-        # Every partition is asked, so this fills the cache. A slice has a bounded number of findings.
+        # This reads every partition, so it fills the cache. The findings per slice are bounded.
         rows = self._scan.where("row in ('slice', 'finding')").select("row", "node", "path", "slice", "json")
         for row in rows.collect():
             fields = json.loads(row.json)
@@ -78,7 +79,9 @@ class Comparison:
         return ScanResult(dict(slices), dict(findings))
 
     def _blocks(self) -> DataFrame:
-        """One row per node and block, merged over slices, with whether the node has the whole block committed."""
+        """Return one row per node and block, merged over slices, with whether the node has committed the
+        whole block.
+        """
         merged = (
             self._scan.where("row = 'block'")
             .groupBy("node", "block")
@@ -103,13 +106,15 @@ class Comparison:
         )
 
     def blocks(self) -> pa.Table:
-        """Return all block digests, ordered by block and node: for the comparison, the Parquet file and the report."""
+        """Return all block digests, ordered by block and node, for the comparison, the Parquet file and the
+        report.
+        """
         return self._blocks().toArrow().sort_by([("block", "ascending"), ("node", "ascending")])
 
     def differing_entries(self, blocks: Sequence[int]) -> list[EntryFacts]:
-        """Read the entries of `blocks` again; return all that nodes hold at the first indexes that differ.
+        """Read the entries of `blocks` again. Returns what all nodes hold at the first indexes that differ.
 
-        Only intact entries below each node's own commit point count.
+        Only intact entries up to each node's own commit point count.
         """
         if not blocks or len(self._dumps) < 2:
             return []
@@ -131,7 +136,7 @@ class Comparison:
         ]
 
     def queues(self) -> QueueResult:
-        """Follow the numbering of each queue over the slices (inside a slice the scan has seen it)."""
+        """Check the numbering of each queue across slices. (The scan has checked it inside each slice.)"""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -168,7 +173,7 @@ class Comparison:
         return QueueResult(breaks, dict(ends))
 
     def close(self) -> None:
-        """Give the cached rows back."""
+        """Release the cached rows."""
         self._scan.unpersist()
 
 
@@ -183,7 +188,7 @@ def _finding(fields: dict[str, Any]) -> Finding:
 
 
 def differing_blocks(blocks: pa.Table) -> list[int]:
-    """Return the blocks whose digests differ between nodes that hold the whole block as committed."""
+    """Return the blocks whose digests differ between nodes that have committed the whole block."""
     first: dict[int, tuple[int, ...]] = {}
     differing = set()
     columns = ("block", "whole", "lane_a", "lane_b", "entries", "size")
@@ -194,7 +199,9 @@ def differing_blocks(blocks: pa.Table) -> list[int]:
 
 
 def blocks_to_drill(differing: Sequence[int], edges: Sequence[int]) -> list[int]:
-    """Choose what is read again: all edge blocks, the first differing ones, and a spread of the others."""
+    """Choose the blocks to read again: all edge blocks, the first differing ones, and a spread of
+    the others.
+    """
     half = MAX_DRILLED // 2
     rest = list(differing[half:])
     step = max(1, len(rest) // half)

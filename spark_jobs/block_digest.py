@@ -1,11 +1,11 @@
-"""Digests of the entries in fixed blocks of the log, which can be compared between replicas and merged.
+"""Digests of the entries in fixed blocks of the log, comparable between replicas and mergeable.
 
 Owns: the mixing function and the block size. Pure numpy.
-Each entry gives two 64-bit lanes out of the words of its header and the checksum that its bytes *really* have (a
-flipped payload byte leaves the header as it was). A block's digest is the XOR over the entries that start in it, so
-pieces of a block that were read by different tasks merge with XOR. Offset and index are in the header, so order
-counts; count and byte sum guard against pairs that cancel each other out. A digest is 128 bits over 32-bit checksums:
-it finds damage and bugs, not malice.
+Each entry yields two 64-bit lanes from the words of its header and the checksum that its bytes *really* have
+(a flipped payload byte leaves the header unchanged). A block's digest is the XOR over the entries that start
+in it, so parts of a block read by different tasks merge with XOR. Offset and index are in the header, so
+order matters. Count and byte sum guard against pairs that cancel out. A digest is 128 bits over 32-bit
+checksums: it finds damage and bugs, not malice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class BlockDigest:
-    """What one block (or the part of it that one task has read) holds. Lanes are signed, as Spark's longs are."""
+    """Digest of one block, or of the part of it that one task has read.
+
+    Lanes are signed, like Spark's longs.
+    """
 
     block: int  # physical offset // BLOCK_SIZE
     entries: int
@@ -60,7 +63,9 @@ def entry_lanes(table: EntryTable) -> tuple[UInt64s, UInt64s]:
 
 
 def block_digests(table: EntryTable, *, up_to: int) -> list[BlockDigest]:
-    """Return the digests of the entries that start below the physical offset `up_to`, in order of the blocks."""
+    """Return the digests of the entries that start below the physical offset `up_to`, in order of
+    the blocks.
+    """
     count = int(np.searchsorted(table.positions, up_to))
     if count == 0:
         return []

@@ -1,4 +1,4 @@
-"""Compares the consume queues of a dump with what its log demands, byte by byte.
+"""Comparison of a dump's consume queues with those that its log demands, byte by byte.
 
 Owns: finding a queue's files and reading their units. Must not: trust the manifest; write.
 Layout (D13): `consumequeue/<topic>@<topic id>/<queue id>/<20-digit byte position>`, units of 20 bytes.
@@ -20,22 +20,22 @@ from .section_checks import UNIT_DTYPE, UNIT_SIZE, QueueKey, QueueRun, Units
 
 @dataclass(slots=True)
 class QueueFiles:
-    """The files of one queue: (byte position in the queue, size, path), in order."""
+    """Files of one queue: (byte position in the queue, size, path), in order."""
 
     files: list[tuple[int, int, Path]] = field(default_factory=list)
 
     @property
     def begin(self) -> int:
-        """Queue offset of the first unit; what is below was deleted by retention."""
+        """Queue offset of the first unit. Retention deleted earlier ones."""
         return min((start // UNIT_SIZE for start, _, _ in self.files), default=0)
 
     @property
     def end(self) -> int:
-        """Queue offset behind the last unit."""
+        """Queue offset just past the last unit."""
         return max(((start + size) // UNIT_SIZE for start, size, _ in self.files), default=0)
 
     def read(self, first: int, last: int) -> Units:
-        """Return the units [first, last); a unit that no file has is all zeros."""
+        """Return the units [first, last). A unit that is in no file is all zeros."""
         lo, hi = first * UNIT_SIZE, last * UNIT_SIZE
         out = bytearray(hi - lo)
         for start, size, path in self.files:
@@ -49,7 +49,7 @@ class QueueFiles:
 
 
 def list_queues(node_folder: Path) -> dict[QueueKey, QueueFiles]:
-    """Find all consume queue files of a node's dump. Names that do not follow the layout are left out."""
+    """Find all consume queue files of a node's dump. Names that do not follow the layout are ignored."""
     queues: dict[QueueKey, QueueFiles] = {}
     for path in sorted(node_folder.glob("consumequeue/*@*/*/*")):
         topic_id, queue_id = path.parent.parent.name.rpartition("@")[2], path.parent.name
@@ -67,11 +67,11 @@ def check_consume_queues(
     *,
     complete: bool,
 ) -> Iterator[Finding]:
-    """Compare each run of `table` with the units on disk; yield one finding for each run that differs.
+    """Compare each run of `table` with the units on disk. Yields one finding for each run that differs.
 
-    A queue without files is left to the manifest's checks: its topic may be deleted.
-    `complete`: the dump claims to hold the queues up to its commit point. Without it (a stopped node) the units
-    behind a queue's end are not missing: a node rebuilds them from the log when it starts.
+    A queue without files is left to the checks of the manifest: its topic may be deleted.
+    `complete`: the dump claims to hold the queues up to its commit point. Otherwise (a stopped node) units
+    after a queue's end are not missing: a node rebuilds them from the log when it starts.
     """
     for run in runs:
         files = queues.get((run.topic_id, run.queue_id))

@@ -1,8 +1,8 @@
-"""A folder of dumps: which nodes are in it, what their manifests say, and whether they can be compared at all.
+"""Folder of dumps: its nodes, their manifests, and whether they can be compared at all.
 
-Owns: reading `DUMP/<node>/manifest.json` (of several groups `DUMP/<group>/<node>/manifest.json`), the refusals (exit code
-2), and cutting segments into slices.
-Must not: believe a manifest further than needed to start: what it says is checked against the files and the log.
+Owns: reading `DUMP/<node>/manifest.json` (with several broker groups `DUMP/<group>/<node>/manifest.json`),
+the refusals (exit code 2), and cutting segments into slices.
+Must not: trust a manifest further than needed to start. Its claims are checked against the files and the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAKE_AGAIN: Final = "Take the dump again: ledgermq dump DIR"
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """One CommitLog file of a dump. `start` is its physical offset, `size` the bytes that are really there."""
+    """One CommitLog file of a dump. `start` is its physical offset, `size` its real number of bytes."""
 
     start: int
     size: int
@@ -35,7 +35,7 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDump(DumpManifest):
-    """One node's dump. Offsets are physical; what is claimed comes from the manifest, `segments` from the folder."""
+    """One node's dump. Offsets are physical. Claims come from the manifest, `segments` from the folder."""
 
     folder: str
     segments: tuple[SegmentFile, ...]
@@ -43,7 +43,7 @@ class NodeDump(DumpManifest):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A range of one segment file that one task reads. Small: it is pickled once for every task."""
+    """A range of one segment file that one task reads. Small, because it is pickled once per task."""
 
     folder: str
     node: str
@@ -55,16 +55,17 @@ class Slice:
     at_boundary: bool
     commit_index: int
     commit_offset: int
-    queues: str  # "complete", "partial" or "none": what the dump claims of its consume queues
-    checksums: tuple[tuple[int, int, int], ...]  # (start, size, crc32c) of raw blocks that start in the slice
+    queues: str  # "complete", "partial" or "none": the dump's claim about its consume queues
+    # (start, size, crc32c) of the raw blocks that start in the slice
+    checksums: tuple[tuple[int, int, int], ...]
 
 
 def group_folders(folder: Path) -> list[Path]:
-    """Return the folders that hold one group's dumps each: `folder` itself, or its sub-folders, by name."""
+    """Return the folders with one broker group's dumps each: `folder` itself, or its sub-folders, by name."""
     found = {manifest.parent.parent for manifest in folder.glob(f"*/*/{MANIFEST}")}
     if not found or any(folder.glob(f"*/{MANIFEST}")):
         return [folder]
-    # One where no dump was finished must be refused, not left out.
+    # A folder without a finished dump must be refused, not skipped.
     unfinished = {path.parent.parent for path in folder.glob("*/*/commitlog")}
     return sorted(found | unfinished)
 
@@ -135,24 +136,25 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
     for dump in dumps[1:]:
         if (dump.cluster, dump.group) != (first.cluster, first.group):
             raise UnusableDumpError(
-                f"{first.folder} is of group {first.group} in cluster {first.cluster}, {dump.folder} of group"
-                f" {dump.group} in cluster {dump.cluster}. Only replicas of one group can be compared: put each"
-                " group's dumps into a sub-folder of their own."
+                f"{first.folder} is of group {first.group} in cluster {first.cluster}, {dump.folder} of "
+                f"group {dump.group} in cluster {dump.cluster}. Only replicas of one group can be compared: "
+                "put each group's dumps into a sub-folder of their own."
             )
     for i, dump in enumerate(dumps):
         for other in dumps[:i]:
             if not are_related(dump.group_id, dump.former_group_ids, other.group_id, other.former_group_ids):
                 raise UnusableDumpError(
-                    f"{other.folder} and {dump.folder} are of two groups that are both called {dump.group} in cluster"
-                    f" {dump.cluster} (ids {other.group_id:016x} and {dump.group_id:016x}): two deployments, or the group was"
-                    " made anew in between. Only replicas of one group can be compared: remove the dumps of the other one."
+                    f"{other.folder} and {dump.folder} are of two groups that are both called {dump.group} "
+                    f"in cluster {dump.cluster} (ids {other.group_id:016x} and {dump.group_id:016x}): two "
+                    "deployments, or the group was made anew in between. Only replicas of one group can be "
+                    "compared: remove the dumps of the other one."
                 )
             if dump.incarnation == other.incarnation or dump.node == other.node:
                 same = "incarnation" if dump.incarnation == other.incarnation else "node"
                 name = dump.incarnation if same == "incarnation" else dump.node
                 raise UnusableDumpError(
-                    f"{other.folder} and {dump.folder} are two dumps of the same {same} {name}. A replica compared"
-                    " with itself proves nothing: remove one of the two folders."
+                    f"{other.folder} and {dump.folder} are two dumps of the same {same} {name}. A replica "
+                    "compared with itself proves nothing: remove one of the two folders."
                 )
 
 
@@ -161,7 +163,7 @@ def slices_of(
 ) -> Iterator[Slice]:
     """Cut the segments of a dump into slices of about `slice_size` bytes, at the manifest's index points.
 
-    `ranges` limits it to slices that touch one of those offset ranges (lo, hi).
+    `ranges` limits the result to slices that touch one of those offset ranges (lo, hi).
     """
     queues = ("complete" if dump.queues_complete else "partial") if dump.has_queues else "none"
     points = sorted(offset for _, offset in dump.index_points)

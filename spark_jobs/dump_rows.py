@@ -1,7 +1,7 @@
-"""Arrow batches out of one slice of a log: a row per entry, a row per message, or the rows of the scan.
+"""Arrow batches from one slice of a log: a row per entry, a row per message, or the rows of the scan.
 
-Owns: the schemas (Spark wants exactly these types) and the columns. Runs on executors. Unsigned numbers become
-signed longs, because Spark has no others; checksums are longs, too.
+Owns: the schemas (Spark wants exactly these types) and the columns. Runs on executors. Unsigned numbers
+become signed longs, because Spark has no others; checksums are longs too.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SCHEMAS: Final = {
         " size long, payload_size long, timestamp timestamp, crc long, prev_crc long, crc_ok boolean"
     ),
     "messages": (
-        "node string, topic_id long, queue_id int, queue_offset long, index long, offset long, size int, flags int,"
-        " born_timestamp timestamp, store_timestamp timestamp, tag_hash long, message_id binary, body_size int,"
-        " body binary"
+        "node string, topic_id long, queue_id int, queue_offset long, index long, offset long, size int, "
+        "flags int, born_timestamp timestamp, store_timestamp timestamp, tag_hash long, message_id binary, "
+        "body_size int, body binary"
     ),
     "scan": (
-        "row string, node string, path string, slice long, offset long, block long, entries long, size long, lane_a long,"
-        " lane_b long, first_index long, last_index long, topic_id long, queue_id int, base long, next long,"
-        " index long, after_damage boolean, json string"
+        "row string, node string, path string, slice long, offset long, block long, entries long, size "
+        "long, lane_a long, lane_b long, first_index long, last_index long, topic_id long, queue_id int, "
+        "base long, next long, index long, after_damage boolean, json string"
     ),
 }
 _KIND_NAMES: Final = {int(kind): kind.name.lower() for kind in EntryKind}
@@ -116,7 +116,7 @@ def _entry_batch(
 def _message_batches(
     table: EntryTable, part: Slice, schema: pa.Schema, *, with_body: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of committed, intact entries; an entry whose sections cannot be read has none."""
+    """Yield the records of committed, intact entries. An entry with unreadable sections has none."""
     for row in section_rows(table, part.commit_index):
         payload = table.payload(row)
         try:

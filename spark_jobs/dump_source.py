@@ -3,12 +3,13 @@
     spark.dataSource.register(LedgerMQDump)
     spark.read.format("ledgermqdump").option("rows", "messages").load("build/demo/dumps")
 
-Options: `rows` = entries (default) | messages | scan; `body` = true | false (messages: leave the bodies out, which
-Spark cannot prune by itself); `slice_bytes` (default 128 MiB, one task each); `nodes` = comma-separated node ids;
-`ranges` = JSON list of [lo, hi) offsets: only slices that touch one of them are read.
+Options: `rows` = entries (default) | messages | scan; `body` = true | false (messages: without the bodies,
+because Spark cannot prune them itself); `slice_bytes` (default 128 MiB, one task each); `nodes` =
+comma-separated node ids; `ranges` = JSON list of [lo, hi) offsets: only slices that touch one of them are
+read.
 
-Owns: cutting the dumps into tasks, and the schemas. Executors read files below the path given, so on a cluster it
-must be a shared folder. Arrow batches only; no row of a log ever is a Python object.
+Owns: cutting the dumps into tasks, and the schemas. Executors read files below the given path, so on a
+cluster it must be a shared folder. Arrow batches only; no log row is ever a Python object.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class LedgerMQDump(DataSource):
 
 
 class DumpReader(DataSourceReader):
-    """Plans on the driver, reads on the executors; it is pickled in between, so it holds only plain values."""
+    """Plans on the driver, reads on the executors.
+
+    It is pickled in between, so it holds only plain values.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.rows = _rows_option(options)
@@ -84,7 +88,7 @@ class DumpReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SlicePartition):
-            return  # nothing to read at all: Spark then calls with a partition of its own
+            return  # no slices at all: Spark then passes its own partition
         from pyspark.sql.pandas.types import to_arrow_schema
 
         yield from read_rows(

@@ -1,10 +1,10 @@
-"""Checks of one node's entries against themselves: checksums, chain, indexes, terms, log time, positions, fillers.
+"""Checks within one node's entries: checksums, chain, indexes, terms, log time, positions, fillers.
 
 Owns: the rules that hold between an entry and the one before it. Pure numpy.
 Must not: compare nodes, read files.
 
-An entry whose checksum fails is *not trusted*: its fields are not compared with anything, so one damaged entry is
-one finding and does not accuse its neighbours.
+An entry with a wrong checksum is *not trusted*: its fields are not compared with anything. So one damaged
+entry is one finding and does not accuse its neighbours.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Whose entries are checked; goes into every finding."""
+    """Source of the checked entries. Part of every finding."""
 
     node: str
     path: str
-    commit_index: int  # of the node; -1 = everything counts as committed
-    commit_offset: int  # behind the entry at `commit_index`
+    commit_index: int  # of the node; -1: everything counts as committed
+    commit_offset: int  # just past the entry at `commit_index`
 
     def finding(self, kind: Kind, offset: int, index: int, detail: str, end: int = NO_INDEX) -> Finding:
-        """Build a finding. What lies above the commit point may still be cut off legally."""
+        """Build a finding. Entries above the commit point may still be cut off legally."""
         legal = self.commit_index >= 0 and (index > self.commit_index or offset >= self.commit_offset)
         severity = Severity.INFO if legal else Severity.ERROR
         return Finding(self.node, offset, index, kind, severity, detail, end, path=self.path)
@@ -41,20 +41,20 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The first or the last trusted entry of a table: what the entry on the other side of the seam must fit."""
+    """First or last trusted entry of a table, which the entry across the seam must match."""
 
     index: int
     term: int
     timestamp: int
-    crc: int  # of a last entry: its own; of a first one: the one that it chains to
+    crc: int  # of a last entry: its own; of a first entry: the one that it chains to
     offset: int
     end: int
     filler: bool
-    skipped: int  # entries that are not trusted between it and the seam; -1 = their number is not known
+    skipped: int  # untrusted entries between it and the seam; -1: unknown number
 
 
 def check_entries(table: EntryTable, where: Where) -> list[Finding]:
-    """Return every finding inside a table. Seams between tables are `check_seam`'s."""
+    """Return every finding inside a table. `check_seam` checks seams between tables."""
     found = list(_check_crc(table, where))
     found += _check_positions(table, where)
     found += _check_order(table, where)
@@ -64,7 +64,7 @@ def check_entries(table: EntryTable, where: Where) -> list[Finding]:
 
 
 def expected_indexes(table: EntryTable) -> Int64s:
-    """Return the index of each entry; of an entry that is not trusted, the one that its place in the log gives it."""
+    """Return the index of each entry. For an untrusted entry it follows from its place in the log."""
     indexes = table.headers["index"].astype(np.int64)
     intact = table.intact
     damaged_at = {damage.start for damage in table.damaged}
@@ -111,7 +111,7 @@ def _edge(table: EntryTable, row: int, crc: int, untrusted: slice, damaged: bool
 
 
 def check_seam(last: Edge, first: Edge, where: Where) -> list[Finding]:
-    """Return what is wrong between the last trusted entry of one range and the first of the next."""
+    """Return the findings between the last trusted entry of one range and the first of the next."""
     known = last.skipped >= 0 and first.skipped >= 0
     skipped = last.skipped + first.skipped
     expected = last.index + skipped + (not first.filler)
@@ -142,7 +142,7 @@ def _check_crc(table: EntryTable, where: Where) -> Iterator[Finding]:
 
 
 def _check_positions(table: EntryTable, where: Where) -> Iterator[Finding]:
-    """Intact entries that stand elsewhere than they say; neighbours moved by the same distance are one finding."""
+    """Find intact entries at the wrong place. Neighbours moved by the same distance are one finding."""
     shift = table.positions - table.headers["physical_offset"].astype(np.int64)
     rows = np.flatnonzero((shift != 0) & table.intact)
     if len(rows) == 0:
@@ -166,7 +166,7 @@ def _check_order(table: EntryTable, where: Where) -> Iterator[Finding]:
     time, crc = headers["timestamp"].astype(np.int64), headers["crc"].astype(np.int64)
     prev_crc, is_entry = headers["prev_crc"].astype(np.int64)[1:], (headers["kind"] != EntryKind.FILLER)[1:]
     skipped, known = (column[1:] for column in _between(table, rows))
-    rows = rows[1:]  # each compared with the one before it
+    rows = rows[1:]  # each is compared with the one before it
     expected = index[:-1] + skipped + is_entry
     wrong = {
         Kind.GAP: known & (index[1:] != expected),
@@ -188,7 +188,9 @@ def _check_order(table: EntryTable, where: Where) -> Iterator[Finding]:
 
 
 def _between(table: EntryTable, rows: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """For each trusted row: indexed untrusted entries since the trusted one before, and whether that is all."""
+    """Return, per trusted row, the indexed untrusted entries since the trusted one before, and whether those
+    are all.
+    """
     indexed = (~table.intact & (table.headers["kind"] != EntryKind.FILLER)).astype(np.int64)
     running = np.concatenate(([0], np.cumsum(indexed)))[rows]
     skipped = np.diff(running, prepend=0)
@@ -201,7 +203,7 @@ def _between(table: EntryTable, rows: Int64s) -> tuple[Int64s, npt.NDArray[np.bo
 
 
 def _check_damage(table: EntryTable, where: Where) -> Iterator[Finding]:
-    """Name each damaged range by the indexes that are lost in it."""
+    """Report each damaged range with the indexes that are lost in it."""
     indexes = table.headers["index"].astype(np.int64)
     for damage in table.damaged:
         row = int(np.searchsorted(table.positions, damage.start))
@@ -214,7 +216,9 @@ def _check_damage(table: EntryTable, where: Where) -> Iterator[Finding]:
 
 
 def _damage_kind(damage: DamagedRange, lost: int) -> Kind:
-    """One entry whose header is still recognisable is a checksum failure; anything else is a missing range."""
+    """Return the kind: one entry with a recognisable header is a checksum failure, else a range is
+    missing.
+    """
     return Kind.CRC if damage.looks_like_entry and lost in (0, 1) else Kind.MISSING_RANGE
 
 
@@ -227,7 +231,7 @@ def _damage_text(damage: DamagedRange, first: int, lost: int) -> str:
 
 
 def _check_fillers(table: EntryTable, where: Where) -> Iterator[Finding]:
-    """A filler is a pure function of the entry before it; the bytes behind its header are zeros."""
+    """Check fillers: a filler is a pure function of the entry before it, followed by zeros."""
     for row in np.flatnonzero((table.headers["kind"] == EntryKind.FILLER) & table.intact):
         position, size = int(table.positions[row]), int(table.headers["size"][row])
         index = int(table.headers["index"][row])

@@ -1,11 +1,11 @@
-"""Entries in a range of one segment file, found without trusting any index.
+"""Entry table: entries in a range of one segment file, found without trusting any index.
 
-Owns: the walk that follows sizes from a known boundary, and the way back to a boundary after damage.
-Must not: judge what the entries say (`entry_checks` does), know Spark, believe the manifest.
+Owns: the walk by sizes from a known boundary, and finding the next boundary after damage.
+Must not: judge what the entries say (`entry_checks` does), know Spark, trust the manifest.
 
-An entry is *self-located* when its header carries the physical offset at which it stands. The walk goes from one
-self-located header to the next by size, so bytes that only look like a header (a message whose body is a copy of a
-log) are never looked at. Only after damage are headers searched, and there a find counts only when its checksum fits.
+An entry is *self-located* if its header holds its own physical offset. The walk goes from one self-located
+header to the next by size. So bytes that only look like a header (a message whose body is a copy of a log)
+are never examined. Headers are searched only after damage, and a hit counts only if its checksum is right.
 
 Invariant: entries and damaged ranges together cover the walked range without overlap.
 """
@@ -42,32 +42,32 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Bytes [start, end) of the log in which no entry can be read. Offsets are physical."""
+    """Bytes [start, end) of the log in which no entry is readable. Offsets are physical."""
 
     start: int
     end: int
-    looks_like_entry: bool  # there is (a rest of) a header at `start`, so one entry was damaged there
+    looks_like_entry: bool  # there is (part of) a header at `start`, so one entry was damaged there
     absent: bool  # the file ends before `end`, or holds only zeros there
 
 
 @dataclass(slots=True)
 class EntryTable:
-    """What the walk over one range has found; arrays run in parallel, one element per entry."""
+    """Result of the walk over one range. The arrays run in parallel, one element per entry."""
 
     base: int  # physical offset of data[0]
     data: bytearray
-    positions: Int64s  # physical offset at which the entry really stands
+    positions: Int64s  # physical offset at which the entry really is
     headers: npt.NDArray[np.void]  # HEADER_DTYPE, as stored
     computed_crc: npt.NDArray[np.uint32]
     damaged: list[DamagedRange]
-    end: int  # physical offset behind the last entry or damaged range
+    end: int  # physical offset just past the last entry or damaged range
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def intact(self) -> npt.NDArray[np.bool_]:
-        """Tell for each entry whether its checksum fits."""
+        """Return for each entry whether its checksum is right."""
         return np.asarray(self.headers["crc"] == self.computed_crc)
 
     def payload(self, row: int) -> memoryview:
@@ -81,15 +81,15 @@ def read_entries(
 ) -> EntryTable:
     """Find the entries whose headers start in [lo, hi) of a segment (physical offsets; multiples of 8).
 
-    `at_boundary`: an entry must start at `lo` (a segment's start). Otherwise `lo` is a hint: when no header is there,
-    the first intact entry behind it is searched. `segment_end` bounds sizes.
-    The last entry may reach behind `hi`; the walk never goes behind the file's end.
+    `at_boundary`: an entry must start at `lo` (the start of a segment). Otherwise `lo` is a hint: without a
+    header there, the next intact entry is searched. `segment_end` bounds sizes. The last entry may extend
+    past `hi`. The walk never goes past the end of the file.
     """
     return _Walk(source, segment_start, lo, hi, segment_end).run(at_boundary)
 
 
 class _Walk:
-    """State of one walk: a buffer that grows on demand, and what was found so far."""
+    """State of one walk: a buffer that grows on demand, and the results so far."""
 
     def __init__(self, source: ByteSource, segment_start: int, lo: int, hi: int, segment_end: int) -> None:
         self.source = source
@@ -117,11 +117,14 @@ class _Walk:
         return self._table(max(position, self.lo))
 
     def _starts_here(self) -> bool:
-        """Tell whether an entry, intact or not, starts at the very beginning, as the caller was told."""
+        """Return whether an entry, intact or not, starts at the very beginning, as the caller was told."""
         return _looks_like_header(bytes(self.data[:HEADER_SIZE]), self.lo)
 
     def _follow(self, position: int) -> int:
-        """Step over ordinary entries that the buffer holds whole: the hot loop. Return where it stopped."""
+        """Step over ordinary entries that are completely in the buffer: the hot loop.
+
+        Returns where it stopped.
+        """
         data, lo, unpack = self.data, self.lo, _PROBE.unpack_from
         last_header, have, end = min(self.hi - lo, len(data) - HEADER_SIZE + 1), len(data), self.segment_end
         at, append = position - lo, self.positions.append
@@ -136,7 +139,7 @@ class _Walk:
         return at + lo
 
     def _size_at(self, position: int) -> int:
-        """Return the bytes to step over from a header at `position`, 0 when there is none to follow."""
+        """Return the bytes to step over from a header at `position`; 0 if there is none to follow."""
         at = position - self.lo
         if not self._ensure(at + HEADER_SIZE):
             return 0
@@ -149,7 +152,7 @@ class _Walk:
             return 0
         if kind != EntryKind.FILLER and not self._ensure(at + size):
             return 0
-        # An intact entry in the wrong place (entries before it were dropped or swapped) is still an entry.
+        # An intact entry at the wrong place (entries before it were dropped or swapped) is still an entry.
         return size if offset == position or self._crc_fits(position) else 0
 
     def _size_fits(self, position: int, size: int, kind: int, payload_size: int) -> bool:
@@ -158,7 +161,7 @@ class _Walk:
         return size == entry_size(payload_size) and position + size <= self.segment_end
 
     def _ensure(self, size: int) -> bool:
-        """Make the buffer at least `size` bytes long; tell whether the file had them."""
+        """Extend the buffer to at least `size` bytes. Returns whether the file had them."""
         have = len(self.data)
         if have < size:
             want = max(size - have, min(_STEP, self.file_end - self.lo - have))
@@ -179,11 +182,11 @@ class _Walk:
         return stored == computed
 
     def _recover(self, position: int) -> int:
-        """Note the damage at `position` and return where the walk goes on."""
+        """Record the damage at `position`. Returns where the walk continues."""
         start = position
         if self.positions and self.positions[-1] + self._stored_size(self.positions[-1]) == position:
             last = self.positions[-1]
-            # The entry that led here is damaged itself, so its size may be what is wrong.
+            # The entry before this one is damaged itself, so its size may be wrong.
             if not self._crc_fits(last):
                 self.positions.pop()
                 start = last
@@ -205,7 +208,7 @@ class _Walk:
             found, start = self._candidate(start, located=True)
             if found >= 0:
                 return min(found, self.hi)
-        # Nothing in the rest of the range stands where it belongs: entries may have been moved together.
+        # Nothing in the rest of the range is at its own place: entries may have been moved together.
         while shifted < self.hi:
             found, shifted = self._candidate(shifted, located=False)
             if found >= 0:
@@ -213,7 +216,7 @@ class _Walk:
         return self.hi
 
     def _candidate(self, start: int, *, located: bool) -> tuple[int, int]:
-        """Search the buffer from `start`; return (offset or -1, where to go on)."""
+        """Search the buffer from `start`. Returns (offset or -1, where to continue)."""
         first = start - self.lo
         count = (len(self.data) - first) // ALIGNMENT
         if count <= HEADER_SIZE // ALIGNMENT:
@@ -254,7 +257,7 @@ def _gather_headers(data: bytearray, positions: Int64s) -> npt.NDArray[np.void]:
 
 
 def _looks_like_header(head: bytes, position: int) -> bool:
-    """Tell whether enough of a header is left to say that an entry started here."""
+    """Return whether enough of a header is left to tell that an entry started here."""
     if len(head) < HEADER_SIZE:
         return False
     return head[:4] == MAGIC_WORD.to_bytes(4, "little") or int.from_bytes(head[32:40], "little") == position

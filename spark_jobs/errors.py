@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 class SparkJobError(Exception):
-    """Base of the errors that a person sees."""
+    """Base of the errors shown to users."""
 
 
 class UnusableDumpError(SparkJobError):
@@ -17,4 +17,4 @@ class UnusableDumpError(SparkJobError):
 
 
 class MissingExtraError(SparkJobError):
-    """What the jobs need is not installed."""
+    """A required package or program is not installed."""

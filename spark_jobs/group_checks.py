@@ -1,8 +1,8 @@
-"""Comparing nodes: who is missing, who cuts its log differently, and whose entries are the odd ones.
+"""Comparison of nodes: missing ones, different segment sizes, and deviating entries.
 
 Owns: the rules for what must be equal. Pure; runs on the driver over a handful of rows.
-Rule: an entry is compared between the nodes whose commit point is at or above it. Those must agree; a difference is an
-error. What stands above a node's own commit point may be replaced legally and is not compared.
+Rule: an entry is compared between the nodes whose commit point is at or above it. Those must agree; a
+difference is an error. Entries above a node's own commit point may be replaced legally and are not compared.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .block_digest import BLOCK_SIZE
 from .dump_folder import NodeDump
 from .findings import NO_INDEX, Finding, Kind, Severity
 
-#: Kinds that come from damaged bytes, where it matters who damaged them.
+#: Kinds caused by damaged bytes, where it matters whether the copy was changed.
 _BYTE_FAULTS: Final = frozenset({Kind.CRC, Kind.MISSING_RANGE, Kind.FILLER})
 
 
 @dataclass(frozen=True, slots=True)
 class EntryFacts:
-    """What one node holds at one index, for the comparison."""
+    """Entry of one node at one index, for the comparison."""
 
     node: str
     index: int
@@ -34,7 +34,7 @@ class EntryFacts:
 
 
 def check_group(dumps: Sequence[NodeDump]) -> Iterator[Finding]:
-    """Compare what the manifests say of the group; the voters are those that any node knows."""
+    """Compare the manifests' claims about the broker group. Its voters are those that any node knows."""
     present = {dump.node for dump in dumps}
     voters = sorted({voter for dump in dumps for voter in dump.voters})
     for voter in voters:
@@ -49,9 +49,9 @@ def check_group(dumps: Sequence[NodeDump]) -> Iterator[Finding]:
 
 
 def check_states(dumps: Sequence[NodeDump], findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Compare the queues that nodes know: state is a function of the log, so nodes that are equally far agree.
+    """Compare the queues that nodes know. State is a function of the log, so nodes at the same index agree.
 
-    Nodes with errors are left out: their state may follow from what was found already.
+    Nodes with errors are left out: their state may follow from what is already reported.
     """
     faulty = {name for f in findings if f.severity is Severity.ERROR for name in f.node.split(" and ")}
     by_commit: dict[int, list[NodeDump]] = defaultdict(list)
@@ -84,7 +84,7 @@ def _short(text: str) -> str:
 
 
 def odd_ones(values: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """Return what the majority says, and who says something else; without a majority (None, everyone)."""
+    """Return the majority's value and the nodes with another one; without a majority (None, all nodes)."""
     if len(set(values.values())) <= 1:
         return next(iter(values.values()), None), []
     usual, count = Counter(values.values()).most_common(1)[0]
@@ -96,7 +96,7 @@ def odd_ones(values: Mapping[str, str]) -> tuple[str | None, list[str]]:
 def find_divergences(entries: Iterable[EntryFacts]) -> list[Finding]:
     """Return, for each set of odd nodes, the first index at which intact, committed entries differ.
 
-    `count` of a finding is the number of indexes that differ among those given.
+    `count` of a finding is the number of differing indexes among those given.
     """
     by_index: dict[tuple[int, bool], list[EntryFacts]] = defaultdict(list)
     for facts in entries:
@@ -134,9 +134,9 @@ def _text(facts: EntryFacts) -> str:
 
 
 def explain_blocks(blocks: Sequence[int], findings: Sequence[Finding]) -> list[Finding]:
-    """Return a finding for differing blocks that no other finding accounts for, neighbours merged.
+    """Return a finding for differing blocks that no other finding explains, with neighbours merged.
 
-    Everything behind a divergence or a shift may differ; damage accounts for the blocks that it touches.
+    Everything after a divergence or a shift may differ. Damage explains the blocks that it touches.
     """
     onward = [
         f.offset for f in findings if f.kind in (Kind.DIVERGENCE, Kind.OFFSET, Kind.GAP) and f.offset >= 0
@@ -172,7 +172,10 @@ def merge_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def edge_blocks(dumps: Sequence[NodeDump]) -> list[int]:
-    """Return the blocks that hold a log start, log end or commit point of any node: digests do not decide there."""
+    """Return the blocks with a log start, log end or commit point of any node.
+
+    Digests decide nothing there.
+    """
     edges = set()
     for dump in dumps:
         for offset in (dump.first_offset, dump.commit_offset):
@@ -182,12 +185,12 @@ def edge_blocks(dumps: Sequence[NodeDump]) -> list[int]:
 
 
 def agreed_index(dumps: Sequence[NodeDump]) -> int:
-    """Return the highest index that every node here holds as committed."""
+    """Return the highest index that every node here has committed."""
     return min((dump.commit_index for dump in dumps), default=0)
 
 
 def attribute_changes(findings: Sequence[Finding]) -> list[Finding]:
-    """Fold `changed-dump` into the finding that shows what was changed, so that one flipped bit is one finding."""
+    """Merge `changed-dump` into the finding that shows the change, so that one flipped bit is one finding."""
     changed = [finding for finding in findings if finding.kind is Kind.CHANGED_DUMP]
     kept, shown = [], set()
     for finding in findings:

@@ -1,7 +1,7 @@
-"""What can be said about one node once all its slices are read: seams, missing files, and what its manifest claims.
+"""Checks of one node once all its slices are read: seams, missing files, and the claims of its manifest.
 
-Owns: the checks that need more than one slice of one node. Pure; runs on the driver over slice summaries, never over
-entries.   Must not: compare nodes.
+Owns: the checks that need more than one slice of one node. Pure; runs on the driver over slice summaries,
+never over entries.   Must not: compare nodes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .dump_folder import NodeDump
 from .entry_checks import Edge, Where, check_seam
 from .findings import NO_INDEX, Finding, Kind
 
-#: Of one hole, so many files are named; another finding counts the rest. A manifest may claim any length.
+#: Maximum number of files named per hole; another finding counts the rest. A manifest may claim any length.
 MAX_NAMED_FILES: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """A slice's summary as it came back from its task. Offsets are physical."""
+    """Summary of a slice, as its task returned it. Offsets are physical."""
 
     path: str
     lo: int
@@ -49,7 +49,7 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class NodeTotals:
-    """What was really read of a node."""
+    """Totals of what was really read of a node."""
 
     entries: int
     records: int  # messages in committed entries
@@ -88,7 +88,7 @@ def check_node(dump: NodeDump, slices: Sequence[SliceResult]) -> list[Finding]:
 
 
 def check_queue_ends(dump: NodeDump, log_ends: Mapping[tuple[int, int], int]) -> Iterator[Finding]:
-    """Compare where each queue ends for the node with the last message that its log holds."""
+    """Compare the end of each queue as the node knows it with the last message in its log."""
     where = _where(dump, MANIFEST)
     files = list_queues(Path(dump.folder))
     for queue in dump.queues:
@@ -108,7 +108,7 @@ def check_queue_ends(dump: NodeDump, log_ends: Mapping[tuple[int, int], int]) ->
 
 
 def name_lost_indexes(findings: Sequence[Finding], slices: Sequence[SliceResult]) -> list[Finding]:
-    """Give findings at the very start of a slice the index that follows from the slice before it."""
+    """Set the index of findings at the very start of a slice; it follows from the slice before."""
     before = {
         part.lo: previous.last.index + previous.last.skipped + 1
         for previous, part in pairwise(slices)
@@ -127,7 +127,7 @@ def _where(dump: NodeDump, path: str) -> Where:
 
 
 def _check_files(dump: NodeDump) -> Iterator[Finding]:
-    """Files against the manifest's list. Missing log bytes are `_check_coverage`'s."""
+    """Compare the files with the manifest's list. `_check_coverage` reports missing log bytes."""
     where = _where(dump, MANIFEST)
     folder = Path(dump.folder)
     for path, size in dump.file_sizes.items():
@@ -146,7 +146,10 @@ def _check_files(dump: NodeDump) -> Iterator[Finding]:
 
 
 def _check_coverage(dump: NodeDump, slices: Sequence[SliceResult]) -> Iterator[Finding]:
-    """Follow the log from its first to its last byte; name every hole and every seam that does not fit."""
+    """Follow the log from its first to its last byte.
+
+    Reports every hole and every seam that does not match.
+    """
     position = dump.first_offset
     last: Edge | None = None
     holes = False
@@ -172,7 +175,7 @@ def _check_coverage(dump: NodeDump, slices: Sequence[SliceResult]) -> Iterator[F
 
 
 def _hole(dump: NodeDump, start: int, end: int, last: Edge | None, present: set[int]) -> Iterator[Finding]:
-    """Name bytes that are not there: whole segment files, and what is missing inside a file."""
+    """Report missing bytes: whole segment files, and ranges inside a file."""
     index = last.index + last.skipped + 1 if last is not None and last.skipped >= 0 else NO_INDEX
     if last is None:
         index = dump.first_index
@@ -200,7 +203,7 @@ def _hole(dump: NodeDump, start: int, end: int, last: Edge | None, present: set[
 
 
 def _check_ends(dump: NodeDump, slices: Sequence[SliceResult]) -> Iterator[Finding]:
-    """The manifest's first and last entry against those that were read."""
+    """Compare the manifest's first and last entry with those that were read."""
     where = _where(dump, MANIFEST)
     first = next((part.first for part in slices), None)
     if first and first.skipped == 0 and first.offset == dump.first_offset and first.index != dump.first_index:
@@ -210,7 +213,10 @@ def _check_ends(dump: NodeDump, slices: Sequence[SliceResult]) -> Iterator[Findi
         return
     crcs = [part.commit_crc for part in slices if part.commit_crc >= 0]
     if crcs and dump.commit_crc and dump.commit_crc not in crcs:
-        text = f"the entry at the commit point has checksum {crcs[0]:08x}, the manifest says {dump.commit_crc:08x}"
+        text = (
+            f"the entry at the commit point has checksum {crcs[0]:08x}, the manifest says "
+            f"{dump.commit_crc:08x}"
+        )
         yield where.finding(Kind.MANIFEST, NO_INDEX, dump.commit_index, text)
     read = max((part.last_index for part in slices), default=-1)
     if read < dump.commit_index:

@@ -2,8 +2,8 @@
 
     python -m ledgermq.spark_jobs.package ledgermq-spark.zip
 
-Executors need numpy, pyarrow and crc32c besides; those are native and go into their environment or `--archives`.
-`ledgermq` has no `__init__.py` of its own, and Python finds such a package in a zip only when there is one.
+Executors also need numpy, pyarrow and crc32c. Those are native and belong into their environment or
+`--archives`. `ledgermq` has no `__init__.py`, but Python finds a package in a zip only if there is one.
 """
 
 from __future__ import annotations

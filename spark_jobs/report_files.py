@@ -1,6 +1,6 @@
-"""The files that a verification leaves: findings, blocks and groups as Parquet, `report.json`, `report.html`.
+"""Output files of a verification: findings, blocks and groups as Parquet, `report.json`, `report.html`.
 
-Owns: their names and schemas. The page needs no network: one file, styles and drawing inside.
+Owns: their names and schemas. The page needs no network: it is one file that includes styles and drawing.
 """
 
 from __future__ import annotations

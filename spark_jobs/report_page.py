@@ -1,7 +1,8 @@
-"""The report page: what a person opens after a check.
+"""Report page, which a person opens after a check.
 
-Owns: the drawing of the logs (one row per node over the log's offsets). What to do about a finding is in findings.py.
-Texts from dumps are foreign: the template escapes everything. Must not: load anything from a network.
+Owns: the drawing of the logs (one row per node over the log's offsets). findings.py has the advice for each
+finding. Texts from dumps are foreign: the template escapes everything. Must not: load anything from a
+network.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from .findings import Finding, Kind, Severity, advice_for
 from .verdict import Verdict
 
-#: Findings in the page's table; the others are in the Parquet file.
+#: Maximum number of findings in the page's table. The others are in the Parquet file.
 MAX_ROWS: Final = 500
 _LEFT, _RIGHT, _ROW, _TOP = 92.0, 1080.0, 46.0, 30.0
 _THINNEST: Final = 4.0
@@ -40,7 +41,7 @@ class Track:
     node: str
     y: float
     bars: tuple[Bar, ...]
-    marks: tuple[Bar, ...]  # where something was found
+    marks: tuple[Bar, ...]  # places with findings
     commit_x: float
 
 
@@ -75,12 +76,12 @@ def render_page(verdict: Verdict) -> str:
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["number"] = lambda value: f"{value:,}"
-    # Read as a resource: the package may be in a zip.
+    # Read as a resource, because the package may be in a zip.
     return environment.from_string(files("ledgermq.spark_jobs").joinpath("report.html.j2").read_text("utf-8"))
 
 
 def draw_logs(verdict: Verdict) -> Drawing:
-    """Lay out one row per node: what agrees, what is not committed, what is damaged or missing."""
+    """Lay out one row per node: ranges that agree, are not committed, are damaged or missing."""
     dumps = [node.dump for node in verdict.nodes]
     lo = min(dump.first_offset for dump in dumps)
     hi = max(max(dump.end_offset, dump.commit_offset) for dump in dumps)
@@ -141,7 +142,7 @@ def _ticks(lo: int, hi: int, x_of: object) -> tuple[tuple[float, str], ...]:
 
 
 def human_bytes(count: int) -> str:
-    """Return bytes for people: 61 MiB."""
+    """Return a readable number of bytes: 61 MiB."""
     value, unit = float(count), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -1,8 +1,9 @@
-"""The scan: everything that one task can say about one slice of one node's log, as rows.
+"""Scan: checks one slice of one node's log in one task, and returns the results as rows.
 
-Owns: reading a slice, running all checks that need only it, and the shape of the rows (one schema for four kinds:
-the slice itself, block digests, queue runs, findings). Runs on executors: no session here, no driver state.
-Must not: compare nodes; look at other slices. What ties slices together is in `agreement`.
+Owns: reading a slice, running all checks that need only it, and the shape of the rows (one schema for four
+kinds: the slice itself, block digests, queue runs, findings). Runs on executors: no session here, no driver
+state.
+Must not: compare nodes; look at other slices. `agreement` connects the slices.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .entry_table import EntryTable, read_entries
 from .findings import NO_INDEX, Finding, Kind, merge_repeats
 from .section_checks import QueueRun, check_sections
 
-#: Findings of one kind that one slice reports; the last one counts the rest.
+#: Maximum number of findings per kind and slice; the last one counts the rest.
 MAX_PER_KIND: Final = 20
 
 
@@ -52,16 +53,16 @@ class SliceFile:
 
 @dataclass(frozen=True, slots=True)
 class SliceSummary:
-    """What the seam to the next slice needs, and what the totals are made of."""
+    """Summary of a slice for the seam to the next slice, and for the totals."""
 
     entries: int
     size: int  # bytes of the entries
     start: int  # physical offset of the first entry
-    end: int  # behind the last entry or damaged range
+    end: int  # just past the last entry or damaged range
     first: Edge | None
     last: Edge | None
     last_index: int  # highest index that was read
-    commit_crc: int  # stored checksum of the entry at the commit index; -1 when it is not here
+    commit_crc: int  # stored checksum of the entry at the commit index; -1 if it is not here
     records: int  # messages in committed entries
     over_commit: int  # entries above the commit point
 
@@ -107,7 +108,7 @@ def scan_slice(part: Slice) -> Iterator[dict[str, Any]]:
 
 
 def _check_raw_bytes(source: SliceFile, table: EntryTable, part: Slice, where: Where) -> Iterator[Finding]:
-    """Compare raw blocks with the checksums taken while the dump was written: damage since then is not the node's."""
+    """Compare raw blocks with checksums from the time of the dump. Damage since then is not the node's."""
     for start, size, crc in part.checksums:
         data = memoryview(table.data)[start - part.lo : start - part.lo + size]
         rest = b""
@@ -121,7 +122,10 @@ def _check_raw_bytes(source: SliceFile, table: EntryTable, part: Slice, where: W
 
 
 def _row(part: Slice, kind: str, offset: int, fields: dict[str, Any]) -> dict[str, Any]:
-    """Blocks and queue runs are columns (Spark aggregates them); the rest is JSON for the driver."""
+    """Return a row.
+
+    Blocks and queue runs are columns, which Spark aggregates. The rest is JSON for the driver.
+    """
     row: dict[str, Any] = {
         "row": kind,
         "node": part.node,

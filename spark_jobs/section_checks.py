@@ -1,8 +1,8 @@
-"""What the entries hold: sections, their queue offsets, and the consume queue units that follow from them.
+"""Contents of the entries: sections, their queue offsets, and the consume queue units that follow from them.
 
-Owns: the checks of sections and of queue numbering inside one range of the log, and the units that a consume queue
-must have for it. Pure numpy.   Must not: read files; compare nodes.
-Only entries whose checksum fits and that are committed are looked at: a damaged one is a finding already, and queues
+Owns: the checks of sections and of queue numbering inside one range of the log, and the units that a consume
+queue must have for it. Pure numpy.   Must not: read files; compare nodes.
+Only committed entries with a correct checksum are examined. A damaged one is already a finding, and queues
 are built from committed entries only.
 """
 
@@ -30,7 +30,7 @@ from .entry_checks import Where
 from .entry_table import EntryTable
 from .findings import Finding, Kind
 
-#: One unit of a consume queue: where the record is, its size, the hash of its tag. 20 bytes, packed.
+#: One unit of a consume queue: physical offset and size of the record, hash of its tag. 20 bytes, packed.
 UNIT_DTYPE: Final = np.dtype([("offset", "<i8"), ("size", "<i4"), ("tag_hash", "<i8")])
 UNIT_SIZE: Final = UNIT_DTYPE.itemsize
 
@@ -40,17 +40,17 @@ QueueKey = tuple[int, int]  # topic id, queue id
 
 @dataclass(slots=True)
 class QueueRun:
-    """Messages of one queue that follow each other without a gap, found in one range of the log."""
+    """Messages of one queue without a gap between them, found in one range of the log."""
 
     topic_id: int
     queue_id: int
     base: int  # queue offset of the first message
-    next: int  # queue offset behind the last
+    next: int  # queue offset just past the last message
     index: int  # Raft index and physical offset of the entry with the first message
     offset: int
     units: list[Units] = field(default_factory=list)
-    after_damage: bool = False  # entries that may hold messages of this queue are lost before the run
-    damages: int = 0  # damaged places of the table before the run's end
+    after_damage: bool = False  # entries before the run that may hold messages of this queue are lost
+    damages: int = 0  # number of damaged places in the table before the run's end
 
 
 def section_rows(table: EntryTable, commit_index: int) -> list[int]:
@@ -67,7 +67,7 @@ def check_sections(
 ) -> tuple[list[Finding], list[QueueRun]]:
     """Return findings about the sections of a table, and the queue runs in log order.
 
-    A run ends where the numbering of its queue jumps; the jump is a finding unless damage explains it.
+    A run ends where the numbering of its queue jumps. The jump is a finding unless damage explains it.
     """
     found: list[Finding] = []
     runs: list[QueueRun] = []

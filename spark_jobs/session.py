@@ -1,7 +1,7 @@
-"""The Spark session of a job: one place that decides where it runs.
+"""Spark session of a job: the only place that decides where it runs.
 
-Owns: settings that hold for every job, and what must be in the environment before the JVM starts.
-Must not: be imported by executor code; create a session at import (Spark imports modules on executors, too).
+Owns: settings that hold for every job, and the environment that the JVM needs before it starts.
+Must not: be imported by executor code; create a session at import (Spark also imports modules on executors).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     "spark.ui.showConsoleProgress": "false",  # the job shows its own
     "spark.python.worker.faulthandler.enabled": "true",
-    # Spark sees a few rows only; compiling a class for each query takes longer than running it.
+    # Spark sees only a few rows. Compiling a class for each query takes longer than running it.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -37,7 +37,7 @@ _LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.adaptive.enabled": "false",
-    # Short jobs: the second compiler never pays off.
+    # Jobs are short: the second compiler never pays off.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
 }
 
@@ -45,13 +45,15 @@ _LOCAL_SETTINGS = {
 def open_session(
     name: str, *, master: str | None = None, local: int | None = None, log: Path | None = None
 ) -> SparkSession:
-    """Return a session; the caller stops it. With neither `master` nor `local`: spark-submit's, else `local[*]`.
+    """Return a session, which the caller stops.
 
-    `log`: where a JVM that is started here writes what it has to say (it is talkative); None = stderr.
+    Without `master` and `local`: spark-submit's, else `local[*]`.
+
+    `log`: output file for a JVM that is started here (it is talkative); None: stderr.
     Raises: MissingExtraError, OSError.
     """
     _check_installed()
-    # Set by spark-submit through the JVM; a plain `python` has no such variable.
+    # spark-submit sets it through the JVM. A plain `python` has no such variable.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if local is None and master is None and not submitted:
         local = 0
@@ -87,7 +89,7 @@ def open_session(
 
 @contextmanager
 def _stderr_to(log: Path | None) -> Iterator[None]:
-    """Let processes that are started meanwhile inherit a file as their stderr."""
+    """Let processes started meanwhile inherit a file as their stderr."""
     if log is None:
         yield
         return
@@ -108,7 +110,8 @@ def _check_installed() -> None:
         import pyspark  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]' (in a clone: make spark)"
+            f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]' (in a "
+            "clone: make spark)"
         ) from None
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
@@ -119,7 +122,7 @@ def _check_installed() -> None:
 
 
 def _prepare_local() -> None:
-    """Workers run this very interpreter; without the variable Spark takes `python3` from PATH."""
+    """Let workers run this interpreter. Without the variable Spark takes `python3` from PATH."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,7 +1,7 @@
 """Progress of the job's stages for a person at a terminal.
 
-Owns: the bar. It asks Spark's status tracker for finished tasks while the stage runs in a thread of its own; slices
-are about equal in size, so tasks are a fair measure. In a pipe, or where the tracker is not offered, nothing is drawn.
+Owns: the bar. It asks Spark's status tracker for finished tasks while the stage runs in a separate thread.
+Slices have about equal sizes, so tasks are a fair measure. In a pipe, or without a tracker, nothing is drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StageProgress:
         self._console = console
 
     def run(self, name: str, work: Callable[[], object]) -> object:
-        """Run `work` and return its result; what it raises is raised here."""
+        """Run `work` and return its result. Its exceptions are raised here."""
         if not self._console.is_terminal:
             return work()
         return self._run_with_bar(name, work)
@@ -68,7 +68,7 @@ class StageProgress:
             return result.result()
 
     def _tasks(self, group: str) -> tuple[int, int]:
-        """Return (finished, all) tasks of the group's jobs."""
+        """Return (finished, all) tasks of the job group."""
         tracker = self._spark.sparkContext.statusTracker()
         done = total = 0
         for job_id in tracker.getJobIdsForGroup(group):

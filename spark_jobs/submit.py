@@ -1,4 +1,4 @@
-"""Entry script for spark-submit: it runs a file, not a module.
+"""Entry script for spark-submit, which runs a file, not a module.
 
 spark-submit --py-files ledgermq-spark.zip submit.py DUMPS --out DIR
 """

@@ -1,6 +1,6 @@
-"""The result of a verification, as plain values: what the console, the report and the JSON are made of.
+"""Result of a verification, as plain values for the console, the report and the JSON.
 
-Owns: putting the findings of all stages together and the words of the verdict. Must not: print, or know Spark.
+Owns: merging the findings of all stages, and the words of the verdict. Must not: print, or know Spark.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class NodeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """When, by what and how a check was made: who finds its report later must know."""
+    """When, by what and how a check was made, for later readers of its report."""
 
-    at_ms: int = 0  # 0: not told
+    at_ms: int = 0  # 0: unknown
     software: str = ""
     command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Everything that is known at the end."""
+    """Complete result of a check."""
 
     folder: str
     cluster: str
@@ -119,7 +119,7 @@ def make_verdict(
     seconds: float,
     made: Making = Making(),
 ) -> Verdict:
-    """Put the verdict together; errors first, in log order."""
+    """Build the verdict. Errors come first, in log order."""
     order = {Severity.ERROR: 0, Severity.INCOMPLETE: 1, Severity.INFO: 2}
     ranked = tuple(sorted(findings, key=lambda f: (order[f.severity], f.offset, f)))
     errors = [f for f in ranked if f.severity is Severity.ERROR]

@@ -1,6 +1,6 @@
-"""The verification job: scan, agree, drill; then one verdict (D20).
+"""Verification job: scan, agree, drill; then one verdict (D20).
 
-Owns: the order of the stages and what each hands to the next. Must not: print, or make the session.
+Owns: the order of the stages and the data passed between them. Must not: print, or create the session.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Findings of one kind that are reported for one node; the last one counts the rest.
+#: Maximum number of findings reported per kind and node; the last one counts the rest.
 MAX_REPORTED: int = 50
 
 
@@ -45,7 +45,7 @@ def verify(
     slice_size: int = DEFAULT_SLICE_SIZE,
     run_stage: Callable[[str, Callable[[], object]], object] | None = None,
 ) -> Verdict:
-    """Verify the dumps in `folder`, write the report files into `out`, return the verdict.
+    """Verify the dumps in `folder`, write the report files into `out`, and return the verdict.
 
     Raises: UnusableDumpError, OSError.
     """
@@ -98,7 +98,7 @@ def _node_findings(dump: NodeDump, scanned: ScanResult) -> list[Finding]:
 def _queue_findings(
     comparison: Comparison, dumps: Sequence[NodeDump], known: Sequence[Finding]
 ) -> list[Finding]:
-    """Numbering across slices, and consume queues that go on behind the log."""
+    """Check numbering across slices, and consume queues that continue past the log."""
     damaged = {
         finding.node
         for finding in known

@@ -3,10 +3,11 @@
     python -m ledgermq.spark_jobs.verify DUMPS [--out DIR] [--local N | --master URL] [--strict] [--json]
     spark-submit --py-files ledgermq-spark.zip submit.py DUMPS --out DIR
 
-Owns: options, what is printed, exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a configured
-voter has no dump). When both hold, 1 wins over 3: a proven fault is the stronger news. `--strict` makes notes count.
-Dumps of several groups are checked group by group, each with a report of its own; the worst group decides.
-Must not: create a session at import: executors import this package, too.
+Owns: options, output, exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a configured
+voter has no dump). If both 1 and 3 apply, 1 wins, because a proven fault is worse. `--strict` makes notes
+count. Dumps of several broker groups are checked group by group, each with its own report; the worst group
+decides.
+Must not: create a session at import, because executors import this package too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
-#: Lines for people; all findings are in the report.
+#: Maximum number of lines to print. All findings are in the report.
 _MAX_LINES = 25
 
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out: Path = (options.out or folder / "report").resolve()
     try:
         groups = group_folders(folder)
-        for each in groups:  # before Spark starts: a wrong folder is told at once
+        for each in groups:  # before Spark starts, so that a wrong folder is reported at once
             console.print(_headline(each, find_dumps(each)), markup=False)
         _make_folder(out)
         verdicts = _with_spark(groups, out, options, console)
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("LEDGERMQ_DEBUG") == "1":
             raise
-        # Not 1: that would accuse the replicas of what the check has done.
+        # Not 1: that would accuse the replicas of a fault of the check.
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             f"error: internal error: {type(error).__name__}: {error}. Nothing can be said about the dumps."
             " See the whole trace: run it again with LEDGERMQ_DEBUG=1 in the environment",
@@ -96,13 +97,13 @@ def _headline(folder: Path, dumps: Sequence[NodeDump]) -> str:
 
 
 def _worst(verdicts: Sequence[Verdict]) -> int:
-    """Return the exit code of all groups together: a proven fault is the strongest news."""
+    """Return the exit code of all broker groups together. A proven fault outweighs the rest."""
     codes = {verdict.exit_code for verdict in verdicts}
     return next((code for code in (1, 3) if code in codes), 0)
 
 
 def _reports(groups: Sequence[Path], out: Path) -> list[Path]:
-    """Return the folder of each group's report."""
+    """Return the folder of each broker group's report."""
     return [out] if len(groups) == 1 else [out / group.name for group in groups]
 
 
@@ -111,7 +112,8 @@ def _make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SparkJobError(
-            f"the report cannot be written to {out}: {error.strerror}. Point --out at a folder that can be written."
+            f"the report cannot be written to {out}: {error.strerror}. Point --out at a folder that can be "
+            "written."
         ) from None
 
 
@@ -145,7 +147,8 @@ def _run(
     progress = StageProgress(spark, console)
     run_stage: Callable[[str, Callable[[], object]], object] = progress.run
     return verify(
-        spark, folder, out, strict=options.strict, command=options.command, slice_size=options.slice_mib << 20,
+        spark, folder, out, strict=options.strict, command=options.command,
+        slice_size=options.slice_mib << 20,
         run_stage=run_stage,
     )  # fmt: skip
 
@@ -154,7 +157,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ledgermq check",
         description="Prove that the dumped replicas of each group are equal, or name what is not.",
-        epilog="exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a voter has no dump)",
+        epilog=(
+            "exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a voter has no dump)"
+        ),
     )
     parser.add_argument(
         "dumps", type=Path, help="folder with the dumps of all nodes, as `ledgermq dump` writes it"
