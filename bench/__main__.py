@@ -1,7 +1,8 @@
 """Measure LedgerMQ beside its peers: `python -m bench [options of bench.peers.run]`, or `make bench`.
 
-Makes build/bench-venv with LedgerMQ and the peers' client libraries, sees which peers are installed on this machine,
-and runs the comparison with those. Without any peer it measures LedgerMQ alone, and says what to install.
+Creates build/bench-venv with LedgerMQ and the peers' client libraries, detects which peers are installed on
+this machine, and runs the comparison with those. Without any peer it measures LedgerMQ alone, and says what
+to install.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def available() -> list[str]:
 
 
 def prepare() -> Path:
-    """Make the environment once; return its interpreter."""
+    """Create the environment once. Returns its interpreter."""
     python = VENV / "bin" / "python"
     stamp = VENV / ".installed"
     requirements = ROOT / "bench" / "peers" / "requirements.txt"

@@ -1,11 +1,11 @@
-"""What our own client costs per message: its CPU, and what the leader and the followers use meanwhile.
+"""Cost per message of our own client: its CPU, and that of the leader and the followers meanwhile.
 
     python -m bench.client_bench [--size 1024] [--seconds 4] [--workloads W3,batch,W4] [--profile PREFIX]
 
-W3: one awaitable per message, `--in-flight` of them. batch: `--batches` callers of `send_batch`. W4: the drain of what
-was stored, with commits. CPU per message says more than wall time on a machine that does other things as well, but
-compare only figures of one session. `--serve` starts a cluster and prints its nameserver and pids for others to use
-(`--nameserver`, `--pids`), so that two versions of the client can take turns on it.
+W3: one awaitable per message, `--in-flight` of them. batch: `--batches` callers of `send_batch`. W4: the
+drain of the stored messages, with commits. On a busy machine CPU per message says more than wall time, but
+compare only figures of one session. `--serve` starts a cluster and prints its nameserver and pids for other
+runs (`--nameserver`, `--pids`), so that two versions of the client can take turns on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ Work = Callable[[argparse.Namespace, str], Awaitable[int]]
 
 
 async def repeated(send: Callable[[], Awaitable[int]], tasks: int, seconds: float) -> int:
-    """Send again and again from so many tasks; return the number of messages, which `send` returns for each call."""
+    """Send repeatedly from `tasks` tasks.
+
+    Returns the number of messages, as the sum of the results of `send`.
+    """
     end, sent = clock() + seconds, 0
 
     async def task() -> None:
@@ -48,7 +51,7 @@ async def repeated(send: Callable[[], Awaitable[int]], tasks: int, seconds: floa
 
 
 async def awaited_one_by_one(options: argparse.Namespace, topic: str) -> int:
-    """Send from many tasks, each waiting for its receipt; return the number of messages."""
+    """Send from many tasks, each waiting for its receipt. Returns the number of messages."""
     body = os.urandom(options.size)
     async with Producer(options.nameserver) as producer:
         await producer.prepare(topic)
@@ -61,7 +64,7 @@ async def awaited_one_by_one(options: argparse.Namespace, topic: str) -> int:
 
 
 async def in_batches(options: argparse.Namespace, topic: str) -> int:
-    """Send lists of messages from a few tasks; making the messages counts."""
+    """Send lists of messages from a few tasks. Building the messages counts."""
     body = os.urandom(options.size)
     async with Producer(options.nameserver) as producer:
         await producer.prepare(topic)
@@ -74,7 +77,7 @@ async def in_batches(options: argparse.Namespace, topic: str) -> int:
 
 
 async def drained(options: argparse.Namespace, topic: str) -> int:
-    """Read everything back, look at each body, commit after each poll."""
+    """Read everything back, read each body, commit after each poll."""
     got = 0
     async with PullConsumer(options.nameserver, group=f"drain-{time.time_ns()}") as consumer:
         await consumer.subscribe(topic)

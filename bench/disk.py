@@ -1,4 +1,4 @@
-"""A reference that does not change with LedgerMQ: append 4 KiB to a file and flush it, over and over."""
+"""Reference that does not change with LedgerMQ: append 4 KiB to a file and flush it, repeatedly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _PREALLOCATED = 64 << 20
 
 
 def append_and_flush(folder: Path, seconds: float) -> list[float]:
-    """Return the seconds that each append with its `fdatasync` took. The file is as long as it gets, as the log's are."""
+    """Return the seconds of each append with its `fdatasync`.
+
+    The file grows without limit, like the log's files.
+    """
     path = folder / "flush-reference"
     block = os.urandom(_SIZE)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,11 +1,11 @@
-"""A reference that does not change with LedgerMQ: gRPC with handlers that do nothing, in a process of its own.
+"""Reference that does not change with LedgerMQ: gRPC with handlers that do nothing, in a separate process.
 
     with EchoServer() as server:
         calls = await unary(server.address, callers=64, seconds=1)
 
-`python -m bench.echo` is the server: it prints its port and ends when its input ends. Handlers: `SendMessage` of the
-official protocol, which is answered at once, and a stream that sends every message back.
-Brokers and this server have the same settings of gRPC and the same event loop.
+`python -m bench.echo` is the server: it prints its port and ends when its input ends. Handlers: `SendMessage`
+of the official protocol, answered at once, and a stream that sends every message back. Brokers and this
+server have the same gRPC settings and the same event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-# Before gRPC is loaded, as the command line and the brokers do.
+# Set before gRPC is loaded, as the command line and the brokers do.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import grpc
@@ -38,18 +38,18 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _MIB = 1 << 20
-_WINDOW = 4  # messages of 1 MiB on their way
-_METADATA = (("x-mq-client-id", "echo"), ("x-mq-language", "PYTHON"))  # what callers of a broker send as well
+_WINDOW = 4  # messages of 1 MiB in flight
+_METADATA = (("x-mq-client-id", "echo"), ("x-mq-language", "PYTHON"))  # sent by callers of a broker too
 clock = time.perf_counter
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What unary calls or messages on a stream took."""
+    """Measurements of unary calls or of messages on a stream."""
 
     latencies: list[float]  # seconds
     seconds: float
-    client_cpu: float  # seconds of this process
+    client_cpu: float  # CPU seconds of this process
 
     @property
     def rate(self) -> float:
@@ -57,7 +57,7 @@ class Calls:
 
 
 class EchoServer:
-    """The server as a child process. `pid` is there for those who count its CPU time."""
+    """The server as a child process. `pid` allows counting its CPU time."""
 
     address = ""
 
@@ -83,7 +83,10 @@ class EchoServer:
 async def unary(
     address: str, *, callers: int, seconds: float, size: int = 1024, topic: str = "echo"
 ) -> Calls:
-    """Call `SendMessage` from so many callers, each with one call open. Raises: AssertionError (an answer is not OK)."""
+    """Call `SendMessage` from `callers` callers with one open call each.
+
+    Raises: AssertionError (an answer is not OK).
+    """
     message = v2.Message(topic=v2.Resource(name=topic), body=os.urandom(size))
     message.system_properties.message_type = v2.NORMAL
     async with aio.insecure_channel(address, options=_OPTIONS) as channel:
@@ -119,7 +122,7 @@ async def stream(address: str, *, seconds: float, size: int = 1024) -> Calls:
 
 
 async def bandwidth(address: str, *, seconds: float) -> float:
-    """Return bytes per second over both hops, there and back, of messages of 1 MiB on a stream."""
+    """Return bytes per second in both directions together, for 1 MiB messages on a stream."""
     body = os.urandom(_MIB)
     async with aio.insecure_channel(address, options=_OPTIONS) as channel:
         pipe = _open(channel)
@@ -138,19 +141,19 @@ async def bandwidth(address: str, *, seconds: float) -> float:
 
 
 def _open(channel: Any) -> Any:
-    """Open the stream; messages are bytes."""
+    """Open the stream. Messages are bytes."""
     return channel.stream_stream(_STREAM)()
 
 
 async def _repeat(call: Callable[[], Awaitable[None]], callers: int, seconds: float) -> Calls:
     latencies: list[float] = []
-    await call()  # connects
+    await call()  # opens the connection
     begin, cpu = clock(), time.process_time()
     end = begin + seconds
 
     async def worker() -> None:
         now = clock()
-        while True:  # once at least, however slow the machine is
+        while True:  # at least once, however slow the machine is
             before = now
             await call()
             now = clock()

@@ -1,9 +1,10 @@
 """Measure queue-exclusive groups: `python -m bench.exclusive_bench [--parts drain,rebalance]`.
 
-drain: one PushConsumer with its usual commits reads 1 KiB messages out of 8 queues, `--runs` times.
-rebalance: `--members` consumers share `--queues` queues while messages come in on all of them. One joins, one leaves, half of
-them leave, one is killed: how long until every queue has its new owner, and the longest time without a message on any queue.
-The same is measured while nothing happens. All consumers but the one that is killed share this process and its CPU.
+drain: one PushConsumer with its usual commits reads 1 KiB messages from 8 queues, `--runs` times.
+rebalance: `--members` consumers share `--queues` queues while messages arrive on all of them. One joins, one
+leaves, half of them leave, one is killed. Measured: the time until every queue has its new owner, and the
+longest time without a message on any queue; the same while nothing happens. All consumers but the killed one
+share this process and its CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-# Before gRPC is loaded, as the command line and the brokers do.
+# Set before gRPC is loaded, as the command line and the brokers do.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import uvloop
@@ -77,7 +78,7 @@ async def _drained(nameserver: str, topic: str, group: str, stored: int) -> floa
     async with PushConsumer(nameserver, group=group, listener=listener) as consumer:
         await consumer.subscribe(topic)
         await all_there.wait()
-    async with PullConsumer(nameserver, group=group) as reader:  # close() committed what was finished
+    async with PullConsumer(nameserver, group=group) as reader:  # close() committed the finished messages
         committed = sum(max(committed, 0) for _, committed, _, _ in await reader.offsets(topic))
     if (got, committed) != (stored, stored):
         raise RuntimeError(f"{got} messages came and {committed} were committed, of {stored}")
@@ -86,7 +87,7 @@ async def _drained(nameserver: str, topic: str, group: str, stored: int) -> floa
 
 # --- rebalance ----------------------------------------------------------------------------------------------
 class Group:
-    """Consumers of one group in this process, and when each queue had a message last."""
+    """Consumers of one group in this process, and the time of each queue's last message."""
 
     def __init__(self, nameserver: str, topic: str, queues: int) -> None:
         self.nameserver, self.topic, self.queues = nameserver, topic, queues
@@ -112,26 +113,26 @@ class Group:
         self._last[queue_id] = now
 
     def owned(self) -> list[int]:
-        """Return how many queues each member has."""
+        """Return the number of queues of each member."""
         return [len(member.statistics().queues) for member in self.members]
 
     def is_even(self, elsewhere: int) -> bool:
-        """Tell whether all queues but those of a member `elsewhere` have an owner, evenly."""
+        """Return whether all queues but those of a member `elsewhere` are evenly distributed."""
         owned = self.owned()
         share = self.queues // (len(owned) + bool(elsewhere))
         return sum(owned) == self.queues - elsewhere and all(each in (share, share + 1) for each in owned)
 
     async def until_even(self, elsewhere: int = 0) -> None:
-        """Wait until it is so."""
-        while not self.is_even(elsewhere):  # noqa: ASYNC110 (nobody tells)
+        """Wait until they are."""
+        while not self.is_even(elsewhere):  # noqa: ASYNC110 (no event signals it)
             await asyncio.sleep(_LOOK_S)
 
     async def event(self, name: str, happen: Callable[[], Awaitable[None]]) -> None:
-        """Let something happen, wait until the queues are shared again, print how long that and the worst gap were."""
+        """Trigger an event, wait until the queues are shared again, and print that time and the worst gap."""
         await asyncio.sleep(_SETTLE_S)
         self._worst.clear()
         began = clock()
-        self._last = dict.fromkeys(range(self.queues), began)  # also of queues that another process has
+        self._last = dict.fromkeys(range(self.queues), began)  # also of queues owned by another process
         await happen()
         await self.until_even()
         took = clock() - began
@@ -140,12 +141,13 @@ class Group:
         for queue_id in range(self.queues):
             self._note(queue_id, now)
         print(
-            f"{name}: shared again after {took:.2f} s, longest gap of a queue {max(self._worst.values()):.2f} s"
+            f"{name}: shared again after {took:.2f} s, longest gap of a queue "
+            f"{max(self._worst.values()):.2f} s"
         )
 
 
 async def rebalance(nameserver: str, members: int, queues: int, rate: int) -> None:
-    """Let members come and go."""
+    """Let members join and leave."""
     topic = "shared"
     async with Admin(nameserver) as admin:
         await admin.create_topic(topic, queues=queues)
@@ -166,7 +168,7 @@ async def rebalance(nameserver: str, members: int, queues: int, rate: int) -> No
         await group.event("half of them leave", lambda: leave(members // 2))
         with _member_elsewhere(nameserver, topic) as process:
             share = queues // (len(group.members) + 1)
-            while (elsewhere := queues - sum(group.owned())) < share:  # noqa: ASYNC110 (nobody tells)
+            while (elsewhere := queues - sum(group.owned())) < share:  # noqa: ASYNC110 (no event signals it)
                 await asyncio.sleep(_LOOK_S)
             await group.until_even(elsewhere)
 
@@ -180,7 +182,7 @@ async def rebalance(nameserver: str, members: int, queues: int, rate: int) -> No
 
 
 async def _send(producer: Producer, topic: str, rate: int) -> None:
-    """Send so many messages a second, a few at a time."""
+    """Send that many messages a second, a few at a time."""
     began, sent = clock(), 0
     while True:
         for _ in range(int((clock() - began) * rate) - sent):
@@ -191,7 +193,7 @@ async def _send(producer: Producer, topic: str, rate: int) -> None:
 
 @contextmanager
 def _member_elsewhere(nameserver: str, topic: str) -> Iterator[subprocess.Popen[str]]:
-    """A consumer of the group in a process of its own."""
+    """A consumer of the group in a separate process."""
     command = [sys.executable, "-m", "bench.exclusive_bench", "--member", nameserver, topic]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

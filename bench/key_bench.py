@@ -1,12 +1,15 @@
-"""Measure look-ups by key and by id in a large log, and what its index costs.
+"""Measure look-ups by key and by id in a large log, and the cost of their index.
 
-    python -m bench.key_bench [--messages 10000000] [--segment-mib 1024] [--lookups 1000] [--folder DIR] [--rebuild]
+    python -m bench.key_bench [--messages 10000000] [--segment-mib 1024] [--lookups 1000] [--folder DIR]
+                              [--rebuild]
 
-A node of a group of one takes the messages through its own proposals (small ones, a key each, every key four times), as
-entries of 1,000; clients are left out. Then another process asks it: keys that are there, keys that are not, ids; each
-again after the files were pushed out of the page cache. `--rebuild` deletes the index and measures how it is made again.
-Prints one JSON object a line: latencies and the node's CPU for each look-up in ms; how late the node's event loop was meanwhile (5 ms timers); CPU of the
-threads that make the index (`items`: while messages come in, `runs`: files, and old segments); bytes of log and index.
+A single-node group takes the messages through its own proposals, without clients: small messages with a key
+each, every key four times, in entries of 1,000. Then another process asks it for existing keys, missing keys
+and ids; each again after the files were evicted from the page cache. `--rebuild` deletes the index and
+measures its reconstruction.
+Prints one JSON object per line: latencies and the node's CPU per look-up in ms; how late the node's event
+loop was meanwhile (5 ms timers); CPU of the threads that build the index (`items`: while messages arrive,
+`runs`: files, and old segments); bytes of log and index.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ from tests.ports import free_ports
 from .peers.measure import cpu_seconds
 
 TOPIC, QUEUES, BATCH, BODY = "orders", 4, 1000, 100
-COPIES = 4  # messages with one key
+COPIES = 4  # messages per key
 EPOCH = 7
 
 
@@ -73,9 +76,12 @@ def id_text(number: int) -> str:
     return "01" + id_of(number).hex().upper()
 
 
-# --- the node ------------------------------------------------------------------------------------------------------
+# --- the node -----------------------------------------------------------------------------------------------
 def sections(topic_id: int, messages: int) -> Iterator[bytearray]:
-    """Yield sections of BATCH records. A template is filled with numpy: encoding one by one would take minutes."""
+    """Yield sections of BATCH records.
+
+    A template is filled with numpy, because encoding each would take minutes.
+    """
     encoder = RecordEncoder(TOPIC, born_host="bench")
     record = encoder.encode(SECTION_HEADER_SIZE, bytes(BODY), (id_of(0), id_text(0)), 1, keys=[key_of(0)])
     size, id_at, key_at = len(record), record.index(id_text(0).encode()), record.index(key_of(0).encode())
@@ -109,7 +115,7 @@ def _bytes(raw: bytes) -> np.ndarray:
 
 
 class Lateness:
-    """How late timers of the loop were, ms."""
+    """Lateness of the loop's timers in ms."""
 
     def __init__(self) -> None:
         self._task = asyncio.create_task(self._tick())
@@ -131,7 +137,7 @@ class Lateness:
 
 
 async def build(node: BrokerNode, messages: int) -> None:
-    """Store the messages, as fast as the node takes them."""
+    """Store the messages as fast as the node accepts them."""
     while not node._leadership.ready:  # noqa: ASYNC110 (set-up of a measurement)
         await asyncio.sleep(0.01)
     applied = await node._pipeline.run(CreateTopic(TOPIC, QUEUES, MessageType.NORMAL))
@@ -151,7 +157,9 @@ async def settled(index: KeyIndex) -> None:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Run the node: build the log unless it is there, tell when the index is complete, serve until SIGTERM."""
+    """Run the node: build the log unless it exists, report when the index is complete, serve until
+    SIGTERM.
+    """
     raft, messaging, log, http = options.ports.split(",")
     listener = ListenerConfig(messaging_bind=f"127.0.0.1:{messaging}", log_bind=f"127.0.0.1:{log}")
     folder = Path(options.folder)
@@ -170,7 +178,7 @@ async def serve(options: argparse.Namespace) -> None:
     if is_new:
         await build(node, options.messages)
         found = {"build_s": round(time.perf_counter() - begin, 1)}
-        lateness.take()  # of the loop that made the messages, too
+        lateness.take()  # also that of the loop that created the messages
     await settled(index)
     found |= {
         "index_complete_s": round(time.perf_counter() - begin, 1),
@@ -196,7 +204,7 @@ def _rss_anon() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
 
 
-# --- who asks ------------------------------------------------------------------------------------------------------
+# --- who asks -----------------------------------------------------------------------------------------------
 def percentiles(times: list[float]) -> dict[str, float]:
     times.sort()
     return {
@@ -226,7 +234,7 @@ def look_up(
 
 
 def push_out(folder: Path) -> None:
-    """Push the files of a node out of the page cache."""
+    """Evict a node's files from the page cache."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -252,10 +260,11 @@ def measure(options: argparse.Namespace, address: str, pid: int, folder: Path) -
 
 
 def run_node(options: argparse.Namespace, folder: Path, ask: bool) -> None:
-    """Run the node in a process of its own, and ask it."""
+    """Run the node in a separate process, and query it."""
     ports = free_ports(4)
     command = [
-        sys.executable, "-m", "bench.key_bench", "--serve", "--folder", str(folder), "--ports", ",".join(map(str, ports)),
+        sys.executable, "-m", "bench.key_bench", "--serve", "--folder", str(folder), "--ports",
+        ",".join(map(str, ports)),
         "--messages", str(options.messages), "--segment-mib", str(options.segment_mib),
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

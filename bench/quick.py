@@ -1,8 +1,8 @@
 """A guard against slow-downs in less than two minutes: `make bench-quick`, or `python -m bench.quick`.
 
-Starts three nodes, runs every workload for a moment, several rounds, with a fixed reference before and after each of them,
-and prints ratios beside those of a committed baseline. Figures of this kind say "slower by a third"; for "by 5 %" run
-`python -m bench`. Options: --update writes the baseline, --strict makes a slow-down an error.
+Starts three nodes and runs every workload briefly, in several rounds, with a fixed reference before and after
+each. Prints ratios beside those of a committed baseline. Such figures show "slower by a third"; for "by 5 %"
+run `python -m bench`. Options: --update writes the baseline, --strict makes a slow-down an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _QUEUES = 8
 _BATCH = 256
 _REFERENCE_SHARE = 0.4  # of the time of a workload
-_RUNS = ("W1", "W5", "W6", "W2", "W3", "W3 send_batch", "W4")  # what leaves work behind comes last
+_RUNS = ("W1", "W5", "W6", "W2", "W3", "W3 send_batch", "W4")  # those that leave work behind come last
 _IDLE_CPU, _IDLE_SECONDS, _IDLE_PATIENCE = 0.25, 0.2, 3.0
 
 
@@ -76,7 +76,7 @@ class Guard:
         )
 
     async def round(self, number: int, seconds: float) -> dict[str, Measured]:
-        """Run every workload once, on a topic of its own, with the reference before, between and after them."""
+        """Run every workload once on a new topic, with the reference before, between and after them."""
         topic = f"quick-{number}"
         plain = Settings(seconds=seconds, warm_up_s=0.0)
         one_by_one = Workloads(self._nameserver, topic, plain)
@@ -98,7 +98,7 @@ class Guard:
         return found
 
     async def _until_idle(self) -> None:
-        """Wait until the nodes have finished what the workload before left them, or for a moment."""
+        """Wait until the nodes have finished the work of the previous workload, but not for long."""
         end = time.monotonic() + _IDLE_PATIENCE
         while time.monotonic() < end:
             before = cpu_seconds(self._pids)
@@ -115,7 +115,7 @@ class Guard:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """Return user and system time of processes so far."""
+    """Return the user and system time of processes so far."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -124,7 +124,7 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 class Others:
-    """What programs that are not under measurement use of the machine's cores."""
+    """CPU use of programs that are not under measurement."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = pids
@@ -138,16 +138,16 @@ class Others:
         return time.monotonic(), busy, cpu_seconds(self._pids) + time.process_time()
 
     def percent(self) -> float:
-        """Return what they used since the begin, of all cores."""
+        """Return their share of all cores since the start."""
         seconds, busy, ours = (now - then for now, then in zip(self._now(), self._begin, strict=True))
         return max(0.0, 100 * (busy - ours) / (seconds * (os.cpu_count() or 1)))
 
 
 async def measure(guard: Guard, options: argparse.Namespace) -> list[dict[str, Measured]]:
-    """Run the rounds; fewer when the next one would not fit into the time."""
+    """Run the rounds; fewer if the next one would not fit into the time."""
     begin = time.monotonic()
     print("three nodes and the reference are up; warming up ...", flush=True)
-    await guard.round(0, min(options.seconds, 0.2))  # warms everything up
+    await guard.round(0, min(options.seconds, 0.2))  # warm-up
     rounds: list[dict[str, Measured]] = []
     longest = 0.0
     while len(rounds) < options.rounds:
@@ -162,7 +162,10 @@ async def measure(guard: Guard, options: argparse.Namespace) -> list[dict[str, M
 
 
 def run(options: argparse.Namespace) -> tuple[list[dict[str, Measured]], float]:
-    """Start everything, measure, end everything. Return what was measured and what others used meanwhile, in percent."""
+    """Start everything, measure, end everything.
+
+    Returns the measurements, and the CPU percent of other programs.
+    """
     options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-quick-", dir=options.folder))
     cluster = LocalCluster(folder / "cluster")
@@ -188,8 +191,9 @@ def show(rounds: Sequence[Mapping[str, Measured]], lines: Sequence[Line]) -> Non
         name: statistics.median(getattr(each, name) for each in references) for name in Reference.__slots__
     }
     print(
-        f"\nreference: echo {middle['echo_rate']:,.0f} calls/s with {middle['echo_cpu_us']:.0f} us of CPU each, stream round trip "
-        f"{middle['stream_ms']:.3f} ms, append and flush {middle['flush_ms']:.3f} ms\n"
+        f"\nreference: echo {middle['echo_rate']:,.0f} calls/s with {middle['echo_cpu_us']:.0f} us of CPU "
+        f"each, stream round trip {middle['stream_ms']:.3f} ms, append and flush {middle['flush_ms']:.3f} "
+        "ms\n"
     )
     figures = []
     for name in rounds[0]:
@@ -220,7 +224,7 @@ def _print(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def read_baseline(path: Path) -> dict[str, Any] | None:
-    """Return the baseline, None when there is none. Raises: ValueError."""
+    """Return the baseline; None if there is none. Raises: ValueError."""
     if not path.exists():
         return None
     try:
@@ -262,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("at least one round, and more than 0 seconds")
     try:
         baseline = read_baseline(options.baseline)
-        compare({}, baseline)  # before anything is measured
+        compare({}, baseline)  # before any measurement
     except ValueError as error:
         if not options.update:
             print(f"error: {error}", file=sys.stderr)
@@ -276,7 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"The baseline was taken with {baseline['machine']['cores']} cores; here are {os.cpu_count()}.")
     if others_percent > BUSY_PERCENT:
         print(
-            f"Other programs used {others_percent:.0f} % of the cores meanwhile: times and rates are not judged, CPU time is."
+            f"Other programs used {others_percent:.0f} % of the cores meanwhile: times and rates are not "
+            "judged, CPU time is."
         )
     print(conclusion(lines))
     if options.update:

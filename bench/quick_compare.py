@@ -1,8 +1,8 @@
-"""What `make bench-quick` makes of its figures: ratios to references of the same run, held against a baseline. Pure.
+"""Comparison of `make bench-quick`: ratios to references of the same run, judged against a baseline. Pure.
 
-Owns: the ratios, the bands, the verdicts, the form of the baseline. A ratio of LedgerMQ's figure to that of a fixed
-reference, measured a moment before and after, says something on a machine that is shared or another one; CPU time per
-message says most.
+Owns: the ratios, the bands, the verdicts, the form of the baseline. The ratio of LedgerMQ's figure to that of
+a fixed reference, measured just before and after, is meaningful even on a shared or different machine. CPU
+time per message is the most reliable.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: How much a ratio may be worse before it is called slower, in percent: least bands by the kind of figure.
+#: Percent by which a ratio may be worse before it counts as slower: minimum bands by the kind of figure.
 LEAST_BANDS: Final = {"latency": 35, "rate": 30, "cpu": 15}
-#: When other programs use more of the machine than this, wall-clock times say nothing, and only CPU time is judged.
+#: If other programs use more of the machine than this, wall-clock times are meaningless: only CPU time is
+#: judged.
 BUSY_PERCENT: Final = 20
 _FORMAT: Final = 1
 
@@ -29,7 +30,7 @@ class Reference:
     flush_ms: float  # p50 of a 4 KiB append with fdatasync
 
     def mean(self, other: Reference) -> Reference:
-        """Return the middle of two, taken before and after."""
+        """Return the mean of two references, taken before and after."""
         return Reference(
             (self.echo_rate + other.echo_rate) / 2,
             (self.echo_cpu_us + other.echo_cpu_us) / 2,
@@ -40,7 +41,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Figures of one workload of one round."""
+    """Figures of one workload in one round."""
 
     rate: float
     p50_ms: float
@@ -65,9 +66,10 @@ class Ratio:
 
     @property
     def calm_only(self) -> bool:
-        """Whether it says nothing beside other programs. How many calls of W6 share an entry depends on them.
+        """True if other programs make it meaningless: they change how many calls of W6 share an entry.
 
-        W5 has no ratio of CPU time for that reason: the quicker the nodes, the fewer messages share one.
+        For the same reason W5 has no ratio of CPU time: the faster the nodes, the fewer messages share an
+        entry.
         """
         return self.kind != "cpu" or self.workload == "W6"
 
@@ -94,7 +96,7 @@ RATIOS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One ratio beside the baseline. `slower_percent`: above 0 it got worse; None without a baseline."""
+    """One ratio beside the baseline. `slower_percent`: above 0 it is worse; None without a baseline."""
 
     name: str
     now: float  # median of the rounds
@@ -103,7 +105,7 @@ class Line:
     baseline: float | None
     slower_percent: float | None
     band_percent: float
-    judged: bool = True  # False: other programs were in the way
+    judged: bool = True  # False: other programs interfered
 
     @property
     def verdict(self) -> str:
@@ -124,7 +126,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One workload of one round, and the mean of the references right before and after it."""
+    """One workload in one round, and the mean of the references right before and after it."""
 
     sample: Sample
     reference: Reference
@@ -134,7 +136,7 @@ Rounds = Mapping[str, Sequence[float]]  # by name of the ratio: one value per ro
 
 
 def fold(rounds: Sequence[Mapping[str, Measured]]) -> dict[str, list[float]]:
-    """Return each ratio of each round. `rounds`: what was measured, by workload."""
+    """Return each ratio of each round. `rounds`: measurements by workload."""
     found: dict[str, list[float]] = {}
     for ratio in RATIOS:
         measured = [each[ratio.workload] for each in rounds if ratio.workload in each]
@@ -144,7 +146,7 @@ def fold(rounds: Sequence[Mapping[str, Measured]]) -> dict[str, list[float]]:
 
 
 def compare(rounds: Rounds, baseline: Mapping[str, Any] | None, others_percent: float = 0.0) -> list[Line]:
-    """Hold the medians against the baseline's. `others_percent`: what other programs used of the machine meanwhile.
+    """Compare the medians with the baseline's. `others_percent`: CPU share of other programs meanwhile.
 
     Raises: ValueError (a baseline of another format).
     """
@@ -169,12 +171,15 @@ def compare(rounds: Rounds, baseline: Mapping[str, Any] | None, others_percent: 
 
 
 def _slower_percent(ratio: Ratio, now: float, then: float) -> float:
-    """Return by how much more time a message takes."""
+    """Return the additional time per message in percent."""
     return 100 * ((then / now if ratio.higher_is_better else now / then) - 1)
 
 
 def new_baseline(rounds: Rounds, where: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a baseline of these rounds. A band is twice what the rounds differ by, within once and twice the kind's."""
+    """Return a baseline of these rounds.
+
+    A band is twice their spread, limited to one to two times the kind's minimum.
+    """
     ratios = {}
     for ratio in RATIOS:
         if values := rounds.get(ratio.name):
@@ -187,7 +192,7 @@ def new_baseline(rounds: Rounds, where: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conclusion(lines: Sequence[Line]) -> str:
-    """Return the one sentence that people read."""
+    """Return the conclusion in one sentence."""
     slower = [line for line in lines if line.slower]
     if slower:
         worst = "; ".join(f"{line.name}: {line.verdict}" for line in slower)

@@ -1,9 +1,10 @@
-"""Measure the consensus layer alone: three RaftNodes in three processes, proposals made in the leader's process.
+"""Measure the consensus layer alone: three RaftNodes in three processes, proposals in the leader's process.
 
     python bench/raft_bench.py [--folder DIR] [--profile FILE]
 
-Prints, from propose to commit: one entry in flight (p50, p99 in ms), and large entries as fast as the window allows
-(MB/s of payload), then what each node process used (CPU seconds, RssAnon). No client, no RPC of a client.
+Prints, from propose to commit: one entry in flight (p50, p99 in ms), and large entries as fast as the window
+allows (MB/s of payload); then the resources of each node process (CPU seconds, RssAnon). No client, no client
+RPC.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ NAMES = ("n1", "n2", "n3")
 
 
 class CountingStateMachine:
-    """Applies nothing but the count."""
+    """Counts applied entries, and nothing else."""
 
     def __init__(self) -> None:
         self.last_applied_index = LogIndex(0)
@@ -89,7 +90,7 @@ async def serve(name: str, addresses: list[str], folder: Path, options: argparse
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     if name != NAMES[0]:
-        while not stop.is_set():  # the first node measures: whoever else was elected hands the lead over
+        while not stop.is_set():  # the first node measures: any other leader transfers leadership
             if node.is_leader_ready:
                 with contextlib.suppress(TransferFailedError, NotLeaderError):
                     await node.transfer_leadership(NodeId(NAMES[0]))

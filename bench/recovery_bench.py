@@ -1,12 +1,14 @@
-"""Measure how fast a node is back: opening its log after a stop and after a crash, and catching up with its leader.
+"""Measure recovery times: opening the log after a stop and after a crash, and catching up with the leader.
 
-    python bench/recovery_bench.py [--gib 4] [--entry-kib 64] [--folder DIR] [--only restart|catch-up] [--profile PREFIX]
+    python bench/recovery_bench.py [--gib 4] [--entry-kib 64] [--folder DIR] [--only restart|catch-up]
+                                   [--profile PREFIX]
 
-Restart: makes a log through the CommitLog layer (full segments of 1 GiB, random payloads), kills the writer with
-SIGKILL, and times `open_storage` in a fresh process. "cold": the files were pushed out of the page cache before.
-Catch-up: a group of three RaftNode processes with gRPC between them; one is stopped, the others take `--gib` of
-entries, it starts again. Time runs from the start of opening its folder until all is durable there.
-Prints one JSON object a line. On a machine that does other things as well, the CPU seconds tell more than the wall clock.
+Restart: writes a log through the CommitLog layer (full segments of 1 GiB, random payloads), kills the writer
+with SIGKILL, and times `open_storage` in a new process. "cold": the files were evicted from the page cache
+before.
+Catch-up: a group of three RaftNode processes with gRPC between them. One is stopped, the others take `--gib`
+of entries, it starts again. The time runs from opening its folder until everything is durable there.
+Prints one JSON object per line. On a busy machine the CPU seconds say more than the wall clock.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ BATCH_BYTES = 8 << 20
 
 
 class CountingStateMachine:
-    """Applies nothing but the count; `applied` is what its checkpoint would hold at the start."""
+    """Counts applied entries, and nothing else. `applied`: what its checkpoint would contain at the start."""
 
     def __init__(self, applied: int) -> None:
         self.last_applied_index = LogIndex(applied)
@@ -65,14 +67,14 @@ class CountingStateMachine:
 
 
 def payloads(size: int) -> Iterator[bytes]:
-    """Yield payloads that neither a disk nor a network can compress away."""
+    """Yield payloads that neither a disk nor a network can compress."""
     noise = os.urandom(size + 4096)
     while True:
         for shift in range(0, 4096, 8):
             yield noise[shift : shift + size]
 
 
-# --- restart -------------------------------------------------------------------------------------------------------
+# --- restart ------------------------------------------------------------------------------------------------
 def storage_config(folder: Path) -> StorageConfig:
     return StorageConfig(
         data_dir=folder, cluster_id="bench", group="g0", node_id=NodeId("n1"), segment_size=SEGMENT
@@ -80,7 +82,7 @@ def storage_config(folder: Path) -> StorageConfig:
 
 
 def write_log(folder: Path, total: int, size: int) -> None:
-    """Append `total` bytes, durably, as a node does; then die as a killed process does."""
+    """Append `total` bytes durably, as a node does, then die like a killed process."""
     config = storage_config(folder)
     create_data_folder(config, RealFileSystem())
     storage = open_storage(config, RealFileSystem())
@@ -115,7 +117,7 @@ def write_log(folder: Path, total: int, size: int) -> None:
 
 
 def time_opening(folder: Path, profile: str) -> None:
-    """Open and close in order; print what it took."""
+    """Open and close in order, and print the time taken."""
     profiler = cProfile.Profile() if profile else contextlib.nullcontext()
     begin, cpu = time.perf_counter(), time.process_time()
     with profiler:
@@ -139,7 +141,7 @@ def time_opening(folder: Path, profile: str) -> None:
 
 
 def forget_cached(folder: Path) -> None:
-    """Push a folder's files out of the page cache."""
+    """Evict a folder's files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -157,11 +159,11 @@ def measure_restarts(folder: Path, options: argparse.Namespace) -> None:
     state = {name: (data / name).read_bytes() for name in ("identity", "hardstate", "manifest")}
 
     def crash() -> None:
-        """Put the records back as the kill left them: no clean stop, the floor of that moment."""
+        """Restore the records as the kill left them: no clean stop, the floor of that moment."""
         (data / "hardstate").write_bytes(state["hardstate"])
         newest = max((data / "entryindex").iterdir(), default=None)
         if newest is not None and len(list((data / "entryindex").iterdir())) > len(sealed):
-            newest.unlink()  # the open segment's, which only a clean stop writes
+            newest.unlink()  # of the open segment, which only a clean stop writes
 
     sealed = sorted((data / "entryindex").iterdir())
     for cold in (True, False):
@@ -178,15 +180,18 @@ def measure_restarts(folder: Path, options: argparse.Namespace) -> None:
             report(f"open {what}", cold=cold, **json.loads(done.stdout))
 
 
-# --- catch-up ------------------------------------------------------------------------------------------------------
+# --- catch-up -----------------------------------------------------------------------------------------------
 async def serve(name: str, options: argparse.Namespace) -> None:
-    """Run one node. The first one, told to, fills the log; a follower tells when it holds entry `--until`."""
+    """Run one node.
+
+    The first one fills the log on request. A follower reports when it holds entry `--until`.
+    """
     addresses = options.addresses.split(",")
     members = tuple(Member(NodeId(n), a) for n, a in zip(NAMES, addresses, strict=True))
     config = RaftConfig(
         cluster_id="bench", group="g0", node_id=NodeId(name), members=members,
         data_dir=Path(options.folder) / name, segment_size=SEGMENT,
-        election_ms_min=4000, election_ms_max=8000,  # a busy machine must not cost the lead
+        election_ms_min=4000, election_ms_max=8000,  # a busy machine must not cost leadership
     )  # fmt: skip
     profiler = cProfile.Profile() if options.profile else None
     begin = time.perf_counter()
@@ -210,7 +215,7 @@ async def serve(name: str, options: argparse.Namespace) -> None:
             "of which opening": round(opened, 2), "cpu_s": round(time.process_time(), 2),
         })  # fmt: skip
     else:
-        while not stop.is_set():  # the first node measures: whoever else was elected hands the lead over
+        while not stop.is_set():  # the first node measures: any other leader transfers leadership
             if node.is_leader_ready:
                 with contextlib.suppress(TransferFailedError, NotLeaderError):
                     await node.transfer_leadership(NodeId(NAMES[0]))
@@ -237,7 +242,7 @@ async def lead(node: RaftNode, options: argparse.Namespace) -> None:
 
 
 async def fill(node: RaftNode, options: argparse.Namespace) -> None:
-    """Commit `--gib` more with what nodes are there."""
+    """Commit `--gib` more with the running nodes."""
     source, waiting = payloads(options.entry_kib << 10), []
     wanted = node.log.end_offset + options.gib * 2**30
     while node.log.end_offset < wanted:
@@ -296,7 +301,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-# --- small things --------------------------------------------------------------------------------------------------
+# --- small things -------------------------------------------------------------------------------------------
 def report(what: str, **figures: object) -> None:
     print(json.dumps({"what": what, **figures}), flush=True)
 

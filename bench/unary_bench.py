@@ -1,10 +1,11 @@
-"""Measure one message per unary call (W6): raw grpc.aio stubs call SendMessage of the leader, of a follower, and an echo.
+"""Measure one message per unary call (W6): grpc.aio stubs call SendMessage of leader, follower and an echo.
 
     python -m bench.unary_bench [--callers 64] [--seconds 3] [--runs 3] [--size 1024]
 
-The echo (bench.echo) is a grpc.aio server in a process of its own whose handler returns a ready answer: what a call costs
-at the very least. It is measured in turn with the group in every run, since only the ratios say something on a shared machine.
-Prints calls/s, the ratio to the echo, and CPU per call of the process that was called (medians of the runs).
+The echo (bench.echo) is a grpc.aio server in a separate process whose handler returns a ready answer: the
+minimum cost of a call. It takes turns with the group in every run, because only the ratios are meaningful on
+a shared machine.
+Prints calls/s, the ratio to the echo, and CPU per call of the called process (medians of the runs).
 """
 # ruff: noqa: I001 (the order of imports matters here)
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .echo import EchoServer, unary  # first: it sets how gRPC runs, which gRPC reads while it is loaded
+from .echo import EchoServer, unary  # first: it sets gRPC's options, which gRPC reads when it is loaded
 
 import uvloop
 
@@ -34,7 +35,7 @@ WARM_UP_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is called: an address, and the process behind it."""
+    """Target of the calls: an address, and the process behind it."""
 
     name: str
     address: str

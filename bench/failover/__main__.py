@@ -1,9 +1,9 @@
 """Measure the write gap of a failover: `python -m bench.failover [--times 20] [--ways kill,hand-over,...]`.
 
-Ends the leader of a group of three nodes again and again, each time with two steady writers at work: our client, and the
-official Python client in a process of its own. Ways:
+Ends the leader of a group of three nodes repeatedly. Two steady writers run meanwhile: our client, and the
+official Python client in a separate process. Ways:
 
-    control         nothing ends: what this machine stalls by itself
+    control         nothing ends: stalls of this machine itself
     kill            kill -9
     hand-over       SIGTERM
     silent          SIGSTOP, later SIGCONT: nothing is reset or refused
@@ -11,8 +11,8 @@ official Python client in a process of its own. Ways:
     container-kill  docker kill
     lost-host       docker network disconnect
 
-At the end every acknowledged message must be there exactly once. Prints a Markdown table; raw figures and a time line of
-each end go to a JSON file.
+At the end every acknowledged message must be there exactly once. Prints a Markdown table. Raw figures and a
+time line of each end go to a JSON file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-# Before gRPC is loaded, as the command line and the brokers do.
+# Set before gRPC is loaded, as the command line and the brokers do.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from .gaps import Ledger, Trial, as_row, table
@@ -86,7 +86,7 @@ def _show_events(trial: Trial) -> None:
 
 
 def _show_slowest(trials: list[Trial], count: int) -> None:
-    """Print the time lines that explain the tail; those of all trials are in the file of raw figures."""
+    """Print the time lines that explain the tail. Those of all trials are in the file of raw figures."""
     for trial in sorted(trials, key=lambda trial: -trial.longest)[:count]:
         print(f"\nslow: {trial.way} {trial.number + 1}, {trial.longest:.0f} ms at load {trial.load:.1f}")
         _show_events(trial)
@@ -94,7 +94,7 @@ def _show_slowest(trials: list[Trial], count: int) -> None:
 
 @contextmanager
 def _load(loops: int) -> Iterator[None]:
-    """Keep so many busy loops running beside the measurement."""
+    """Keep that many busy loops running during the measurement."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:
         yield

@@ -1,8 +1,8 @@
-"""What the acknowledgements of a steady writer say about a failover. Pure.
+"""Write gaps of a failover, from the acknowledgements of a steady writer. Pure.
 
-All times of writers are nanoseconds of the machine's monotonic clock, which every process on it shares.
-A write gap is the longest time between two acknowledgements that follow each other, from the last one before the
-leader's end on. So a stall that comes later than the end counts as well.
+All times of writers are nanoseconds of the machine's monotonic clock, which all its processes share.
+A write gap is the longest time between two consecutive acknowledgements, starting with the last one before
+the leader's end. So a stall later than the end counts too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 _MS: Final = 1e-6
 
-#: What a way must reach: (percentile or 100 for the maximum, ms).
+#: Required results per way: (percentile or 100 for the maximum, ms).
 TARGETS: Final[dict[str, tuple[tuple[int, float], ...]]] = {
     "kill": ((50, 150.0), (100, 250.0)),
     "hand-over": ((99, 50.0),),
@@ -25,13 +25,16 @@ TARGETS: Final[dict[str, tuple[tuple[int, float], ...]]] = {
     "lost-host": ((99, 1000.0),),
 }
 
-#: The same with busy loops beside; a way that is not here keeps its targets.
+#: The same with busy loops beside it. Ways that are not here keep their targets.
 TARGETS_UNDER_LOAD: Final = TARGETS | {"kill": ((99, 1000.0),)}
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write of a writer. Each number is sent by one call only, so what is unknown is never sent again."""
+    """One write of a writer.
+
+    Each number is sent by one call only, so a write with unknown outcome is never repeated.
+    """
 
     number: int
     begun: int
@@ -44,35 +47,36 @@ class Write:
 
 
 def parse_write(line: str) -> Write:
-    """Read a line of a writer: `number begun ended [what went wrong]`."""
+    """Parse a line of a writer: `number begun ended [error]`."""
     number, begun, ended, *error = line.split(maxsplit=3)
     return Write(int(number), int(begun), int(ended), error[0].strip() if error else "")
 
 
 @dataclass(slots=True)
 class Trial:
-    """One end of a leader. Gaps are ms by client; `events` are what the logs say, ms from the end on."""
+    """One end of a leader. Gaps are in ms by client; `events` are from the logs, in ms after the end."""
 
     way: str
     number: int
     leader: str
     gaps: dict[str, float] = field(default_factory=dict)
     return_gaps: dict[str, float] = field(default_factory=dict)  # while the ended node came back
-    errors: dict[str, int] = field(default_factory=dict)  # writes that failed meanwhile
+    errors: dict[str, int] = field(default_factory=dict)  # failed writes meanwhile
     events: list[tuple[float, str, str]] = field(default_factory=list)
-    return_events: list[tuple[float, str, str]] = field(default_factory=list)  # ms from its return on
-    load: float = 0.0  # of the machine over the last minute, when the leader ended
+    return_events: list[tuple[float, str, str]] = field(default_factory=list)  # in ms after its return
+    load: float = 0.0  # load of the machine over the last minute, when the leader ended
 
     @property
     def longest(self) -> float:
-        """The longest gap (ms) of any client."""
+        """Longest gap (ms) of any client."""
         return max(self.gaps.values(), default=0.0)
 
 
 def write_gap(writes: Sequence[Write], since: int, until: int) -> float:
-    """Return the longest time (ms) without an acknowledgement, of pauses that end after `since` and begin before `until`.
+    """Return the longest time (ms) without an acknowledgement, of pauses that end after `since` and begin
+    before `until`.
 
-    Raises: ValueError (nothing was acknowledged before `since`, or nothing after it).
+    Raises: ValueError (no acknowledgement before `since`, or none after it).
     """
     acknowledged = sorted(write.ended for write in writes if write.acknowledged)
     pauses = [after - before for before, after in pairwise(acknowledged) if after > since and before < until]
@@ -82,20 +86,20 @@ def write_gap(writes: Sequence[Write], since: int, until: int) -> float:
 
 
 def failures(writes: Iterable[Write], since: int, until: int) -> int:
-    """Count the writes that ended with an error in that time."""
+    """Count the writes that failed in that time."""
     return sum(not write.acknowledged and since < write.ended <= until for write in writes)
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Whether each acknowledged message is in the topic exactly once, and nothing is there twice."""
+    """Check that each acknowledged message is in the topic exactly once, and none is there twice."""
 
     acknowledged: int
-    unknown: int  # writes that ended with an error: they may be there, once
+    unknown: int  # failed writes: they may be there, once
     found: int
     lost: list[int]
     twice: list[int]
-    strange: int  # bodies that nobody sent
+    strange: int  # bodies that no writer sent
 
     @property
     def is_balanced(self) -> bool:
@@ -103,7 +107,7 @@ class Ledger:
 
 
 def balance(writes: Sequence[Write], found: Iterable[int]) -> Ledger:
-    """Compare what a writer was told with the numbers that were read back."""
+    """Compare a writer's acknowledgements with the numbers that were read back."""
     counts = Counter(found)
     acknowledged = {write.number for write in writes if write.acknowledged}
     sent = {write.number for write in writes}
@@ -113,7 +117,7 @@ def balance(writes: Sequence[Write], found: Iterable[int]) -> Ledger:
         found=counts.total(),
         lost=sorted(acknowledged - counts.keys()),
         twice=sorted(number for number, count in counts.items() if count > 1),
-        # A writer that was ended amid a send could not write that number down.
+        # A writer that was ended during a send could not record that number.
         strange=len(counts.keys() - sent - {max(sent, default=-1) + 1}),
     )
 
@@ -123,12 +127,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
-    rank = -(-len(ordered) * percent // 100)  # upwards
+    rank = -(-len(ordered) * percent // 100)  # rounded up
     return ordered[max(int(rank), 1) - 1]
 
 
 def verdict(way: str, gaps: Sequence[float], busy_loops: int = 0) -> str:
-    """Say for each target of the way whether these gaps reach it."""
+    """Return for each target of the way whether these gaps reach it."""
     parts = []
     for percent, limit in (TARGETS_UNDER_LOAD if busy_loops else TARGETS).get(way, ()):
         value = percentile(gaps, percent)

@@ -1,4 +1,4 @@
-"""A broker group of three nodes whose leader can be ended: as processes of this machine, or as containers.
+"""Broker group of three nodes whose leader can be ended: as local processes, or as containers.
 
 Owns: how each way ends a leader, and how it comes back. Must not: measure.
 """
@@ -24,29 +24,29 @@ _PROJECT: Final = "ledgermq-failover"
 _NODES: Final = ("n1", "n2", "n3")
 _NETWORK: Final = f"{_PROJECT}_ledgermq"
 _READY_SECONDS: Final = 60.0
-IMAGE: Final = os.environ.get("LEDGERMQ_IMAGE", "ledgermq:dev")  # as the compose file has it
+IMAGE: Final = os.environ.get("LEDGERMQ_IMAGE", "ledgermq:dev")  # as in the compose file
 
 
 class Group(Protocol):
-    """Three nodes and their nameservers. `end(way, node)` and `restore(way, node)` are called in turn."""
+    """Three nodes and their nameservers. `end(way, node)` and `restore(way, node)` alternate."""
 
     nameservers: str
-    endpoints: str  # the messaging addresses, as the official client takes them
+    endpoints: str  # messaging addresses in the official client's form
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
     def leader(self) -> str:
-        """Wait for a leader; return its node id."""
+        """Wait for a leader. Returns its node id."""
 
     def end(self, way: str, node: str) -> None: ...
 
     def restore(self, way: str, node: str) -> None:
-        """Bring an ended node back; return when all nodes are ready."""
+        """Bring an ended node back. Returns when all nodes are ready."""
 
     def logs(self) -> Iterable[tuple[str, Iterable[str]]]:
-        """Return (who, lines) of everything that runs."""
+        """Return (source, lines) of everything that runs."""
 
 
 class ProcessGroup:
@@ -97,16 +97,17 @@ class ProcessGroup:
 
 
 class ContainerGroup:
-    """Containers of deploy/'s compose file with addresses of their own, which this host reaches over their bridge.
+    """Containers of deploy/'s compose file with their own addresses, which this host reaches over their
+    bridge.
 
-    A published port would not do: the engine takes it away with the container, so that the client is told of a loss that a
-    lost host does not tell of.
+    Published ports would not do: the engine removes them with the container, so the client would be told of a
+    loss that a lost host does not report.
     """
 
     WAYS: Final = ("container-kill", "lost-host")
 
     def __init__(self, folder: Path, subnet: str) -> None:
-        """`subnet` are the first three bytes of a free network, for example 172.31.207."""
+        """`subnet`: the first three bytes of a free network, for example 172.31.207."""
         self._compose = compose_command()
         self._file = folder / "addresses.json"  # JSON is YAML
         self._addresses = {name: f"{subnet}.{10 + i}" for i, name in enumerate(("ns1", "ns2", *_NODES))}
@@ -184,7 +185,7 @@ class ContainerGroup:
 
     def _run(self, *arguments: str) -> str:
         files = ("--file", str(ROOT / "deploy" / "docker-compose.yml"), "--file", str(self._file))
-        # Nobody uses the published ports: any free ones, beside whatever runs here.
+        # The published ports are unused: choose any free ones.
         published = [
             "NS1",
             "NS2",
@@ -223,7 +224,7 @@ def _output(command: list[str], environment: dict[str, str] | None = None) -> st
 
 
 def why_no_containers() -> str:
-    """Return what is missing for containers; "" when nothing is."""
+    """Return what is missing for containers; "" if nothing is."""
     checks: list[tuple[list[str], str]] = [
         (["docker", "info"], "no Docker engine answers; start it: sudo dockerd &"),
         (["docker", "image", "inspect", IMAGE], f"there is no image {IMAGE}; build it: make image"),

@@ -1,8 +1,9 @@
-"""A steady writer with the official client, run by a Python that has that client and nothing of ours.
+"""Steady writer with the official client, run by a Python that has that client and nothing of ours.
 
     python official_writer.py ENDPOINTS TOPIC FILE PAUSE_MS
 
-Writes one message after the other, each number once, and one line per write to FILE (`gaps.parse_write`). Ends at SIGTERM.
+Writes one message after the other, each number once, and one line per write to FILE (`gaps.parse_write`).
+Ends at SIGTERM.
 """
 
 from __future__ import annotations

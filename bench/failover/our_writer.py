@@ -1,9 +1,9 @@
-"""A steady writer with our own client, in a process of its own.
+"""Steady writer with our own client, in a separate process.
 
     python -m bench.failover.our_writer NAMESERVERS TOPIC FILE PAUSE_MS
 
-Writes one message after the other, each number once, and one line per write to FILE (`gaps.parse_write`). Ends at SIGTERM.
-The log of the client goes to stderr.
+Writes one message after the other, each number once, and one line per write to FILE (`gaps.parse_write`).
+Ends at SIGTERM. The client logs to stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from time import monotonic_ns
 
-# Before gRPC is loaded, as the command line and the brokers do.
+# Set before gRPC is loaded, as the command line and the brokers do.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import uvloop

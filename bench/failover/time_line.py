@@ -1,7 +1,7 @@
-"""What the logs of brokers, nameservers and our writer say around the end of a leader. Pure.
+"""Time line of the logs of brokers, nameservers and our writer around the end of a leader. Pure.
 
-Two forms of lines are read: those of `logging` (local time), and the same behind the time stamp of `docker logs
---timestamps` (UTC, which counts).
+Two forms of lines are read: those of `logging` (local time), and the same after the time stamp of `docker
+logs --timestamps` (UTC, which takes precedence).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LINE: Final = re.compile(
 
 
 def parse(line: str) -> tuple[float, str] | None:
-    """Return (Unix time, logger and message) of a log line; None for what is none."""
+    """Return (Unix time, logger and message) of a log line; None for other lines."""
     found = _LINE.match(line)
     if found is None:
         return None
@@ -33,7 +33,7 @@ def parse(line: str) -> tuple[float, str] | None:
 def events(
     logs: Iterable[tuple[str, Iterable[str]]], begin: float, end: float, zero: float
 ) -> list[tuple[float, str, str]]:
-    """Return (ms after `zero`, who, text) of all lines between two Unix times, in order of time."""
+    """Return (ms after `zero`, source, text) of all lines between two Unix times, in order of time."""
     found = []
     for who, lines in logs:
         for line in lines:

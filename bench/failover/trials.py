@@ -1,4 +1,4 @@
-"""Ends leaders under two steady writers, and gathers what the writers and the logs say.
+"""Trials: end leaders under two steady writers, and collect the results of the writers and the logs.
 
 Owns: the order of a trial (steady, end, until both write again, back, steady), the writers' processes.
 """
@@ -23,11 +23,11 @@ from .time_line import events
 OFFICIAL_CLIENT: Final = "rocketmq-python-client==5.1.2"
 _POLL_S: Final = 0.02
 _PATIENCE_S: Final = 60.0
-_AFTER_NS: Final = 2_000_000_000  # writes go on for so long after the gap: a later stall counts as well
+_AFTER_NS: Final = 2_000_000_000  # writes continue for this time after the gap: a later stall counts too
 
 
 def official_python() -> Path:
-    """Return the Python of a virtual environment that holds the official client, made when it is not there."""
+    """Return the Python of a virtual environment with the official client. Creates it if missing."""
     folder = ROOT / "build" / "official-client"
     python, mark = folder / "bin" / "python", folder / OFFICIAL_CLIENT
     if not mark.exists():
@@ -39,7 +39,7 @@ def official_python() -> Path:
 
 
 class Writer:
-    """A writer's process, and what it wrote down so far."""
+    """A writer's process, and its recorded writes so far."""
 
     def __init__(self, client: str, command: list[str], folder: Path) -> None:
         self.client = client
@@ -53,7 +53,7 @@ class Writer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, access: str, pause_ms: float) -> None:
-        """Begin to write."""
+        """Start writing."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, access, self.topic, str(self._file), str(pause_ms)],
@@ -61,7 +61,7 @@ class Writer:
             )  # fmt: skip
 
     def read(self) -> None:
-        """Take in the lines that were finished since the last call. Raises: RuntimeError (the writer ended)."""
+        """Read the lines completed since the last call. Raises: RuntimeError (the writer ended)."""
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError(f"the writer {self.client} ended; its log: {self.log}")
         self._take()
@@ -74,7 +74,7 @@ class Writer:
         self.writes += map(parse_write, whole)
 
     def stop(self) -> None:
-        """End the process; what it was about is finished first."""
+        """End the process. A write in progress is finished first."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -86,7 +86,7 @@ class Writer:
 
     @property
     def last_acknowledged(self) -> int:
-        """When the last write was acknowledged; 0: none yet."""
+        """Time of the last acknowledgement; 0: none yet."""
         return next((write.ended for write in reversed(self.writes) if write.acknowledged), 0)
 
 
@@ -143,7 +143,10 @@ class Trials:
         return writer.log.read_text(errors="replace").splitlines()
 
     async def _until_all_write(self, moment: int) -> None:
-        """Return when every writer has an acknowledgement after `moment`. Raises: TimeoutError, RuntimeError."""
+        """Return once every writer has an acknowledgement after `moment`.
+
+        Raises: TimeoutError, RuntimeError.
+        """
         async with asyncio.timeout(_PATIENCE_S):
             while True:
                 for writer in self._writers:
@@ -153,7 +156,7 @@ class Trials:
                 await asyncio.sleep(_POLL_S)
 
     async def finish(self) -> dict[str, Ledger]:
-        """Stop the writers and read everything back; return the balance of each."""
+        """Stop the writers and read everything back. Returns the balance of each."""
         for writer in self._writers:
             await asyncio.to_thread(writer.stop)
         return {

@@ -1,4 +1,4 @@
-"""LedgerMQ itself, three nodes, `flush = sync`, through its own client."""
+"""LedgerMQ itself: three nodes, `flush = sync`, through its own client."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.integration.cluster import Cluster
 
 from .measure import clock, closed_loop
 
-#: How a broker is told to flush, and whether that is before the acknowledgement.
+#: Value of the broker's flush setting -> whether it flushes before the acknowledgement.
 _FSYNC = {"sync": "yes, batched", "async_timed": "no, now and then", "async_notify": "no, at once after it"}
 _QUEUES_OF_A_TOPIC = 1000  # brokers allow a few more
 
 
 class LedgerSession:
-    #: messages in flight in W3: batches form by themselves, so more in flight are larger batches
+    #: Messages in flight in W3. Batches form by themselves, so more in flight means larger batches.
     window = 4000
 
     def __init__(self, nameserver: str, topics: list[str], queues: int, producers: list[Producer]) -> None:
@@ -40,7 +40,7 @@ class LedgerSession:
         return await producer.send(topic, body)
 
     def batch(self, body: bytes, count: int) -> Callable[[], Awaitable[Any]]:
-        """Return a call that sends so many messages by `send_batch`."""
+        """Return a call that sends that many messages by `send_batch`."""
         messages = [Message(self._topic, body) for _ in range(count)]
         return lambda: self._producers[0].send_batch(messages)
 
@@ -55,7 +55,7 @@ class LedgerSession:
 
     @contextlib.asynccontextmanager
     async def callers(self, target: str, body: bytes) -> AsyncIterator[list[Callable[[], Awaitable[Any]]]]:
-        """Give calls of the official protocol that send one message each; `target`: leader or follower."""
+        """Yield calls of the official protocol that send one message each. `target`: leader or follower."""
         async with Admin(self._nameserver) as admin:
             groups = await admin.groups()
         async with UnaryCallers(groups, target, self._topic, body) as found:
@@ -121,7 +121,7 @@ class LedgerMQ:
         return [process.pid for process in self._cluster.nodes.values()]
 
     async def open(self, name: str, producers: int = 1, queues: int = 8) -> LedgerSession:
-        """`queues` above what one topic takes are spread over several topics."""
+        """Spread `queues` over several topics if one topic cannot take them all."""
         count = -(-queues // _QUEUES_OF_A_TOPIC)
         topics = [name if count == 1 else f"{name}-{number}" for number in range(count)]
         async with Admin(self._nameserver) as admin:
@@ -136,7 +136,7 @@ class LedgerMQ:
         return LedgerSession(self._nameserver, topics, queues, made)
 
     def folders(self) -> list[Path]:
-        """Return where each node keeps its data."""
+        """Return each node's data folder."""
         return [self._folder / name for name in self._cluster.nodes]
 
     async def open_for_failover(

@@ -1,6 +1,6 @@
-"""What every peer is measured with: closed and open loops, percentiles, CPU and memory of processes.
+"""Measurement of peers: closed and open loops, percentiles, CPU and memory of processes.
 
-A figure is only comparable with figures of the same run: the machine is shared and its speed drifts.
+A figure is comparable only with figures of the same run, because the machine is shared and its speed drifts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_AFTER_S = 2.0  # writes go on for so long after a leader's end, and as long as the gap was
+_AFTER_S = 2.0  # writes continue for this time after a leader's end, plus the length of the gap
 _TICKS = os.sysconf("SC_CLK_TCK")
 clock = time.perf_counter
 Send = Callable[[], Awaitable[Any]]
@@ -34,9 +34,9 @@ async def closed_loop(
     most: int | None = None,
     failed: list[BaseException] | None = None,
 ) -> list[float]:
-    """Keep `in_flight` sends open until time or count is up; return the latencies in seconds.
+    """Keep `in_flight` sends open until time or count is reached. Returns the latencies in seconds.
 
-    With `failed`, a send that raises is counted there instead of ending the run.
+    With `failed`, a failing send is counted there instead of ending the run.
     """
     latencies: list[float] = []
     left = most if most is not None else 1 << 62
@@ -51,7 +51,7 @@ async def closed_loop(
                 return
             try:
                 await send()
-            except Exception as error:  # each client has errors of its own; kept for the caller, or raised
+            except Exception as error:  # each client has its own errors; recorded for the caller, or raised
                 if failed is None:
                     raise
                 failed.append(error)
@@ -63,7 +63,7 @@ async def closed_loop(
 
 
 async def open_loop(send: Send, rate: float, seconds: float) -> int:
-    """Begin a send at each tick of a fixed rate, whatever the answers do; return how many."""
+    """Start a send at each tick of a fixed rate, whatever the answers do. Returns their number."""
     begin, tasks = clock(), []
     for number in range(int(rate * seconds)):
         wait = begin + number / rate - clock()
@@ -77,10 +77,11 @@ async def open_loop(send: Send, rate: float, seconds: float) -> int:
 async def write_gap(
     send: Callable[[int], Awaitable[Any]], end_leader: Callable[[], None]
 ) -> tuple[float, list[int]]:
-    """Write one by one, end the leader in the middle; return (gap in seconds, acknowledged numbers).
+    """Write one by one and end the leader in the middle. Returns (gap in seconds, acknowledged numbers).
 
-    The gap is the longest time without an acknowledgement from then on: it counts from the last one before the end, and
-    a hand-over that stalls writes later than at once shows as well. Raises: TimeoutError (no write for 60 s).
+    The gap is the longest time without an acknowledgement from then on. It counts from the last one before
+    the end, so a leadership transfer that stalls writes later shows too.
+    Raises: TimeoutError (no write for 60 s).
     """
     acknowledged: list[int] = []
     begin = last = clock()
@@ -109,13 +110,13 @@ async def write_gap(
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """Return the user and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def anonymous_mib(pid: int) -> float:
-    """RssAnon of a process: its memory without the page cache."""
+    """Return RssAnon of a process: its memory without the page cache."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024
@@ -123,12 +124,12 @@ def anonymous_mib(pid: int) -> float:
 
 
 def descriptors(pids: Iterable[int]) -> list[int]:
-    """Return how many files and sockets each process has open."""
+    """Return the number of open files and sockets of each process."""
     return [len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids]
 
 
 def files_of(folder: Path) -> tuple[int, float]:
-    """Return the files under a folder, and the MiB that their blocks take."""
+    """Return the number of files under a folder, and the MiB of their blocks."""
     found = [path.stat() for path in folder.rglob("*") if path.is_file()]
     return len(found), sum(each.st_blocks for each in found) * 512 / (1 << 20)
 
@@ -167,7 +168,7 @@ def spawn(command: Sequence[str], log: Path, env: dict[str, str] | None = None) 
 
 
 def stop(processes: Iterable[subprocess.Popen[bytes]], patience: float = 15) -> None:
-    """SIGTERM, wait, SIGKILL what is left."""
+    """Send SIGTERM, wait, then SIGKILL the rest."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""NATS JetStream with a replicated file stream: three nodes; acknowledged before it is flushed to disk."""
+"""NATS JetStream with a replicated file stream: three nodes. It acknowledges before it flushes to disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NODES = (1, 2, 3)
 
 
 async def _ignore(*_: Any) -> None:
-    """Reconnects during a failover are expected."""
+    """Ignore reconnects, which a failover is expected to cause."""
 
 
 class NatsSession:
@@ -113,7 +113,7 @@ class NatsJetStream:
         )  # fmt: skip
 
     async def _new_stream(self, name: str) -> int:
-        """Create a stream with three replicas; return the node that leads it."""
+        """Create a stream with three replicas. Returns the node that leads it."""
         connection = await self.connect()
         jetstream = connection.jetstream()
         config = StreamConfig(name=name, subjects=[name], num_replicas=3, storage="file")
@@ -122,7 +122,7 @@ class NatsJetStream:
                 try:
                     await jetstream.add_stream(config)
                     break
-                # The servers' own election is on: any error until it is over, raised at the end
+                # The servers hold an election: any error until it is over, raised at the end.
                 except Exception:
                     if attempt == 99:
                         raise

@@ -1,4 +1,4 @@
-"""Plots of a comparison: bars of the medians with the spread over the runs, one panel per workload. PNG and SVG.
+"""Plots of a comparison: medians with their spread over the runs, one panel per workload. PNG and SVG.
 
 Needs the extra [bench]. Must not: measure.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from .table import Row, label
 
-#: Ours in blues, the others in colours that people who see few colours can tell from them (Okabe and Ito, 2008).
+#: Ours in blues, the others in colours that colour-blind readers can distinguish (Okabe and Ito, 2008).
 _COLOURS = {
     "LedgerMQ": "#0072B2",
     "LedgerMQ flush=async_timed": "#56B4E9",
@@ -29,12 +29,12 @@ _COLUMNS = 2
 _WIDTH_INCHES, _HEAD_INCHES, _BAR_INCHES = 13.0, 0.75, 0.34
 _DPI = 120
 
-Bars = dict[str, tuple[str, list[float]]]  # by label: colour, a value of each run
+Bars = dict[str, tuple[str, list[float]]]  # label -> (colour, one value per run)
 Panels = dict[str, Bars]
 
 
 def write_plots(folder: Path, rows: Sequence[Row], caption: str) -> list[Path]:
-    """Write throughput.*, latency.* and write-gap.*, as far as there are figures; return the files."""
+    """Write throughput.*, latency.* and write-gap.*, as far as there are figures. Returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     gaps = [row for row in rows if row["workload"] in _GAPS]
     timed = [row for row in rows if row["workload"] in _BY_LATENCY]
@@ -49,7 +49,8 @@ def write_plots(folder: Path, rows: Sequence[Row], caption: str) -> list[Path]:
     for name, title, unit, panels in (
         ("throughput", "Throughput (more is better)", "messages/s", _panels(rest, "rate")),
         ("latency", "Latency (less is better)", "ms", latency),
-        ("write-gap", "The leader ends: longest time without an acknowledged write (less is better)", "ms", _panels(gaps, "gap_ms")),
+        ("write-gap", "The leader ends: longest time without an acknowledged write (less is better)", "ms",
+        _panels(gaps, "gap_ms")),
     ):  # fmt: skip
         if panels:
             written += _save(_figure(title, unit, panels, caption), folder / name)
@@ -57,7 +58,10 @@ def write_plots(folder: Path, rows: Sequence[Row], caption: str) -> list[Path]:
 
 
 def _panels(rows: Sequence[Row], key: str, suffix: str = "") -> Panels:
-    """Return the bars by workload. What follows a comma in a workload's name is a variant: a bar of its own."""
+    """Return the bars by workload.
+
+    A suffix after a comma in a workload's name is a variant with its own bar.
+    """
     panels: Panels = {}
     for row in rows:
         workload, _, variant = row["workload"].partition(", ")
@@ -88,7 +92,7 @@ def _figure(title: str, unit: str, panels: Panels, caption: str) -> Any:
 
 
 def _draw(axis: Any, bars: Bars, most: int) -> None:
-    """Draw a bar to each median, a line from the least to the most of the runs, and the median as a number."""
+    """Draw a bar to each median, a line from the lowest to the highest run, and the median as a number."""
     widest = max(max(values) for _, values in bars.values())
     for place, (colour, values) in enumerate(bars.values()):
         middle = statistics.median(values)

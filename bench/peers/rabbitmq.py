@@ -1,4 +1,4 @@
-"""RabbitMQ with a quorum queue: three nodes; its log is flushed before the confirm."""
+"""RabbitMQ with a quorum queue: three nodes. It flushes its log before the confirm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .measure import clock, spawn, stop
 _PORT, _DIST, _EPMD = 56810, 25680, 43690
 _NODES = (1, 2, 3)
 _GONE = (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError)
-# A killed node breaks connections: that is the workload, not news.
+# A killed node breaks connections. The workload expects that, so do not log it.
 for _name in ("aiormq", "aio_pika", "pika"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
@@ -38,7 +38,10 @@ class RabbitSession:
         return await next(self._turns).default_exchange.publish(message, self._queue.name)
 
     async def pipeline(self, body: bytes, window: int, seconds: float) -> int:
-        """Publish with `window` unconfirmed messages in the leanest client; return how many were confirmed."""
+        """Publish with `window` unconfirmed messages in the leanest client.
+
+        Returns the number of confirms.
+        """
         return await asyncio.to_thread(_Pipeline(self._port, self._queue.name, body, window, seconds).run)
 
     async def preload(self, body: bytes, count: int) -> int:
@@ -60,7 +63,7 @@ class RabbitSession:
         return await asyncio.to_thread(self._drain, count)
 
     def _drain(self, count: int, every: int = 200) -> int:
-        """The leanest client: one acknowledgement covers `every` messages."""
+        """Use the leanest client: one acknowledgement covers `every` messages."""
         connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self._port))
         channel, got = connection.channel(), 0
         channel.basic_qos(prefetch_count=2000)
@@ -92,7 +95,7 @@ class RabbitSession:
     async def close(self) -> None:
         for connection in self._consumers:
             await connection.close()
-        # The broker may have closed the channel; the next session has a queue of its own
+        # The broker may have closed the channel. The next session has its own queue.
         with suppress(*_GONE):
             await self._queue.delete(if_unused=False, if_empty=False)
         await self.disconnect()
@@ -105,7 +108,7 @@ class RabbitSession:
 
 
 class _Pipeline:
-    """pika's callback client with asynchronous confirms: it does the least work per message."""
+    """pika's callback client with asynchronous confirms, which does the least work per message."""
 
     def __init__(self, port: int, queue: str, body: bytes, window: int, seconds: float) -> None:
         self._queue, self._body, self._window = queue, body, window
@@ -270,7 +273,7 @@ class RabbitMQ:
                         continue
             try:
                 await asyncio.wait_for(state["session"].send(b"%08d" % number + bytes(1016)), 0.25)
-            except Exception:  # whatever broke, the session is not to be used again; it is raised
+            except Exception:  # whatever failed, discard the session and raise the error
                 state.pop("session", None)
                 raise
 
@@ -288,7 +291,7 @@ class RabbitMQ:
 
 
 def _erlang_vm(pid: int) -> int:
-    """The Erlang machine: the started process itself or a descendant."""
+    """Return the Erlang VM: the started process itself or a descendant."""
     family = [pid]
     for each in family:
         if Path(f"/proc/{each}/comm").read_text().startswith("beam"):

@@ -1,6 +1,6 @@
 """Our figures as multiples of each peer's, run by run, so that a drift of the machine cancels out. Pure.
 
-A peer's best way counts: where it has a leaner client, that one.
+A peer's best way counts: if it has a leaner client, that one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _UNITS = {"p50_ms": "p50 ms, less is better", "gap_ms": "gap ms, less is better"
 
 
 def ratio_table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table: each of our workloads, and how many times each peer's it is. "" without a peer.
+    """Return a Markdown table of each of our workloads, as multiples of each peer's figure; "" without a
+    peer.
 
-    `3.1 (2.9-3.4)`: median, least and most of the runs.
+    `3.1 (2.9-3.4)`: median, minimum and maximum of the runs.
     """
     systems = list(dict.fromkeys(row["system"] for row in rows))
     ours = [name for name in systems if name.startswith(_OURS)]
@@ -45,7 +46,7 @@ def ratio_table(rows: Sequence[Row]) -> str:
 
 
 def _by_run(rows: Sequence[Row], system: str, workload: str, key: str) -> dict[int, float]:
-    """Return the figure of each run: the median, where a run has several."""
+    """Return the figure of each run; the median if a run has several."""
     found: dict[int, list[float]] = {}
     for row in rows:
         if row["system"] == system and row["workload"] == workload and key in row:
@@ -54,7 +55,10 @@ def _by_run(rows: Sequence[Row], system: str, workload: str, key: str) -> dict[i
 
 
 def _best(rows: Sequence[Row], peer: str, workload: str, key: str) -> dict[int, float]:
-    """Return the peer's figures for a workload, by its best variant. What follows a comma in a name is a variant."""
+    """Return the peer's figures for a workload, by its best variant.
+
+    A suffix after a comma in a name is a variant.
+    """
     base = workload.partition(", ")[0]
     names = {
         row["workload"]

@@ -1,13 +1,14 @@
 """Run the workloads against LedgerMQ and its peers, interleaved, and write raw figures, tables and plots.
 
-    python -m bench.peers.run [--systems ledgermq,rabbitmq,nats] [--workloads W1,W3] [--runs 3] [--seconds 6]
+    python -m bench.peers.run [--systems ledgermq,rabbitmq,nats] [--workloads W1,W3] [--runs 3]
+                              [--seconds 6]
 
-W1 one message in flight · W2 64 in flight · W3 as many as the client can pipeline (1 KiB and 128 B) · batch: W3 by
-`send_batch` · W4 drain of a backlog with acknowledgements · W5 500 messages/s end to end · W6 64 callers, one message per
-unary call of the official protocol, at the leader and at followers, beside an empty handler · bodies of 100 B to 1 MiB ·
-1, 8 and 64 producers · 8, 1,000 and 10,000 queues · failover: kill -9 of the leader, and hand-over: SIGTERM to it, each the
-longest time without an acknowledged write. Each run starts and stops every system, so that a drift of the machine meets
-all of them.
+W1 one message in flight · W2 64 in flight · W3 as many as the client can pipeline (1 KiB and 128 B) · batch:
+W3 by `send_batch` · W4 drain of a backlog with acknowledgements · W5 500 messages/s end to end · W6 64
+callers, one message per unary call of the official protocol, at the leader and at followers, beside an empty
+handler · bodies of 100 B to 1 MiB · 1, 8 and 64 producers · 8, 1,000 and 10,000 queues · failover: kill -9
+of the leader, and hand-over: SIGTERM to it, each the longest time without an acknowledged write. Each run
+starts and stops every system, so that a drift of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Before gRPC is loaded, as the command line and the brokers do.
+# Set before gRPC is loaded, as the command line and the brokers do.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import uvloop
@@ -39,7 +40,7 @@ from .system import System
 from .table import Row, table
 from .workloads import NAMES, Run, measure
 
-#: Module and class of each system, and what it is made with.
+#: Module, class and constructor arguments of each system.
 _SYSTEMS: dict[str, tuple[str, str, dict[str, str]]] = {
     "ledgermq": ("bench.peers.ledgermq", "LedgerMQ", {}),
     "ledgermq-async_timed": ("bench.peers.ledgermq", "LedgerMQ", {"flush": "async_timed"}),
@@ -51,7 +52,7 @@ _USUAL = ("W1", "W2", "W3", "batch", "W4", "W5", "W6", "failover", "hand-over")
 
 
 def make(key: str) -> System:
-    """Import a system and return it; it is not started."""
+    """Import a system and return it, not started."""
     module, name, options = _SYSTEMS[key]
     system: System = getattr(importlib.import_module(module), name)(**options)
     return system
@@ -74,7 +75,7 @@ async def _main(options: argparse.Namespace) -> None:
 
 
 def write(options: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Write the raw figures so far, and what they are figures of."""
+    """Write the raw figures so far, with their circumstances."""
     report = {
         "taken": _now(),
         "commit": _commit(),
@@ -90,7 +91,7 @@ def write(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout that is measured, with "-dirty" behind it when files differ; "" outside one."""
+    """Return the commit of the measured checkout, with "-dirty" if files differ; "" outside of one."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -105,7 +106,7 @@ def _commit() -> str:
 
 
 def finish(options: argparse.Namespace, report: dict[str, Any]) -> None:
-    """Print the table, write it and the plots where they are asked for."""
+    """Print the table, and write it and the plots where requested."""
     text = "\n".join(filter(None, (table(report["rows"]), ratio_table(report["rows"]))))
     print(text)
     if options.markdown:

@@ -1,4 +1,4 @@
-"""What a peer must be able to do to be measured."""
+"""Interface of a system that can be measured."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any, Protocol
 
 
 class Session(Protocol):
-    """Connected clients of one process, with a fresh queue, topic or stream of their own.
+    """Connected clients of one process, with their own fresh queue, topic or stream.
 
-    What only some systems can do is found by name: `pipeline` (the leanest client, RabbitMQ), `batch`, `callers` (LedgerMQ).
+    Abilities of only some systems are found by name: `pipeline` (the leanest client, RabbitMQ), `batch`,
+    `callers` (LedgerMQ).
     """
 
     async def send(self, body: bytes) -> Any:
-        """Store one message; return when it is acknowledged. Producers take turns."""
+        """Store one message. Returns once it is acknowledged. Producers take turns."""
 
     async def preload(self, body: bytes, count: int) -> int:
-        """Fill the queue as fast as the client can; return how many are stored."""
+        """Fill the queue as fast as the client can. Returns how many are stored."""
 
     async def drain(self, count: int) -> int:
-        """Receive and acknowledge `count` messages; return how many came."""
+        """Receive and acknowledge `count` messages. Returns how many arrived."""
 
     async def listen(self, on_body: Callable[[bytes], None]) -> None:
         """Start a consumer in this process that acknowledges each message."""
@@ -32,7 +33,7 @@ class System(Protocol):
     """Three nodes of a peer on loopback."""
 
     name: str
-    fsync: str  # does it flush to disk before it acknowledges?
+    fsync: str  # whether it flushes to disk before it acknowledges
 
     def version(self) -> str: ...
 
@@ -47,4 +48,4 @@ class System(Protocol):
     async def open_for_failover(
         self, name: str
     ) -> tuple[Callable[[int], Awaitable[Any]], Callable[[int], None], Callable[[], Awaitable[Any]]]:
-        """Return (send number, send the leader a signal, close and restart what was ended)."""
+        """Return (send number, send the leader a signal, close and restart the ended node)."""

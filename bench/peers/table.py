@@ -1,4 +1,4 @@
-"""The Markdown table of a comparison: medians over the runs, with the spread of the rates. Pure."""
+"""Markdown table of a comparison: medians over the runs, with the spread of the rates. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 Row = dict[str, Any]
 
-#: The system of rows that are no broker's.
+#: System name in the rows of the echo reference.
 ECHO = "gRPC echo"
 _GAPS = ("failover", "hand-over")
-#: Columns that only some workloads have: key of the row, head, format.
+#: Columns of only some workloads: key of the row, head, format.
 _MORE = (
     ("payload_mib_s", "payload MiB/s", ",.0f"),
     ("bandwidth_ratio", "payload x 3 hops / echo bandwidth", ".2f"),

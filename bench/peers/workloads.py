@@ -1,7 +1,7 @@
-"""The workloads of the comparison, by name. Each takes a running system and returns rows of figures.
+"""Workloads of the comparison, by name. Each takes a running system and returns rows of figures.
 
-Owns: what is measured, and what a row holds. Must not: start systems, print.
-What only LedgerMQ can do (`batch`, `W6`, `queues`) gives no row for the others.
+Owns: what is measured, and the contents of a row. Must not: start systems, print.
+Workloads that only LedgerMQ supports (`batch`, `W6`, `queues`) give no row for the others.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .measure import (
 from .system import Session, System
 from .table import ECHO
 
-#: How the leader ends, by workload.
+#: Signal that ends the leader, by workload.
 ENDS = {"failover": signal.SIGKILL, "hand-over": signal.SIGTERM}
 BODIES = {"100 B": 100, "1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20}
 PRODUCERS = (1, 8, 64)
 QUEUES = (8, 1_000, 10_000)
 BATCH = 256
-_LARGE = 1 << 16  # bodies from here on are held against the bandwidth of the echo
-_OPEN_BYTES = 32 << 20  # at most so many bytes in flight
-_WINDOW = 2000  # what the peers' clients pipeline best with
+_LARGE = 1 << 16  # bodies from this size on are compared with the bandwidth of the echo
+_OPEN_BYTES = 32 << 20  # maximum bytes in flight
+_WINDOW = 2000  # best pipeline size of the peers' clients
 _HOPS = 3  # a message goes to the leader and to two followers
 Row = dict[str, Any]
 
@@ -118,7 +118,7 @@ async def many_in_flight(run: Run, session: Session) -> list[Row]:
 
 
 async def pipelined(run: Run, session: Session) -> list[Row]:
-    """One awaitable per message, and with the leanest client where that is another one."""
+    """One awaitable per message, and also the leanest client if that is a different one."""
     rows = []
     for size, label in ((1024, "1 KiB"), (128, "128 B")):
         window = _window(session, size)
@@ -164,7 +164,9 @@ async def end_to_end(run: Run, session: Session) -> list[Row]:
 
 
 async def unary_calls(run: Run, session: Session) -> list[Row]:
-    """64 callers of the official protocol, at the leader and at followers, between two runs of an empty handler."""
+    """64 callers of the official protocol, at the leader and at followers, between two runs of an empty
+    handler.
+    """
     callers = getattr(session, "callers", None)
     if callers is None:
         return []
@@ -211,7 +213,7 @@ async def bodies(run: Run, session: Session) -> list[Row]:
 
 
 async def producers(run: Run, session: Session) -> list[Row]:
-    """1 KiB, as much as fits, from 1, 8 and 64 producers that share what is in flight."""
+    """1 KiB, as many as fit, from 1, 8 and 64 producers that share the messages in flight."""
     rows = []
     for count in PRODUCERS:
         session = await run.system.open(f"p{run.number}-{count}", producers=count)
@@ -223,9 +225,10 @@ async def producers(run: Run, session: Session) -> list[Row]:
 
 
 async def queues(run: Run, folder: Path) -> list[Row]:
-    """1 KiB with few and many queues, the default choice of queues, each on nodes of its own; what they have open.
+    """1 KiB with few and many queues, chosen by default, each on separate nodes; and their open files.
 
-    Every queue gets messages first. Descriptors are counted under load, files after a stop, which writes everything out.
+    Every queue gets messages first. Descriptors are counted under load, files after a stop, which writes
+    everything out.
     """
     system: Any = run.system
     if not hasattr(system, "folders"):
@@ -262,7 +265,7 @@ async def leader_ends(workload: str, run: Run, session: Session) -> list[Row]:
 
 
 Workload = Callable[[Run, Session], Awaitable[list[Row]]]
-#: Workloads that share nodes; in this order, each with a session of its own.
+#: Workloads that share nodes, in this order, each with its own session.
 WORKLOADS: dict[str, Workload] = {
     "W1": one_in_flight,
     "W2": many_in_flight,
@@ -275,15 +278,15 @@ WORKLOADS: dict[str, Workload] = {
     "producers": producers,
     **{name: partial(leader_ends, name) for name in ENDS},
 }
-#: Those that begin with an empty queue, or need no session at all.
+#: Workloads that begin with an empty queue, or need no session.
 _COLD = ("W4", "W5", "producers", *ENDS)
-#: Those that want nodes of their own.
+#: Workloads with separate nodes.
 ALONE = {"queues": queues}
 NAMES = (*WORKLOADS, *ALONE)
 
 
 async def measure(run: Run, names: list[str], folder: Path) -> list[Row]:
-    """Run the workloads of these names on one system. It is started and stopped here."""
+    """Run the workloads of these names on one system, which is started and stopped here."""
     rows: list[Row] = []
     shared = [name for name in WORKLOADS if name in names]
     if shared:

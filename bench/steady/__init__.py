@@ -1,1 +1,4 @@
-"""How steady the nodes are under long load: elections, lateness of the event loop, memory.   python -m bench.steady"""
+"""Steadiness of the nodes under long load: elections, lateness of the event loop, memory.
+
+python -m bench.steady
+"""

@@ -1,9 +1,9 @@
 """Measure steadiness: `python -m bench.steady [--parts full-load,soak] [--minutes 10]`.
 
-full-load: as much as one client can send (W3, 1 KiB), beside one busy process per core. Nobody may start an election:
-counted are changes of the term, and how late timers of the event loops fire.
-soak: half of the rate that the client reaches alone, for the same time. The memory of the nodes must be flat: RssAnon over
-time, and its slope over the second half. Prints a Markdown table; raw figures go to a JSON file.
+full-load: as much as one client can send (W3, 1 KiB), beside one busy process per core. No node may start an
+election. Counted: changes of the term, and the lateness of the event loops' timers.
+soak: half of the rate that the client reaches alone, for the same time. The memory of the nodes must be flat:
+RssAnon over time, and its slope over the second half. Prints a Markdown table. Raw figures go to a JSON file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-# Before gRPC is loaded, as the command line and the brokers do.
+# Set before gRPC is loaded, as the command line and the brokers do.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import uvloop
@@ -40,20 +40,20 @@ from .figures import NodeFigures, Part, between, buckets, table, value
 
 _TOPIC: Final = "steady"
 _LATENESS: Final = "ledgermq_event_loop_lateness_seconds"
-_WINDOW: Final = 4000  # messages in flight of W3
+_WINDOW: Final = 4000  # messages in flight in W3
 _BODY: Final = os.urandom(1024)
 _TICK_S: Final = 0.01  # of the soak's open loop
-#: The disk that one node may take: old segments go, so that a run may last.
+#: Disk limit of one node: old segments are deleted, so that a run may last.
 _SETTINGS: Final = {"segment-size": "64MiB", "max-store-bytes": "4GiB"}
 _BUSY: Final = "while True: pass"
 
-#: Runs for so many seconds; counts messages that were stored, and those that failed by reason.
+#: Runs for that many seconds. Counts stored messages, and failed ones by reason.
 Load = Callable[[float], Awaitable[Counter[str]]]
 _STORED: Final = "stored"
 
 
 def reason(error: BaseException) -> str:
-    """Return why a send failed, the same for all that failed alike."""
+    """Return why a send failed, with the same text for equal failures."""
     return re.sub(r"\d[\d,.]*", "N", f"{type(error).__name__}: {error}")[:200]
 
 
@@ -64,7 +64,7 @@ class Steady:
         self._cluster, self._producer, self._sample_s = cluster, producer, sample_s
 
     async def part(self, name: str, seconds: float, load: Load) -> Part:
-        """Run a load for a time, and watch the nodes meanwhile."""
+        """Run a load for a time, and sample the nodes meanwhile."""
         names = list(self._cluster.nodes)
         before = {each: await self._metrics(each) for each in names}
         term = await self._term()
@@ -132,7 +132,7 @@ class Steady:
         return counts
 
     def at_rate(self, rate: float) -> Load:
-        """Return a load of so many messages a second, whatever the answers do."""
+        """Return a load of that many messages a second, whatever the answers do."""
 
         async def load(seconds: float) -> Counter[str]:
             counts = Counter[str]()
@@ -146,7 +146,7 @@ class Steady:
                 for _ in range(int(elapsed * rate) - sent):
                     await self._producer.ready()
                     if time.perf_counter() - begin > seconds:
-                        break  # far behind, it would make up for it without end
+                        break  # far behind, it would never catch up
                     self._producer.send_nowait(_TOPIC, _BODY).add_done_callback(done)
                     sent += 1
                 await asyncio.sleep(_TICK_S)
@@ -158,7 +158,7 @@ class Steady:
 
 @contextmanager
 def busy_cores() -> Iterator[None]:
-    """One process per core that does nothing but take time."""
+    """Run one busy process per core."""
     running = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(os.cpu_count() or 1)]
     try:
         yield

@@ -1,6 +1,7 @@
-"""What samples of metrics and memory say. Pure.
+"""Figures from samples of metrics and memory. Pure.
 
-Histograms are Prometheus': cumulative counts by upper bound, so a percentile is known as "at most this bound".
+Histograms are Prometheus': cumulative counts by upper bound, so a percentile is known as "at most this
+bound".
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any, Final
 
 Buckets = Mapping[float, float]
 _BUCKET: Final = re.compile(r'_bucket\{le="([^"]+)"\} (\S+)')
-#: Memory that grows by no more than this is flat: the noise of a short run is larger than that of an hour.
+#: Memory growth up to this is flat: the noise of a short run is larger than that of an hour.
 FLAT_MIB_PER_HOUR: Final = 10.0
-#: Memory that was watched for less, s, says nothing about hours.
+#: Seconds; memory watched for less says nothing about hours.
 LONG_ENOUGH_S: Final = 300.0
 
 
 def buckets(text: str, name: str) -> dict[float, float]:
-    """Return the cumulative counts of a histogram without labels, by upper bound. Raises: ValueError (it is not there)."""
+    """Return the cumulative counts of a histogram without labels, by upper bound.
+
+    Raises: ValueError (not found).
+    """
     found = {
         float(match[1]): float(match[2])
         for line in text.splitlines()
@@ -32,7 +36,7 @@ def buckets(text: str, name: str) -> dict[float, float]:
 
 
 def value(text: str, name: str) -> float:
-    """Return the value of a metric without labels. Raises: ValueError (it is not there)."""
+    """Return the value of a metric without labels. Raises: ValueError (not found)."""
     for line in text.splitlines():
         if line.startswith(f"{name} "):
             return float(line.split()[1])
@@ -40,12 +44,12 @@ def value(text: str, name: str) -> float:
 
 
 def between(before: Buckets, after: Buckets) -> dict[float, float]:
-    """Return what was counted between two looks at a histogram."""
+    """Return the counts between two readings of a histogram."""
     return {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
 
 
 def at_most(counted: Buckets, percent: float) -> float:
-    """Return the bound that `percent` of the values do not exceed; NaN when there are none."""
+    """Return the bound that `percent` of the values do not exceed; NaN if there are none."""
     bounds = sorted(counted)
     total = counted[bounds[-1]]
     if not total:
@@ -54,7 +58,9 @@ def at_most(counted: Buckets, percent: float) -> float:
 
 
 def slope_per_hour(samples: Sequence[tuple[float, float]]) -> float:
-    """Return the growth per hour of values taken at times in seconds (least squares); NaN of fewer than two times."""
+    """Return the growth per hour of values at times in seconds (least squares); NaN for fewer than
+    two times.
+    """
     if len({at for at, _ in samples}) < 2:
         return math.nan
     middle = sum(at for at, _ in samples) / len(samples)
@@ -65,17 +71,17 @@ def slope_per_hour(samples: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(slots=True)
 class NodeFigures:
-    """One node over one part of the run. `memory`: (seconds since its begin, RssAnon in MiB)."""
+    """One node over one part of the run. `memory`: (seconds since its start, RssAnon in MiB)."""
 
     name: str
     elections: float = 0.0
-    lateness: dict[float, float] = field(default_factory=dict)  # as `between` gives it
+    lateness: dict[float, float] = field(default_factory=dict)  # as returned by `between`
     memory: list[tuple[float, float]] = field(default_factory=list)
     cpu_share: float = 0.0  # of a core
 
     @property
     def settled(self) -> list[tuple[float, float]]:
-        """The memory of the second half: caches fill in the first."""
+        """Memory of the second half. Caches fill in the first."""
         end = self.memory[-1][0] if self.memory else 0.0
         return [sample for sample in self.memory if sample[0] >= end / 2]
 
@@ -92,7 +98,7 @@ class NodeFigures:
 
 @dataclass(slots=True)
 class Part:
-    """One part of the run: its load, and what became of every node."""
+    """One part of the run: its load, and its effect on every node."""
 
     name: str
     seconds: float
@@ -100,7 +106,7 @@ class Part:
     failures: dict[str, int]  # messages, by reason
     terms: tuple[float, float]  # before and after
     nodes: list[NodeFigures]
-    # Changes of the lead: ms from the begin on, who, what
+    # Changes of leadership: ms after the start, source, text.
     events: list[tuple[float, str, str]] = field(default_factory=list)
 
     @property
@@ -135,7 +141,8 @@ class Part:
 def table(parts: Sequence[Part]) -> str:
     """Return the Markdown table: one row per part and node."""
     lines = [
-        "| part | msg/s | failed | elections | node | CPU, % of a core | lateness p99.9 ≤ ms | RssAnon MiB, begin → end (max) | slope of the second half, MiB/h |",
+        "| part | msg/s | failed | elections | node | CPU, % of a core | lateness p99.9 ≤ ms | RssAnon MiB, "
+        "begin → end (max) | slope of the second half, MiB/h |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for part in parts:
@@ -145,7 +152,8 @@ def table(parts: Sequence[Part]) -> str:
             memory = f"{levels[0]:.0f} → {levels[-1]:.0f} ({max(levels):.0f})" if levels else "-"
             lines.append(
                 f"| {part.name}, {part.seconds:.0f} s | {part.messages / part.seconds:,.0f} | {part.failed} "
-                f"| {changes:.0f} | {node.name} | {100 * node.cpu_share:.0f} "
-                f"| {1e3 * at_most(node.lateness, 99.9):g} | {memory} | {node.mib_per_hour:+.1f} ({node.memory_verdict}) |"
+                f"| {changes:.0f} | {node.name} | {100 * node.cpu_share:.0f} | "
+                f"{1e3 * at_most(node.lateness, 99.9):g} | {memory} | {node.mib_per_hour:+.1f} "
+                f"({node.memory_verdict}) |"
             )
     return "\n".join(lines) + "\n"
