@@ -1,12 +1,13 @@
-"""Make `.venv` and install LedgerMQ into it, at the versions of constraints.txt: run by `make setup`, `make spark`, `make docs`.
+"""Create `.venv` and install LedgerMQ into it: `make setup`, `make spark` and `make docs`.
 
     python deploy/install.py            the client, the server, and what the tests need
     python deploy/install.py spark      Spark, into the same environment
-    python deploy/install.py docs       what makes the documentation site, likewise
-    python deploy/install.py lowest     .venv/lowest: the lower bounds of the client's dependencies (`make lowest`)
+    python deploy/install.py docs       the tools of the documentation site, into the same environment
+    python deploy/install.py lowest     .venv/lowest: the lower bounds of the client's dependencies
+                                        (`make lowest`)
 
-Shows what it does: the step, what is downloaded, and on long steps the time that passed. The output of pip is kept
-in build/setup.log, and its end is printed when a step fails. Standard library only.
+Shows the current step, the downloads, and the elapsed time of long steps. pip's output goes to
+build/setup.log, and its end is printed if a step fails. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LOG = ROOT / "build" / "setup.log"
-BEAT_SECONDS = 15.0  # a sign of life this often where there is no terminal
+BEAT_SECONDS = 15.0  # interval of the progress line without a terminal
 
-#: The compiler of proto/*.proto has an environment of its own, since its dependencies exclude what the tests run with. Code that
-#: it makes refuses runtimes older than itself: an old compiler lets applications keep their versions of grpcio and protobuf.
+#: The compiler of proto/*.proto has its own environment, because its dependencies conflict with those of the
+#: tests. Its code refuses older runtimes: with an old compiler, applications keep their versions of grpcio
+#: and protobuf.
 COMPILER: tuple[str, ...] = (
     "grpcio-tools==1.72.2",
     "grpcio==1.72.2",
@@ -36,7 +38,7 @@ _DEVELOPMENT = "packages: client, server and development tools (about 145 MB)"
 
 @dataclass(frozen=True)
 class Step:
-    """An environment, made where it is missing, and what pip installs into it."""
+    """An environment, created if missing, and what pip installs into it."""
 
     title: str
     environment: Path
@@ -70,22 +72,22 @@ def steps(what: str) -> list[Step]:
 
 
 def lowest_constraints() -> list[str]:
-    """Return constraints.txt with the lower bounds of the base install in the place of its versions."""
-    import tomllib  # not in the Pythons that the preflight refuses
+    """Return constraints.txt with the lower bounds of the base install in place of its versions."""
+    import tomllib  # missing in the Pythons that the preflight refuses
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     bounds = {}
     for requirement in project["dependencies"]:
         name, _, rest = requirement.partition(">=")
         bounds[name] = rest.partition(",")[0]
-    free = {*bounds, "matplotlib", "contourpy"}  # the pinned versions of the plots want a newer numpy
+    free = {*bounds, "matplotlib", "contourpy"}  # the pinned versions for plots need a newer numpy
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     pinned = [line for line in pins if line.partition("==")[0] not in free]
     return pinned + [f"{name}=={version}" for name, version in bounds.items()]
 
 
 def main(arguments: list[str]) -> int:
-    """Run all steps; return the exit code."""
+    """Run all steps. Returns the exit code."""
     what = arguments[0] if arguments else "setup"
     LOG.parent.mkdir(exist_ok=True)
     LOG.write_text("")
@@ -101,7 +103,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(title: str, commands: list[list[str]], constraints: Path | None, what: str) -> bool:
-    """Run one step under its title with a clock; on failure print the end of the log. Return success."""
+    """Run one step under its title with a clock. On failure print the end of the log. Returns success."""
     started = time.monotonic()
     _say(f"setup {title} ...")
     if all(_run_one(command, constraints, started) for command in commands):
@@ -134,7 +136,9 @@ def _run_one(command: list[str], constraints: Path | None, started: float) -> bo
 
 
 def _environment(constraints: Path | None) -> dict[str, str]:
-    """Pin the packages and also what builds them; two names, because newer versions of pip split them."""
+    """Pin the packages and also their build requirements; two names, because newer versions of pip split
+    them.
+    """
     if constraints is None:
         return dict(os.environ)
     return {**os.environ, "PIP_CONSTRAINT": str(constraints), "PIP_BUILD_CONSTRAINT": str(constraints)}

@@ -1,9 +1,11 @@
-"""Is everything there that LedgerMQ cannot install into its own folder? Prints all that is missing, at once.
+"""Check for everything that LedgerMQ cannot install into its own folder.
 
     python3 deploy/preflight.py [--without-spark]
 
-Runs before any download, in less than two seconds, on any Python 3 (so: old syntax, standard library only).
-Checks Python with venv, Java, memory and disk. Exit code 0, or 1 with one line and one command per missing thing.
+Runs before any download, in less than two seconds, on any Python 3 (therefore: old syntax, standard library
+only).
+Checks Python with venv, Java, memory and disk. Exit code 0, or 1 with one line and one command per missing
+thing.
 """
 
 import importlib.util
@@ -16,12 +18,12 @@ import sys
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 MEMORY_MIN_GIB = 3.0  # five processes of at most 200 MiB, and a Spark driver with its Python workers
-DISK_MIN_GIB = 6.0  # packages 2 GiB while they are built; the demo's logs and dumps 1.5 GiB; the tests' data
+DISK_MIN_GIB = 6.0  # packages: 2 GiB during the build; logs and dumps of the demo: 1.5 GiB; the tests' data
 DISK_MIN_INSTALLED_GIB = 4.0
 DISK_MIN_WITHOUT_SPARK_GIB = 2.0
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-INSTALLERS = (  # the first that exists; {python} and {java} are the packages' names there
+INSTALLERS = (  # the first one that exists is used; {python} and {java} are package names
     (
         "apt-get",
         "sudo apt-get update && sudo apt-get install -y ",
@@ -46,7 +48,7 @@ def install_command(what):
 
 
 def check_python():
-    """Return what is wrong with the Python that runs this, or None."""
+    """Return what is wrong with the running Python, or None."""
     version = "%d.%d.%d" % sys.version_info[:3]
     if sys.version_info[:2] < PYTHON_MIN:
         reason = "Python %d.%d or newer is needed; %s is %s" % (PYTHON_MIN + (sys.executable, version))
@@ -62,7 +64,7 @@ def check_python():
 
 
 def check_java():
-    """Return what is wrong with Java (Spark runs on it), or None."""
+    """Return what is wrong with Java, on which Spark runs, or None."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if not java or not os.path.exists(java):
@@ -87,7 +89,7 @@ def check_java():
 
 
 def memory_gib():
-    """Return the memory that is available now, in GiB, or None where the system does not tell."""
+    """Return the available memory in GiB; None if the system does not tell."""
     try:
         with open("/proc/meminfo") as lines:
             fields = dict(line.split(":", 1) for line in lines)
@@ -125,7 +127,7 @@ def check_disk(with_spark):
 
 
 def main():
-    """Print everything that is missing; return the exit code."""
+    """Print everything that is missing. Returns the exit code."""
     with_spark = "--without-spark" not in sys.argv[1:]
     found = [check_python(), check_java() if with_spark else None, check_memory(), check_disk(with_spark)]
     problems = [problem for problem in found if problem]
