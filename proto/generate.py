@@ -1,5 +1,4 @@
-"""Generator of the Python code for every .proto file beside it: `python -m ledgermq.proto.generate
-[--check]`.
+"""Generate the Python code of every .proto file here: `python -m ledgermq.proto.generate [--check]`.
 
 `--check` writes nothing and fails if the committed code differs from what the .proto files give. Code whose
 .proto file is gone counts as different; generating removes it.

@@ -1,5 +1,4 @@
-"""Driver: carries out the core's decisions (log, streams, proposals, apply) in the order that the rules
-demand.
+"""Driver: carries out the core's decisions on log, streams, proposals and apply, in the required order.
 
 Owns: the only place that feeds and polls the core. Must not: decide anything about Raft. Invariants: after
 every input the core is polled until it has no more output, before the next input. A message's entries are

@@ -1,5 +1,4 @@
-"""Standing of this node: what it tells the others, whom it accepts, and when its vote counts (shell of
-bootstrap.py).
+"""Standing of this node: its greeting, the peers it accepts, its right to vote (shell of bootstrap.py).
 
 Owns: the member record (durable through the storage), the latest greeting of each peer, the standing of this
 node. Must not: answer a greeting before the sender's incarnation is stored.

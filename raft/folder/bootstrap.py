@@ -1,5 +1,4 @@
-"""Rules for when a node's vote counts: first start of a broker group, return of a node that lost its disk
-(P19).
+"""Rules for when a vote counts: first start of a broker group, return of a node without its disk (P19).
 
 Pure. The danger is an empty disk under the id of a voter. Such a node forgot its vote and its log, and could
 help to elect a leader that lacks acknowledged entries. Therefore:

@@ -1,5 +1,4 @@
-"""Recovery of a broker group that lost its majority for good, from a surviving node's folder and copies of
-it.
+"""Recovery of a broker group that lost its majority for good, from a surviving node's folder.
 
 Owns: the changes to a stopped node's folder, and their order on disk.   Must not: prompt; decide who
 survives.

@@ -1,5 +1,4 @@
-"""Gate of the transport: routes what arrives through a node's streams, and answers what the node says about
-itself.
+"""Gate of the transport: routes what arrives through a node's streams, and answers for the node.
 
 Owns: the routing: frames to the driver, greetings to the voting rights, lost connections to the core and to a
 leadership transfer.

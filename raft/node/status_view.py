@@ -1,6 +1,4 @@
-"""Status view: collects what a node knows of its broker group into a RaftStatus and the metrics.
-Reads only.
-"""
+"""Status view: collects a node's knowledge of its broker group into a RaftStatus and metrics. Read-only."""
 
 from __future__ import annotations
 

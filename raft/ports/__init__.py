@@ -1,5 +1,4 @@
-"""Shared TCP port: accepts connections for several protocols, looks at the first bytes, passes them on,
-counts.
+"""Shared TCP port: accepts connections of several protocols, tells them apart, passes them on, counts.
 
 Owns connection limits and the recognition of a TLS hello. Must not: know Raft; the broker's client ports use
 it too.

@@ -1,5 +1,4 @@
-"""Acceptor: takes connections from listening sockets, a few per loop turn, and never more than there is room
-for.
+"""Acceptor: takes connections from listening sockets, a few per loop turn, within the limits.
 
 The servers of asyncio accept a whole backlog in one turn, create objects for each connection before it can be
 refused, and differ in what they do when descriptors run out. Here a refusal costs one accept and one close.

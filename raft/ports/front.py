@@ -1,5 +1,4 @@
-"""Front of a port that gRPC shares with other protocols: looks at a connection's first bytes and passes it
-on.
+"""Front of a port that gRPC shares with other protocols: passes connections on by their first bytes.
 
 A gRPC server in Python cannot adopt a socket. It serves a private Unix socket instead, and connections that
 the `judge` does not claim are spliced to it in both directions. Owns: the listening sockets, the Unix socket,

@@ -1,5 +1,4 @@
-"""Parser of TLS that is not encrypted: when a client's hello is complete, and when it has ended its
-handshake.
+"""Parser of unencrypted TLS: when a client's hello is complete, and when its handshake has ended.
 
 Pure. A record begins with five bytes: type, version (2), length (2). The hello is the first handshake
 message: type (1), length (3), contents. It may be spread over any number of records. A client's records

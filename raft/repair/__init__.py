@@ -1,5 +1,4 @@
-"""Repair of damaged log ranges: found, fetched from a peer, verified and rewritten, at start or while
-running.
+"""Repair of damaged log ranges, at start or while running: found, fetched, verified, rewritten.
 
 Owns the scrubber and both ends of the Refetch call. Must not: truncate, or trust a peer's bytes before their
 checksum chain matches (rule P18).

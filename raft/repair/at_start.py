@@ -1,5 +1,4 @@
-"""Repair at start: a node with a damaged log fetches what is missing from its peers before it takes part
-again.
+"""Repair at start: a node with a damaged log fetches what is missing before it takes part again.
 
 Meanwhile there is no Raft core: the node neither votes nor acknowledges, and its peers see it as repairing.
 If the log ends in damage and it is unknown what was acknowledged after it, the node durably gives up its

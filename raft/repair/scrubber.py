@@ -1,5 +1,4 @@
-"""Scrubber: reads the whole log again and again, slowly, to find damage in unread data while the peers are
-intact.
+"""Scrubber: reads the whole log repeatedly and slowly, to find damage while the peers are intact.
 
 Verifies checksum and chain of every settled entry, the zeros after fillers, and the entry index files. A
 damaged range is fetched from a peer (repair/while_running.py). An index file is rebuilt from its segment.

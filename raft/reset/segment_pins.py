@@ -1,5 +1,4 @@
-"""Segment pins: segments that retention must keep for a while, because a follower under reset starts from
-them.
+"""Segment pins: segments that retention must keep for a while for a follower under reset.
 
 Owns: which entries, and for how long. A pin ends when the follower holds the entries that it needs, when it
 makes no progress for a minute, or after half an hour in total. A follower that keeps trying then gets no pin

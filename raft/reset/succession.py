@@ -1,5 +1,4 @@
-"""Succession in a broker group with a master: listens for a successor before leading, and makes way for it
-(D24).
+"""Succession in a broker group with a master: listens for a successor, and makes way for it (D24).
 
 A master that restarts leads only after it has heard the other members or found them unreachable: one of them
 may have been promoted meanwhile. If one was promoted beside it, it does not lead; a person must give up one

@@ -1,5 +1,4 @@
-"""Streams between the nodes of a broker group: accepts those of the peers, keeps two open to each of them
-(D10).
+"""Streams between the nodes of a broker group: accepts the peers', keeps two open to each peer (D10).
 
 Owns: the Raft port with the gRPC server that shares it, and one `PeerLink` per peer. Must not: know what
 frames mean, or decide which peers to accept: it asks the `Gate`. Frames are delivered only from a stream

@@ -1,5 +1,4 @@
-"""Frames for the streams to the peers: control messages are batched, an append for several peers is encoded
-once.
+"""Frames for the peers: control messages in batches, appends encoded once for several peers.
 
 Owns: the last append frame. Must not: send, or look into entries.
 """

@@ -1,6 +1,4 @@
-"""Decoders of `broker`: requests, checkpoints, commands, receipt handles, the key index, messages between
-nodes.
-"""
+"""Decoders of `broker`: requests, checkpoints, commands, receipt handles, the key index, peer messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Decoders of `client`, `nameserver` and `spark_jobs`: delivered messages, client files, dumps,
-registrations.
-"""
+"""Decoders of `client`, `nameserver` and `spark_jobs`: messages, client files, dumps, registrations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Fuzzer: feeds a decoder mutated real encodings. It may raise its declared errors, within bounds of memory
-and time.
+"""Fuzzer: feeds a decoder mutated encodings. Only its declared errors are allowed, within bounds.
 
 Deterministic: one seed gives one series of inputs. Owns: mutations, bounds, the loop. Must not: know what is
 decoded.

@@ -1,6 +1,4 @@
-"""Decoders of `proto` and `raft`: entries, sections, records, frames between nodes, files of the
-data folder.
-"""
+"""Decoders of `proto` and `raft`: entries, sections, records, frames between nodes, data folder files."""
 
 from __future__ import annotations
 

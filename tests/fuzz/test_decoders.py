@@ -1,6 +1,4 @@
-"""Every decoder of external bytes raises its declared errors and nothing else, within bounds of memory and
-time.
-"""
+"""Every decoder of external bytes raises only its declared errors, within bounds of memory and time."""
 
 from __future__ import annotations
 

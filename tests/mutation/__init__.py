@@ -1,3 +1,1 @@
-"""Bugs injected into the source as changed lines, to see whether the unit tests of their package
-find them.
-"""
+"""Bugs injected into the source as changed lines, to see whether the package's unit tests find them."""

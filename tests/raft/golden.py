@@ -1,5 +1,4 @@
-"""Generator of the golden data folder `tests/fixtures/golden-v1`: run once per format version, then never
-again.
+"""Generator of the golden data folder `tests/fixtures/golden-v1`: run once per format version.
 
 `python -m tests.raft.golden` writes it again. If a test fails afterwards, the format has changed; a new
 format needs a new version and a new folder beside this one.

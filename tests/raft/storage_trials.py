@@ -1,5 +1,4 @@
-"""Trials of the storage: each takes a seed and raises AssertionError if an acknowledged entry is lost or
-wrong.
+"""Trials of the storage: each takes a seed and fails if an acknowledged entry is lost or wrong.
 
 They test the storage itself, and show whether they find the bugs of `tests/sim/mutants_storage.py`.
 """

@@ -1,6 +1,4 @@
-"""Run seeds: python -m tests.sim --seeds 50 --start 0; one again: --seed 17; for long: --soak FILE
---for 60m.
-"""
+"""Run seeds: python -m tests.sim --seeds 50 --start 0; --seed 17 repeats one; --soak FILE --for 60m."""
 
 from __future__ import annotations
 

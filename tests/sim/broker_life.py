@@ -1,5 +1,4 @@
-"""Broker of one life of a simulated node: the real state, leader's view, append pipeline, checkpoints, queue
-files.
+"""Broker of one life of a simulated node: the real state, leader's view, append pipeline, files.
 
 It replaces `node.py`, the services and the event loop of a process. Events of the life drive Raft's
 interface. Coroutines and futures run on a loop whose turns are events. The checkpoint worker reports once the

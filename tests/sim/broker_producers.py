@@ -1,5 +1,4 @@
-"""Producers of the simulated brokers: streams with sequences (LogService), messages with ids
-(MessagingService).
+"""Producers of the simulated brokers: streams with sequences, messages with ids.
 
 They resend the same bytes, to any node, until they know the outcome. Sometimes they give up.
 """

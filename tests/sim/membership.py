@@ -1,5 +1,4 @@
-"""Greetings, incarnations and voting rights in the simulation: the shell around the rules of
-raft/folder/bootstrap.py.
+"""Greetings, incarnations and voting rights in the simulation: a shell around raft/folder/bootstrap.py.
 
 Does with events what `VotingRights` and the transport do with coroutines and streams. Greetings are packets
 that are repeated until they are answered. The member record is stored in simulated time before any greeting

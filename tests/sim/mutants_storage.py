@@ -1,5 +1,4 @@
-"""Bugs of the CommitLog, the hard state and recovery, as real systems had them: real code with one part
-replaced.
+"""Bugs of the CommitLog, the hard state and recovery, as real systems had them.
 
 Test-only. A mutant is a list of patches (owner, attribute, replacement), so that any test that stores
 something can apply it. Each names its row of the bug list (K..., E..., C8) or the rule (P..., D6) that it

@@ -1,5 +1,4 @@
-"""Repair of a damaged log at a node's start, in the simulation: the real code, asking peers over simulated
-calls.
+"""Repair of a damaged log at a node's start, in the simulation: the real code over simulated calls.
 
 Owns: the check that the platter is intact again.
 """

@@ -1,5 +1,4 @@
-"""Resets in the simulation: the real sender, receiver and installer, on simulated loops, calls and disks
-(D8).
+"""Resets in the simulation (D8): the real sender, receiver and installer.
 
 Owns: the state machine's side of a reset, the stop and start of a node when a reset is decided, and the
 replacements of clocks, gRPC and secrets for the modules under test.

@@ -1,6 +1,4 @@
-"""Event loop and calls of the simulator: which errors must not stay hidden, and what must no longer
-happen.
-"""
+"""Event loop and calls of the simulator: which errors must not stay hidden."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Page writer, through the page cache and past it: the file holds what was written, whichever way a
-run took.
-"""
+"""Page writer: the file holds what was written, through the page cache or past it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Driver with a failing log: damage found for a follower is reported for repair, a leader without space falls
-silent.
-"""
+"""Driver with a failing log: reports damage found for a follower, falls silent without disk space."""
 
 from __future__ import annotations
 

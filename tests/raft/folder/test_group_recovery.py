@@ -1,6 +1,4 @@
-"""Recovery of a group from a survivor's folder: what is shown, what is refused, and no state between old and
-new.
-"""
+"""Recovery of a group from a survivor's folder: reports, refusals, no state between old and new."""
 
 from __future__ import annotations
 

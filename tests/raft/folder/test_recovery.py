@@ -1,6 +1,4 @@
-"""Recovery after crashes and damage (rules P1, P15, P17, P18): nothing synced is lost, nothing wrong is
-hidden.
-"""
+"""Recovery after crashes and damage (P1, P15, P17, P18): no loss of synced data, no hidden damage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A reset on disk: after a crash at any operation the folder is the old one or the new one, and keeps its
-promises.
-"""
+"""A reset on disk: after any crash the folder is the old one or the new one, and keeps its promises."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Bugs injected into the storage: the trials with power cuts, damage and failing disks must detect each of
-them.
-"""
+"""Bugs injected into the storage: trials with power cuts, damage and failing disks must detect each."""
 
 from __future__ import annotations
 

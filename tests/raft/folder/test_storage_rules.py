@@ -1,6 +1,4 @@
-"""Rules of broker storage (docs/seeds.md, A3) without another test: flush modes, memory, copies, next
-segments.
-"""
+"""Rules of broker storage (docs/seeds.md, A3) that have no other test: flush modes, memory, copies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Repair of a damaged log from a peer's committed entries; else its node gives up its vote first
-(P18, P19).
-"""
+"""Repair of a damaged log from a peer's entries; without it the node gives up its vote (P18, P19)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A leader whose disk hangs while the others work transfers leadership. One with a merely slow disk
-does not.
-"""
+"""A leader with a hanging disk transfers leadership, a leader with a slow disk does not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Real nodes over a recovered folder and its copies: which may join, which are refused, and no
-entry is lost.
-"""
+"""Real nodes over a recovered folder and its copies: which join, which are refused, nothing lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Real nodes of a group with a master: which node leads, what a promotion does to the others, and what is
-kept.
-"""
+"""Real nodes of a group with a master: which node leads, and what a promotion changes and keeps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""TLS through a front: which connections get one of the few places at the server, and what it waits for
-before.
+"""TLS through a front: which connections get one of the few places at the server, and when.
 
 The server behind is OpenSSL's, through asyncio. Time limits do not matter here unless a test says so.
 """

@@ -1,6 +1,4 @@
-"""Append frames are encoded once for followers with equal content, and never shared with different
-content.
-"""
+"""Append frames: encoded once for followers with equal content, never shared otherwise."""
 
 from __future__ import annotations
 
