@@ -114,7 +114,11 @@ def finish(options: argparse.Namespace, report: dict[str, Any]) -> None:
         print(f"tables: {options.markdown}")
     if options.plots:
         runs = 1 + max(row["run"] for row in report["rows"])
-        caption = f"three nodes and one client on {os.cpu_count()} cores, {'one run' if runs == 1 else f'{runs} interleaved runs'}, {report['taken'][:10]}; bars: median, lines: least to most"
+        caption = (
+            f"three nodes and one client on {os.cpu_count()} cores, "
+            f"{'one run' if runs == 1 else f'{runs} interleaved runs'}, {report['taken'][:10]}; "
+            "bars: median, lines: least to most"
+        )
         print(f"plots: {', '.join(map(str, write_plots(options.plots, report['rows'], caption)))}")
     print(f"raw figures: {options.table or options.out}")
 
