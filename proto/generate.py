@@ -4,12 +4,12 @@
 .proto file is gone counts as different; generating removes it.
 
 The messages of RocketMQ's protocol are registered under a package name of our own. protobuf has one pool of
-names per process, and the official Python client registers `apache.rocketmq.v2.Message` and the others there:
-the library that was imported second could not be loaded. Message names are not sent, so the bytes are the same.
-Service names are sent, as part of each call's path, and stay as the protocol has them.
+names per process, and the official Python client registers `apache.rocketmq.v2.Message` and the others there.
+With equal names the library imported second would fail to load. Message names are not sent, so the bytes are
+the same. Service names are sent as part of each call's path, so they stay as in the protocol.
 
-Rejected: a `DescriptorPool` of our own. Its well-known types are other classes than those of `google.protobuf`,
-which its messages then refuse, and protobuf's Python backend registers messages in the common pool anyway.
+Rejected: a `DescriptorPool` of our own. Its well-known types differ from the classes of `google.protobuf`, so
+its messages refuse them, and protobuf's Python backend registers messages in the common pool anyway.
 """
 
 from __future__ import annotations
