@@ -24,10 +24,10 @@ class QueueClaim:
     """A queue as the node knows it, with the messages [begin, end). A deleted topic has no queues."""
 
     topic: str
-    topic_id: int
+    topic_id: int  # changes if the topic is deleted and created again
     queue_id: int
-    begin: int
-    end: int
+    begin: int  # first queue offset
+    end: int  # just past the last queue offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,18 +81,18 @@ _KINDS: Final = {int(kind): kind for kind in EntryKind}
 
 @value
 class EntryHeader:
-    """A decoded entry header. Sizes are bytes, `timestamp` is ms of log time."""
+    """Decoded entry header. The layout above defines each field."""
 
-    crc: int
-    size: int
+    crc: int  # of everything after this field; the next entry chains to it
+    size: int  # bytes in the log; invariant: a multiple of ALIGNMENT
     kind: EntryKind
-    section_count: int
-    index: int
-    term: int
-    physical_offset: int
-    timestamp: int
-    prev_crc: int
-    payload_size: int
+    section_count: int  # 0 unless `kind` is RECORDS
+    index: int  # Raft index; a filler repeats that of the entry before it
+    term: int  # never lower than that of the entry before
+    physical_offset: int  # of this header, as stored: entries locate themselves
+    timestamp: int  # log time in ms; never lower than that of the entry before
+    prev_crc: int  # `crc` of the entry or filler before it; 0 at the start of a new log
+    payload_size: int  # bytes, without padding
 
     @property
     def end(self) -> int:

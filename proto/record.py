@@ -126,19 +126,19 @@ PRODUCER_FLAGS: Final = int(RecordFlags.GZIP | RecordFlags.V1_ID | RecordFlags.F
 
 @value
 class SectionHeader:
-    """A decoded section header. `size` and `entry_distance` are bytes."""
+    """Decoded section header."""
 
     kind: SectionKind
     queue_id: int
     topic_id: int
-    base_queue_offset: int
-    count: int
-    size: int
-    crc: int
-    entry_distance: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
+    base_queue_offset: int  # queue offset of the first record; -1 for commands, and until the leader sets it
+    count: int  # records or commands in the body
+    size: int  # bytes of the body; invariant: a multiple of 8
+    crc: int  # of the body only
+    entry_distance: int  # bytes back to the entry's header; the leader sets it
+    producer_id: int  # 0: not deduplicated by sequence
+    producer_epoch: int  # a producer with a higher epoch supersedes this one
+    base_sequence: int  # sequence of the first record
 
     @property
     def total_size(self) -> int:
@@ -153,18 +153,18 @@ class RecordView(NamedTuple):
     """
 
     buffer: Buffer
-    position: int
-    size: int
-    section_distance: int
+    position: int  # of the record, in `buffer`
+    size: int  # bytes, padding included; invariant: a multiple of 8
+    section_distance: int  # bytes back to the section header
     flags: RecordFlags
     key_count: int
-    system_size: int
-    rest_size: int
-    body_offset: int
-    body_size: int
-    tag_hash: int
-    born_timestamp: int
-    message_id: bytes
+    system_size: int  # bytes of the system run
+    rest_size: int  # bytes of the rest run
+    body_offset: int  # from the start of the record to the first body byte
+    body_size: int  # bytes as sent (compressed if flagged)
+    tag_hash: int  # 0: no tag
+    born_timestamp: int  # ms since the epoch, by the producer's clock
+    message_id: bytes  # 16 bytes; `RecordFlags.V1_ID` tells how to read them
 
     @property
     def _system_start(self) -> int:

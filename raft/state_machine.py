@@ -48,7 +48,7 @@ class StateMachine(Protocol):
 class Proposal:
     """A proposed entry. `committed` resolves to None, or fails with ProposalLostError: outcome unknown."""
 
-    header: EntryHeader
+    header: EntryHeader  # index, term and timestamp as appended
     committed: asyncio.Future[None]
 
     @property

@@ -210,7 +210,7 @@ class Leadership:
             await asyncio.sleep(0.02)  # lets the streams send the message
 
     async def close(self, reason: str) -> None:
-        """End a transfer in progress, whoever started it."""
+        """End a transfer in progress, also one asked for by an operator."""
         self.transfer_failed(reason)
         if self._look_timer is not None:
             self._look_timer.cancel()

@@ -56,9 +56,8 @@ class VotingRights:
         """`on_outdated` receives the reason why this node's folder is an old copy. The node must stop."""
         # latest greeting of each admitted peer; its incarnation is durable here
         self.hellos: dict[NodeId, Hello] = {}
-        self.beside: dict[
-            NodeId, Claim
-        ] = {}  # peers in a generation that began beside this node's, and which one
+        # peers in a generation that began beside this node's, and which one
+        self.beside: dict[NodeId, Claim] = {}
         self._config = config
         self._storage = storage
         self._core = core

@@ -81,8 +81,8 @@ class RecoveredLog:
 class _Broken:
     """First segment file that is missing or too short. start -1: there is none."""
 
-    start: int
-    size: int
+    start: int  # physical
+    size: int  # bytes that are there; 0: the file is missing
     reason: str
 
 

@@ -56,7 +56,7 @@ class Identity:
     group: str
     node_id: NodeId
     incarnation: int  # 63 random bits; new whenever the folder starts with an empty log
-    segment_size: int
+    segment_size: int  # log bytes per segment file; fixed when the folder is created
     feature_level: int = 1
     # incarnation of each member as last seen; 0: never
     members: dict[NodeId, int] = field(default_factory=dict)
@@ -67,9 +67,7 @@ class Identity:
     # set when this folder is superseded: it is moved aside before anything else
     successor: Reign | None = None
     # Latest claim of each other node. Whatever begins here supersedes them.
-    claims: tuple[
-        Claim, ...
-    ] = ()  # of other nodes, the last one of each: whatever begins here leaves them behind
+    claims: tuple[Claim, ...] = ()
     # earlier incarnations of each member and of this node; a node that still uses one has an old folder
     former: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
 

@@ -29,8 +29,8 @@ _T = TypeVar("_T")
 @dataclass(slots=True)
 class _Handle:
     file: File
-    readers: int = 0
-    dropped: bool = False
+    readers: int = 0  # reads in progress in pool threads
+    dropped: bool = False  # forgotten meanwhile: the last reader closes the file
 
 
 class LogFiles:

@@ -38,7 +38,7 @@ class _DiskRange:
     segment: Segment
     position: int  # in the file
     size: int
-    filler: bytes  # header that travels in front
+    filler: bytes  # filler header sent before the entries; empty: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,8 @@ class LogRepair:
     #: In a running node: physical offset just past that entry. The log's writer may change its page and all
     #: later bytes.
     settled_end: int | None = None
-    #: False: replacing entries with committed ones may change entry offsets. That cannot happen below the
-    #: node's own commit index.
+    #: False: index files of repaired segments are deleted, because replacing entries with committed ones may
+    #: change entry offsets. True below the node's own commit index, where offsets cannot change.
     keeps_indexes: bool = False
     #: Positions to fall back to, oldest first.
     earlier: list[tuple[Before, int]] = field(default_factory=list)

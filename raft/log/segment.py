@@ -64,7 +64,7 @@ class FlushMark:
 class SegmentInfo:
     """Public description of a segment that holds entries."""
 
-    start_offset: int
+    start_offset: int  # physical
     first_index: LogIndex
     last_index: LogIndex
     last_timestamp: int  # log time (ms) of its last entry, which decides its age
@@ -77,7 +77,7 @@ class Segment:
 
     # physical offset of its first byte; a multiple of the segment size
     start: int
-    first_index: LogIndex
+    first_index: LogIndex  # of its first entry, or of the next one while it is empty
     # entry offsets, relative to `start`; None: they are only in the index file
     offsets: array[int] | None = field(default_factory=lambda: array("I"))
     count: int = 0  # number of entries

@@ -44,7 +44,7 @@ class Append:
 class Truncate:
     """Cut the log at a physical offset."""
 
-    offset: int
+    offset: int  # physical; the log ends there afterwards
     index: LogIndex  # first index that is cut off
     prev_term: Term  # of index - 1
 
@@ -66,11 +66,11 @@ class PersistOp:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the log: physical offset, and index and term of the entry before it."""
+    """A position in the log."""
 
-    offset: int
-    index: LogIndex
-    term: Term
+    offset: int  # physical, just past the entry `index`
+    index: LogIndex  # last entry before it
+    term: Term  # of that entry
 
 
 class SegmentSupply(Protocol):

@@ -65,14 +65,14 @@ class PortCounts:
     """Counts of one port. Its acceptor maintains `open`. `limit` 0: connections are not counted."""
 
     port: str
-    listener: str = ""
+    listener: str = ""  # tells ports of the same name apart
     limit: int = 0
     open: int = 0
     refused: Counter[Refused] = field(default_factory=Counter)
     ended: Counter[Ended] = field(default_factory=Counter)
     clock: Callable[[], float] = time.monotonic
-    _logged_at: float = float("-inf")
-    _logged: int = 0
+    _logged_at: float = float("-inf")  # time of the last log line
+    _logged: int = 0  # refusals counted by the last log line
 
     def refuse(self, why: Refused, host: str, error: OSError | None = None) -> None:
         """Count a refused connection, with the system's `error` if there is one.

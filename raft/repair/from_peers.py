@@ -36,7 +36,7 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class RoundResult:
-    """`offers` are from peers that answered. `complaints` say what was wrong with the others."""
+    """Result of one round, with the peers' answers."""
 
     outcome: Outcome = Outcome.STUCK
     offers: list[Offer] = field(default_factory=list)

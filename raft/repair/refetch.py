@@ -44,10 +44,10 @@ class Offer:
     """Entries that a peer has: first_index..commit_index. `leader_id` empty: it knows of no leader."""
 
     peer: NodeId
-    first_index: LogIndex
-    commit_index: LogIndex
+    first_index: LogIndex  # first retained entry
+    commit_index: LogIndex  # later entries are not committed there
     leader_id: str
-    entries: bytes = b""
+    entries: bytes = b""  # wire form; verified by the writer
 
 
 class RefetchError(RaftError):
@@ -61,10 +61,10 @@ class RefetchSource:
     """Data that a running node answers from."""
 
     log: CommitLog
-    commit_index: Callable[[], LogIndex]
+    commit_index: Callable[[], LogIndex]  # no later entry is sent
     leader_id: Callable[[], NodeId | None]
     group_id: Callable[[], int]
-    on_damage: Callable[[DamagedLogError], object]
+    on_damage: Callable[[DamagedLogError], object]  # called with damage found while reading for a peer
 
 
 class RefetchService:

@@ -66,9 +66,9 @@ class RangeRepair:
     metrics: RaftMetrics
     settled_index: Callable[[], LogIndex]  # last entry that is committed and locally durable
     group_id: Callable[[], int]
-    on_repaired: Callable[[], None]
+    on_repaired: Callable[[], None]  # readers retry
     on_failed: Callable[[str], None]
-    counts: CheckCounts = field(default_factory=CheckCounts)
+    counts: CheckCounts = field(default_factory=CheckCounts)  # found and repaired since the start, for status
     # running repairs, by segment start; at most one per segment
     _under_way: dict[int, asyncio.Task[bool]] = field(default_factory=dict)
     # what peers are told about the current repair; None: no repair runs

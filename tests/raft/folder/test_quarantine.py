@@ -342,7 +342,7 @@ def begun() -> SimulatedDisk:
 def test_a_start_that_waited_for_another_one_moves_nothing_of_what_that_made(
     begin: Callable[[], SimulatedDisk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it saw before it had the lock was a folder that is in the quarantine by now."""
+    """The folder that it saw before it had the lock is in the quarantine by now."""
     disk, made = begin(), list[int]()
 
     def lock(node: str, folder: Path, files: FileSystem) -> Lock:
