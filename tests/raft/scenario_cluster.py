@@ -1,4 +1,5 @@
-"""Real cores on a network and on disks that a scenario scripts, and the sentences that say what they do.
+"""Real cores on a network and on disks that a scenario scripts, and the sentences that describe their
+actions.
 
 Owns: the wire, the disks, and the wording of facts. Must not: decide anything that the core decides, or take
 facts from anywhere but the core's outputs and its readable fields. Every entry has `ENTRY_BYTES` bytes.
@@ -64,13 +65,13 @@ class FixedDraws(random.Random):
 
 @dataclass(slots=True)
 class Disk:
-    """What survives a crash."""
+    """State that survives a crash."""
 
     hard_state: HardState = field(default_factory=HardState)
-    base_index: int = 0  # the entry before the first one that is kept
+    base_index: int = 0  # entry before the first retained one
     base_term: int = 0
-    terms: list[int] = field(default_factory=list)  # of the entries behind the base
-    state_index: int = 0  # of the state that was installed in the last reset
+    terms: list[int] = field(default_factory=list)  # of the entries after the base
+    state_index: int = 0  # last entry in the state installed by the last reset
 
     def write(self, persist: Persist, terms: list[int]) -> None:
         if persist.hard_state is not None:
@@ -104,7 +105,7 @@ class Write:
 
     persist: Persist
     terms: list[int]  # of the entries that it appends
-    is_done: bool = False  # on the disk, but the core was not told
+    is_done: bool = False  # on the disk, but not yet reported to the core
 
 
 class Node:
@@ -116,9 +117,9 @@ class Node:
         self.disk = Disk()
         self.is_slow = False  # the disk reports only when the scenario says so
         self.writes: deque[Write] = deque()
-        self.core: RaftCore | None = None  # None: it is down
-        self.shown = (Role.FOLLOWER, NO_TERM)  # role and term that were last printed
-        self.offer: ResetOffered | None = None  # the last one
+        self.core: RaftCore | None = None  # None: the node is down
+        self.shown = (Role.FOLLOWER, NO_TERM)  # role and term last printed
+        self.offer: ResetOffered | None = None  # the latest one
 
 
 class ScenarioCluster:
@@ -134,25 +135,24 @@ class ScenarioCluster:
         self.nodes = {NodeId(name): Node(NodeId(name)) for name in (*voters, *non_voters)}
         self.wire: deque[Message] = deque()
         self.cut: set[tuple[str, str]] = set()
-        self.stuck: set[tuple[str, str]] = (
-            set()
-        )  # links whose appends with entries are neither sent nor dropped
+        #: Links whose appends with entries are neither sent nor dropped.
+        self.stuck: set[tuple[str, str]] = set()
         self.facts: list[str] = []
-        self.is_brief = False  # only roles, events, commits, reads
+        self.is_brief = False  # print only roles, events, commits and reads
         self._prefix = ""
         self._core_class = core_class
         self._voters, self._non_voters = tuple(map(NodeId, voters)), tuple(map(NodeId, non_voters))
         self._limits = limits
         self._deliveries = 0
-        self._leaders: dict[int, str] = {}  # by term
-        self._applied: dict[int, int] = {}  # term of each entry that was ever applied, by index
+        self._leaders: dict[int, str] = {}  # term -> leader
+        self._applied: dict[int, int] = {}  # index -> term of each entry ever applied
         for place, node in enumerate(self.nodes.values()):
             node.draws.place = place
             self.start(node)
 
     # --- nodes ----------------------------------------------------------------------------------------------
     def start(self, node: Node) -> None:
-        """Begin with what the disk holds."""
+        """Start with the contents of the disk."""
         config = CoreConfig(
             node_id=node.name, voters=self._voters, non_voters=self._non_voters, **self._limits
         )
@@ -161,12 +161,12 @@ class ScenarioCluster:
         node.shown = (node.core.role, node.core.term)
 
     def crash(self, node: Node) -> None:
-        """Lose all that is not on the disk. What it sent is still under way."""
+        """Lose everything that is not on the disk. Sent messages stay in flight."""
         node.core = None
         node.writes.clear()
 
     def give(self, node: Node, action: Callable[[RaftCore], None]) -> None:
-        """Give a core one input, then carry out all that it decides."""
+        """Pass one input to a core, then carry out its decisions."""
         if node.core is None:
             return
         action(node.core)
@@ -178,7 +178,7 @@ class ScenarioCluster:
                 self._note_role(node, node.core)
 
     def tick(self, count: int, names: Sequence[NodeId], *, settles: bool) -> None:
-        """Let ticks pass on these nodes; with `settles` messages travel at once."""
+        """Run ticks on these nodes. With `settles`, messages are delivered at once."""
         for number in range(1, count + 1):
             self._prefix = f"tick {number}: "
             for name in names:
@@ -188,7 +188,7 @@ class ScenarioCluster:
         self._prefix = ""
 
     def settle(self) -> None:
-        """Deliver until nothing is under way, and tell only what changes."""
+        """Deliver until nothing is in flight, and print only changes."""
         was_brief, self.is_brief = self.is_brief, True
         while self.wire:
             message = self.wire.popleft()
@@ -197,7 +197,7 @@ class ScenarioCluster:
         self.is_brief = was_brief
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Hand these messages over, and tell what each of them causes."""
+        """Deliver these messages, and print the effects of each."""
         for message in messages:
             lost = self._lost_because(message)
             self.say(text_of(message) + (f"  -- lost: {lost}" if lost else ""))
@@ -218,7 +218,7 @@ class ScenarioCluster:
 
     # --- disks ----------------------------------------------------------------------------------------------
     def flush(self, node: Node, count: int, *, is_told: bool) -> int:
-        """Put the `count` oldest open operations of a slow disk onto it; return how many there were."""
+        """Complete the `count` oldest pending operations of a slow disk. Returns how many there were."""
         fresh = [write for write in node.writes if not write.is_done][:count]
         for write in fresh:
             node.disk.write(write.persist, write.terms)
@@ -247,7 +247,7 @@ class ScenarioCluster:
             assert other == node.name, f"{other} and {node.name} both lead term {core.term}"
 
     def _carry_out(self, node: Node, core: RaftCore, output: Output) -> int | None:
-        """Do what the core wants; return the number of the storage operation that is done already."""
+        """Carry out the core's output. Returns the number of the storage operation that is already done."""
         for event in output.events:
             self._say_event(node, event)
         done = self._persist(node, core, output.persist) if output.persist is not None else None
@@ -325,7 +325,7 @@ class ScenarioCluster:
             self.say(f"{name} has failed: {event.reason}")
 
     def state_of(self, node: Node) -> str:
-        """Return what a node believes; of one that is down, what is on its disk."""
+        """Return a node's view; if it is down, the contents of its disk."""
         core, disk = node.core, node.disk
         if core is None:
             hard = disk.hard_state
@@ -362,7 +362,7 @@ def entries_text(runs: Sequence[TermRun], hi: int) -> str:
 
 
 def log_text(base_index: int, base_term: int, terms: Sequence[int]) -> str:
-    """Return a log; one whose beginning was deleted starts with its base in parentheses."""
+    """Return a log. If its beginning was deleted, it starts with its base in parentheses."""
     base = f"({base_index}@{base_term})" if base_index else ""
     return base + entries_text(runs_of(terms, base_index + 1), base_index + len(terms)) or "empty"
 
@@ -381,7 +381,7 @@ def write_text(persist: Persist, terms: Sequence[int]) -> str:
 
 
 def text_of(message: Message) -> str:
-    """Return a message in one line: link, kind, term, then what matters of it."""
+    """Return a message in one line: link, kind, term, then its relevant fields."""
     return " ".join([f"{message.from_} -> {message.to} {type(message).__name__}", *_details(message)])
 
 

@@ -22,7 +22,7 @@ MAX_HEADER_LINES: Final = 4
 
 
 class ScenarioError(Exception):
-    """A scenario that cannot be run: file, line, and what is wrong there."""
+    """A scenario that cannot be run: file, line, and the problem there."""
 
     def __init__(self, name: str, line: int, problem: str) -> None:
         super().__init__(f"{name}:{line}: {problem}")
@@ -38,9 +38,9 @@ class Command:
 
 @dataclass(slots=True)
 class Block:
-    """Commands and what they must print."""
+    """Commands and their expected output."""
 
-    lead: list[str] = field(default_factory=list)  # the lines up to `----`, as they stand in the file
+    lead: list[str] = field(default_factory=list)  # the lines up to `----`, as in the file
     commands: list[Command] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
     line: int = 0  # of `----`
@@ -52,7 +52,7 @@ class Scenario:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.blocks: list[Block] = []
-        self._tail: list[str] = []  # comments behind the last block
+        self._tail: list[str] = []  # comments after the last block
         self._text = text
         lines = text.splitlines()
         self._check_header(lines)
@@ -101,7 +101,7 @@ class Scenario:
         return "\n".join([*lines, *self._tail]).rstrip("\n") + "\n"
 
     def differences(self, outputs: list[list[str]]) -> str:
-        """Return what was printed beside what was expected, block by block; "" when nothing differs."""
+        """Return actual and expected output, block by block; "" if they are equal."""
         found: list[str] = []
         for block, output in zip(self.blocks, outputs, strict=True):
             if block.expected != output:

@@ -1,7 +1,7 @@
-"""Runs a scenario against real cores and returns the facts that it prints.
+"""Runs a scenario against real cores and returns the printed facts.
 
-Owns: what each command does; its docstring begins with its form. Must not: know the text around the commands
-(`scenario_file.py`), or how cores, disks and the wire work (`scenario_cluster.py`).
+Owns: the effect of each command; its docstring begins with its form. Must not: know the text around the
+commands (`scenario_file.py`), or how cores, disks and the wire work (`scenario_cluster.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Words = Sequence[str]
 
 
 class _UsageError(ValueError):
-    """A command that cannot be carried out as it is written."""
+    """A command that cannot be carried out as written."""
 
 
 class ScenarioRunner:
@@ -44,7 +44,7 @@ class ScenarioRunner:
         self._delayed: list[Message] = []
 
     def run(self) -> list[list[str]]:
-        """Carry out every command; return what each block printed."""
+        """Run every command. Returns the output of each block."""
         outputs: list[list[str]] = []
         for block in self._scenario.blocks:
             facts: list[str] = []
@@ -106,7 +106,7 @@ class ScenarioRunner:
         self.cluster.start(node)
 
     def timeout(self, words: Words) -> None:
-        """timeout NODE PLACE: its next timeouts are the shortest possible, plus so many ticks."""
+        """timeout NODE PLACE: its next timeouts are the shortest possible plus PLACE ticks."""
         name, place = _several(words, 2, "a node and a number")
         self._node(name).draws.place = _number(place)
 
@@ -116,7 +116,9 @@ class ScenarioRunner:
         self._give(words, lambda core: core.campaign())
 
     def elect(self, words: Words) -> None:
-        """elect NODE: make it the leader of a new term, and let all know that its no-op is committed."""
+        """elect NODE: make it the leader of a new term, and let all nodes know that its no-op is
+        committed.
+        """
         name = self._node(_one(words, "a node")).name
         cluster = self.cluster
         for node in cluster.nodes.values():
@@ -146,7 +148,7 @@ class ScenarioRunner:
         self._give([name], ask)
 
     def transfer(self, words: Words) -> None:
-        """transfer NODE [TO]: hand the lead over."""
+        """transfer NODE [TO]: transfer leadership."""
         to = self._node(words[1]).name if len(words) > 1 else None
 
         def hand_over(core: RaftCore) -> None:
@@ -178,7 +180,7 @@ class ScenarioRunner:
         self._give([name], lambda core: core.peer_replaced(self._node(peer).name))
 
     def compact(self, words: Words) -> None:
-        """compact NODE INDEX: its log begins at this entry now."""
+        """compact NODE INDEX: its log now begins at this entry."""
         name, first = _several(words, 2, "a node and an index")
         node, index = self._node(name), _number(first)
         core = self._core(node)
@@ -188,7 +190,7 @@ class ScenarioRunner:
         node.disk.compact(index)
 
     def install_state(self, words: Words) -> None:
-        """install-state NODE: take the state that a leader offered, and start again behind it."""
+        """install-state NODE: take the state that a leader offered, and restart after it."""
         node = self._node(_one(words, "a node"))
         offer = node.offer
         if offer is None:
@@ -200,7 +202,7 @@ class ScenarioRunner:
         if not self._core(node).begin_reset(offer.leader_id, offer.term, base, base_term):
             self.cluster.say(f"{node.name} refuses the state behind {base}")
             return
-        self.cluster.give(node, lambda core: None)  # its last words
+        self.cluster.give(node, lambda core: None)  # its last messages
         self.cluster.say(f"{node.name} starts again with the state behind {base}")
         node.disk = Disk(node.disk.hard_state, base, base_term, [], state_index=base)
         self.cluster.start(node)
@@ -211,16 +213,20 @@ class ScenarioRunner:
         self._tick(words, settles=False)
 
     def run_ticks(self, words: Words) -> None:
-        """run COUNT [NODE...]: all is delivered after each tick; prints roles, events, commits and reads."""
+        """run COUNT [NODE...]: deliver everything after each tick; prints roles, events, commits
+        and reads.
+        """
         self._tick(words, settles=True)
 
     def settle(self, words: Words) -> None:
-        """settle: like deliver, but prints roles, events, commits and reads only."""
+        """settle: like deliver, but prints only roles, events, commits and reads."""
         _several(words, 0, "nothing else")
         self.cluster.settle()
 
     def deliver(self, words: Words) -> None:
-        """deliver [LINK [KIND]]: what is under way there; without a link, until nothing is under way."""
+        """deliver [LINK [KIND]]: deliver the messages in flight there; without a link, until none is in
+        flight.
+        """
         if words:
             self.cluster.deliver(self._take(words))
             return
@@ -228,16 +234,16 @@ class ScenarioRunner:
             self.cluster.deliver([self.cluster.wire.popleft()])
 
     def lose(self, words: Words) -> None:
-        """lose LINK [KIND]: what is under way there never arrives."""
+        """lose LINK [KIND]: drop the messages in flight there."""
         for message in self._take(words):
             self.cluster.say(f"{text_of(message)}  -- lost")
 
     def delay(self, words: Words) -> None:
-        """delay LINK [KIND]: what is under way there stays away until `resume`."""
+        """delay LINK [KIND]: hold the messages in flight there until `resume`."""
         self._delayed += self._take(words)
 
     def resume(self, words: Words) -> None:
-        """resume: what was delayed is under way again, behind everything else."""
+        """resume: put delayed messages back in flight, after all others."""
         _several(words, 0, "nothing else")
         if not self._delayed:
             raise _UsageError("nothing was delayed")
@@ -245,17 +251,17 @@ class ScenarioRunner:
         self._delayed.clear()
 
     def duplicate(self, words: Words) -> None:
-        """duplicate LINK [KIND]: a second copy comes behind all that is under way."""
+        """duplicate LINK [KIND]: add a second copy after everything in flight."""
         found = self._take(words)
         self.cluster.wire.extendleft(reversed(found))
         self.cluster.wire.extend(found)
 
     def reverse(self, words: Words) -> None:
-        """reverse LINK [KIND]: what is under way there arrives in the opposite order."""
+        """reverse LINK [KIND]: deliver the messages in flight there in the opposite order."""
         self.cluster.wire.extend(reversed(self._take(words)))
 
     def wire(self, words: Words) -> None:
-        """wire: print what is under way."""
+        """wire: print the messages in flight."""
         _several(words, 0, "nothing else")
         for message in self.cluster.wire:
             self.cluster.say(text_of(message))
@@ -269,7 +275,7 @@ class ScenarioRunner:
         }
 
     def cut(self, words: Words) -> None:
-        """cut LINK: in this direction nothing arrives."""
+        """cut LINK: nothing arrives in this direction."""
         self.cluster.cut |= self._links(_one(words, "a link"))
 
     def stuck(self, words: Words) -> None:
@@ -298,18 +304,18 @@ class ScenarioRunner:
             raise _UsageError("the disk has nothing to do")
 
     def fail_disk(self, words: Words) -> None:
-        """fail-disk NODE: a write or flush failed; what was not on the disk is lost."""
+        """fail-disk NODE: a write or flush failed; what is not on the disk is lost."""
         self._node(_one(words, "a node")).writes.clear()
         self._give(words, lambda core: core.storage_failed("the disk failed"))
 
     def crash(self, words: Words) -> None:
-        """crash NODE...: power goes; what is not on the disk is lost."""
+        """crash NODE...: power fails; what is not on the disk is lost."""
         for word in words:
             self._core(self._node(word))
             self.cluster.crash(self._node(word))
 
     def restart(self, words: Words) -> None:
-        """restart NODE...: start again from the disk, which is fast."""
+        """restart NODE...: restart from the disk, which is fast."""
         for word in words:
             node = self._node(word)
             if node.core is not None:
@@ -326,12 +332,12 @@ class ScenarioRunner:
 
     # --- questions ------------------------------------------------------------------------------------------
     def state(self, words: Words) -> None:
-        """state [NODE...]: what they believe."""
+        """state [NODE...]: print their views."""
         for name in words or self.cluster.nodes:
             self.cluster.say(self.cluster.state_of(self._node(name)))
 
     def progress(self, words: Words) -> None:
-        """progress NODE: what a leader knows of its followers."""
+        """progress NODE: print what a leader knows of its followers."""
         node = self._node(_one(words, "a node"))
         for peer in self._core(node).progress():
             learner = " learner" if peer.is_learner else ""

@@ -1,7 +1,7 @@
-"""Every scenario prints what it says, and a scenario that cannot be run says where and why.
+"""Scenarios: each prints what it expects, and one that cannot be run says where and why.
 
 `REWRITE_SCENARIOS=1 pytest tests/raft/test_scenarios.py` writes the printed facts into the files instead.
-Look at the difference before you commit it. It is refused where `CI=true`.
+Check the difference before you commit it. Refused if `CI=true`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read(path: Path) -> Scenario:
 
 
 def is_rewriting(environment: Mapping[str, str]) -> bool:
-    """Tell whether expected facts are to be replaced. Raises: RuntimeError (no one would look at them)."""
+    """Return whether to replace the expected facts. Raises: RuntimeError (CI: no person would check them)."""
     if environment.get("REWRITE_SCENARIOS", "") in ("", "0"):
         return False
     if environment.get("CI", "").lower() in ("1", "true"):
@@ -53,7 +53,7 @@ def test_there_are_scenarios() -> None:
     assert len(FILES) >= 20
 
 
-#: Bugs of the core that no scenario can show: there are no strangers on its wire, and its draws are fixed.
+#: Core bugs that no scenario can show: its wire has no strangers, and its draws are fixed.
 NOT_SCRIPTED = {"TakesStrangersForMembers", "NumbersReadsFromZero"}
 KNOWN_BUGS = {
     mutant.name: mutant.parts.core_class
@@ -70,7 +70,7 @@ def test_a_known_bug_of_the_core_changes_a_scenario(name: str) -> None:
 def is_changed(scenario: Scenario, core_class: type[RaftCore]) -> bool:
     try:
         return bool(scenario.differences(ScenarioRunner(scenario, core_class).run()))
-    except (AssertionError, ScenarioError):  # an invariant is broken, or the script no longer fits
+    except (AssertionError, ScenarioError):  # a violated invariant, or the script no longer fits
         return True
 
 
