@@ -13,8 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+
+# A slow machine is no failure. `settings()` keeps what Hypothesis sets by itself where CI is set.
+settings.register_profile("ledgermq", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ledgermq")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background so, and every process that a test interrupts would inherit it.
