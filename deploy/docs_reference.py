@@ -9,11 +9,14 @@ without it.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -28,9 +31,11 @@ import ledgermq.client.errors
 import ledgermq.client.sync
 from ledgermq.broker import __main__ as broker_program
 from ledgermq.broker.config import ENV_PREFIX, BrokerConfig, ListenerConfig
+from ledgermq.client.admin.broker_groups import AddedGroup, Left
 from ledgermq.client.cli.command_line import build_app
+from ledgermq.client.consume.statistics import LeaseStatistics, PulledQueue, PullStatistics
 from ledgermq.client.errors import LedgerMQError
-from ledgermq.client.sync.loop_thread import Closing
+from ledgermq.client.push.statistics import ConsumerStatistics, QueueStatistics
 from ledgermq.nameserver import __main__ as nameserver_program
 from ledgermq.nameserver.config import ENVIRONMENT_PREFIX
 
@@ -64,6 +69,13 @@ TOPICS: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
         ("Admin", "GroupAdmin", "FoundMessages"),
     ),
     "messages": ("Message", "What a producer sends.", ("Message",)),
+}
+#: Records that methods return and nobody makes: they stand on these pages, too.
+RETURNED: Final[Mapping[str, tuple[type, ...]]] = {
+    "simple-consumer": (LeaseStatistics,),
+    "push-consumer": (ConsumerStatistics, QueueStatistics),
+    "pull-consumer": (PullStatistics, PulledQueue),
+    "admin": (AddedGroup, Left),
 }
 
 
@@ -125,9 +137,9 @@ def configuration() -> str:
         (
             "# Configuration",
             "",
-            "Made from the code. A setting comes from a TOML file (`--config`), from an environment variable,",
-            "or from a flag; the later one is stronger. Unknown keys and values that cannot be are refused",
-            "before anything starts. Sizes are bytes or a text like `64MiB`. A commented file for three hosts:",
+            "Made from the code. A setting comes from a TOML file (`--config`), an environment variable, or a",
+            "flag; the later one is stronger. Unknown keys and values that cannot be are refused",
+            "before anything starts. Sizes are bytes or a text like `64MiB`. A file for three hosts:",
             "[broker.toml](../../deploy/broker.toml).",
             "",
             "## Broker",
@@ -188,7 +200,7 @@ def _parser_of(parse: Any) -> argparse.ArgumentParser:
 def python() -> dict[str, str]:
     """Return the pages of the public API: directives that mkdocstrings fills from the docstrings."""
     made = {
-        f"{PYTHON}{name}.md": _api_page(title, text, ledgermq.client, names)
+        f"{PYTHON}{name}.md": _api_page(title, text, ledgermq.client, names, RETURNED.get(name, ()))
         for name, (title, text, names) in TOPICS.items()
     }
     tree = (inspect.getdoc(ledgermq.client.errors) or "").partition("\n\n")[2].replace("`", "")
@@ -210,20 +222,55 @@ def error_names() -> tuple[str, ...]:
     return ("LedgerMQError", *(name for name in found if name != "LedgerMQError"))
 
 
-def _api_page(title: str, text: str, home: ModuleType, names: tuple[str, ...]) -> str:
-    return "\n\n".join((f"# {title}", text, *(_directive(home, name) for name in names))) + "\n"
+def _api_page(
+    title: str, text: str, home: ModuleType, names: tuple[str, ...], returned: tuple[type, ...] = ()
+) -> str:
+    public = [_directive(home, name) for name in names]
+    records = [_directive(sys.modules[kind.__module__], kind.__name__) for kind in returned]
+    return "\n\n".join((f"# {title}", text, *public, *records)) + "\n"
 
 
 def _directive(home: ModuleType, name: str) -> str:
-    """Return what mkdocstrings replaces by the docstrings of a class."""
+    """Return what mkdocstrings replaces by the docstrings of a class, with a table of a record's fields."""
     kind = getattr(home, name)
+    inherited = {
+        member
+        for base in kind.__mro__[1:]
+        if base.__module__.startswith("ledgermq.client") and base.__name__ not in getattr(home, "__all__", ())
+        for member in vars(base)
+        if not member.startswith("_")
+    } - set(vars(kind))
+    lines = [f"::: {home.__name__}.{name}"]
+    if inherited and not issubclass(kind, Exception):
+        lines += ["    options:", f"      inherited_members: [{', '.join(sorted(inherited))}]"]
     is_record = dataclasses.is_dataclass(kind) or issubclass(kind, tuple)
-    options = {
-        "show_if_no_docstring": is_record,  # its fields, which its docstring explains
-        "inherited_members": issubclass(kind, Closing),  # close()
-    }
-    chosen = [f"      {option}: true" for option, is_on in options.items() if is_on]
-    return "\n".join((f"::: {home.__name__}.{name}", *(["    options:", *chosen] if chosen else [])))
+    return "\n".join([*lines, *(["", *_fields(kind)] if is_record else [])])
+
+
+def _fields(kind: type) -> list[str]:
+    """Return a table of the fields of a dataclass or named tuple, explained by the comments beside them."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    lines = source.splitlines()
+    rows = ["| field | type | default | |", "|---|---|---|---|"]
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):
+            above = list(itertools.takewhile(_is_field_comment, reversed(lines[: node.lineno - 1])))
+            beside = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :].partition("#")[2]
+            meaning = " ".join(line.strip().removeprefix("#:").strip() for line in [*reversed(above), beside])
+            default = f"`{ast.unparse(node.value)}`" if node.value else ""
+            rows.append(
+                _row(
+                    f"`{ast.unparse(node.target)}`",
+                    f"`{ast.unparse(node.annotation)}`",
+                    default,
+                    meaning.strip(),
+                )
+            )
+    return rows
+
+
+def _is_field_comment(line: str) -> bool:
+    return line.strip().startswith("#:")
 
 
 def main(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import re
@@ -88,7 +89,17 @@ def test_the_python_pages_have_every_public_name_once() -> None:
     shown = [name for page in PAGES.values() for name in re.findall(r"^::: (.*)$", page, re.MULTILINE)]
     public = {f"ledgermq.client.{name}" for name in ledgermq.client.__all__ if name != "__version__"}
     public |= {f"ledgermq.client.sync.{name}" for name in ledgermq.client.sync.__all__}
-    assert sorted(shown) == sorted(public)
+    returned = [
+        f"{kind.__module__}.{kind.__name__}" for row in docs_reference.RETURNED.values() for kind in row
+    ]
+    assert sorted(shown) == sorted([*public, *returned])
+
+
+def test_records_are_shown_with_their_fields_and_what_the_comments_beside_them_say() -> None:
+    page = PAGES["reference/python/admin.md"]
+    fields = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert fields >= {each.name for each in dataclasses.fields(ledgermq.client.FoundMessages)}
+    assert re.search(r"^\| `missing_from_ms` \| `int` \| `0` \| .*(ms)", page, re.MULTILINE)
 
 
 def public_classes() -> list[type]:
