@@ -32,8 +32,9 @@ _MAX_MEMBERS: Final = 64
 
 @dataclass(slots=True)
 class Message:
-    """A message to send. `message_group` asks for order: messages of one message group stay in one queue, in order.
+    """A message to send.
 
+    `message_group` asks for order: messages of one message group stay in one queue, in order.
     `body`: 1 byte to 4 MiB (or what the broker group takes). `tag`: for filters. `keys`: for look-ups
     (`ledgermq message query --key`). Tag, keys and properties together have at most 16 KiB.
 

@@ -137,8 +137,8 @@ def configuration() -> str:
         (
             "# Configuration",
             "",
-            "Made from the code. A setting comes from a TOML file (`--config`), an environment variable, or a",
-            "flag; the later one is stronger. Unknown keys and values that cannot be are refused",
+            "Made from the code. A setting comes from a TOML file (`--config`), an environment variable, or",
+            "a flag; the later one is stronger. Unknown keys and values that cannot be are refused",
             "before anything starts. Sizes are bytes or a text like `64MiB`. A file for three hosts:",
             "[broker.toml](../../deploy/broker.toml).",
             "",

@@ -1,4 +1,4 @@
-"""The reference pages have all commands, settings and public names; the other pages use commands that exist."""
+"""The reference pages have all commands, settings and public names; others use commands that exist."""
 
 from __future__ import annotations
 

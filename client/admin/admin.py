@@ -114,8 +114,9 @@ class Admin:
             for topic in await admin.topics():
                 print(topic.name, topic.queue_count)
 
-    Beside what stands at a method, each call raises NameserversDownError, NoBrokersError, BrokerUnreachableError and
-    RefusedError (NoQuorumError: no leader in time). `timeout_ms`: the deadline of one call, ms.
+    Beside what stands at a method, each call raises NameserversDownError, NoBrokersError,
+    BrokerUnreachableError and RefusedError (NoQuorumError: no leader in time). `timeout_ms`: the deadline of
+    one call, ms.
     """
 
     @checked(cluster=a_text, timeout_ms=check_count)

@@ -106,7 +106,8 @@ class SimpleConsumer:
     ) -> None:
         """`invisible_ms`: how long a message is this consumer's, unless a `receive` says something else.
 
-        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises: UsageError.
+        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises:
+        UsageError.
         """
         check_lease("invisible_ms", invisible_ms)
         self.group = group

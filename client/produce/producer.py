@@ -119,16 +119,17 @@ class Producer:
         """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues: one
         of `queue_selection`, your own, or a function of the queues and the first key that returns an index.
 
-        `nameservers`: "host:port", several with commas, or a sequence of them. `cluster`: its name, where nameservers
-        know several; "" where they know one.
+        `nameservers`: "host:port", several with commas, or a sequence of them. `cluster`: its name, where
+        nameservers know several; "" where they know one.
         `group` names the producers that do the same work; so far only `statistics()` and the log show it.
-        `zone`: queues of broker groups whose leader stands there come first; when none does, or none takes messages, all.
+        `zone`: queues of broker groups whose leader stands there come first; when none does, or none takes
+        messages, all.
         `send_latency_fault_enable`: broker groups are avoided after slow and failed calls, for as long as the rows (latency
         from which, how long; ms) of `latency_fault_table` say, and of the others the quickest are taken. The queues of
         message groups, and those that a selector chose for a reason, stay.
         `compress_above`: larger bodies are compressed when that makes them smaller, bytes; None: never.
-        `max_pending_bytes`: bodies that may wait for their receipts; above it `send` waits, and `send_nowait` raises
-        BufferFullError.
+        `max_pending_bytes`: bodies that may wait for their receipts; above it `send` waits, and `send_nowait`
+        raises BufferFullError.
         `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
         Raises: UsageError (InvalidAddressError: a nameserver's, InvalidNameError).
         """
@@ -163,7 +164,7 @@ class Producer:
 
     @property
     def timeout_ms(self) -> int:
-        """The deadline of a message with all its retries, ms. May be set; counts for messages from then on."""
+        """The deadline of a message with all its retries, ms. A new one counts for messages from then on."""
         return self._outbox.timeout_ms
 
     @timeout_ms.setter

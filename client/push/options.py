@@ -42,18 +42,18 @@ class PushOptions:
 
     * `batch_size`: messages that a listener gets at once, at most; all of one queue.
     * `concurrency`: listeners that run at once, at most.
-    * `max_attempts`: how often a message is tried; 0: what the consumer group says, in order without end (to skip
-      breaks the order). One that fails, alone, with its CorruptMessageError has had its last attempt: it can never
-      be read.
+    * `max_attempts`: how often a message is tried; 0: what the consumer group says, in order without end (to
+      skip breaks the order). One that fails, alone, with its CorruptMessageError has had its last attempt: it
+      can never be read.
     * `retry_ms`: pause before the second attempt; it doubles up to `longest_retry_ms`.
-    * `commit_interval_ms`: how often progress is stored. What a crashed consumer had finished since comes again, so
-      it is short: a commit is one small entry in the log for all queues of a broker group, and none while nothing
-      happens. 0: a batch is committed before the next one takes its place, so that at most one batch for each
-      running listener comes again.
+    * `commit_interval_ms`: how often progress is stored. What a crashed consumer had finished since comes
+      again, so it is short: a commit is one small entry in the log for all queues of a broker group, and none
+      while nothing happens. 0: a batch is committed before the next one takes its place, so that at most one
+      batch for each running listener comes again.
     * `poll_ms`: how long a broker may hold a request while there is nothing.
     * `limits`: per queue; `max_bytes` bounds all of them together.
-    * `allocation`: "" or sticky, average, circle, consistent-hash, same-zone; the consumer group's oldest member
-      decides.
+    * `allocation`: "" or sticky, average, circle, consistent-hash, same-zone; the consumer group's oldest
+      member decides.
     * `zone`: where this consumer is, for same-zone.
     * `session_timeout_ms`: how long it may be out of touch before others get its queues.
     * `release_ms`: how long running listeners may take when a queue goes to another consumer.

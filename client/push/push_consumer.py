@@ -75,7 +75,8 @@ class PushConsumer:
             await consumer.subscribe("orders")
             await consumer.run()
 
-    The consumer group is created when it does not exist. Its consumers share the queues: each has one consumer.
+    The consumer group is created when it does not exist. Its consumers share the queues: each has one
+    consumer.
     """
 
     @checked(

@@ -61,7 +61,9 @@ _COMES_AGAIN: Final = "an acknowledgement failed, its message comes again: %s"
 
 
 class Producer(Closing):
-    """Sends messages and waits for each; `send_batch` sends many at once, `send_async` and `send_oneway` do not wait.
+    """Sends messages and waits for each.
+
+    `send_batch` sends many at once, `send_async` and `send_oneway` do not wait.
 
     Example:
 
@@ -264,7 +266,8 @@ class Consumer(Closing):
                 print(message.body)
                 message.ack()
 
-    The consumer group is created when it does not exist (it starts at `start`: "earliest", "latest" or ms since the epoch, as text).
+    The consumer group is created when it does not exist (it starts at `start`: "earliest", "latest" or ms
+    since the epoch, as text).
     """
 
     def __init__(

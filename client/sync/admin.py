@@ -190,7 +190,7 @@ class Admin(Closing):
 
 
 class GroupAdmin(Admin):
-    """An `Admin` that also changes which broker groups a cluster has; for what a method does see the asyncio GroupAdmin.
+    """An `Admin` that also changes which broker groups a cluster has; see the asyncio GroupAdmin.
 
     Example:
 

@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 
 class PullConsumer(Closing):
-    """Reads topics queue by queue; for what a method does see the asyncio PullConsumer. Iterate over it, or call `poll`.
+    """Reads topics queue by queue; for what a method does see the asyncio PullConsumer.
+
+    Iterate over it, or call `poll`.
 
     Example:
 

@@ -23,7 +23,9 @@ from .loop_thread import Closing, make
 
 
 class SimpleConsumer(Closing):
-    """Receives with leases; for what a method does see the asyncio SimpleConsumer. Iterate over it, or call `receive`.
+    """Receives with leases; for what a method does see the asyncio SimpleConsumer.
+
+    Iterate over it, or call `receive`.
 
     Example:
 
