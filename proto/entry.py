@@ -1,6 +1,7 @@
 """Layout of a log entry in the CommitLog, on the wire between nodes, and in dumps.
 
 Little-endian. An entry is a 64-byte header, the payload, and zero padding to a multiple of 8 bytes.
+The payload of RECORDS: `record.py`.
 
      0  u32  magic + version   b"LMQ" + version byte (1)
      4  u32  crc32c            over bytes [8, size); of a filler: over bytes [8, 64)

@@ -89,7 +89,7 @@ PURE: dict[str, tuple[str, ...]] = {
     ),
     "client": (
         "admin/status_report",
-        "admin/status_verdict",
+        "admin/log_ends",
         "bench/figures",
         "cluster/leader_tracker",
         "cluster/topic_route",
@@ -401,7 +401,7 @@ def test_every_room_says_what_it_owns_and_where_to_begin(room: Path) -> None:
     if room.name in ("cli", "sync"):  # their __init__.py is a module that people import
         return
     assert "Owns" in text and "Must not" in text and "Begin with" in text
-    named = re.findall(r"`(\w+\.py)`", text.partition("Begin with")[2])
+    named = re.findall(r"`((?:\w+/)*\w+\.py)`", text.partition("Begin with")[2])
     assert len(named) >= 2 and all((room / name).exists() for name in named), named
 
 
@@ -444,3 +444,17 @@ def test_every_public_module_has_a_docstring(path: Path) -> None:
 def test_every_folder_of_tests_is_a_package(path: Path) -> None:
     """Else `import raft` inside tests/raft would find the tests."""
     assert (path.parent / "__init__.py").exists(), f"{path.parent} has no __init__.py"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_of_modules_name_files_that_exist(package: str) -> None:
+    """`file.py` is beside the module or in its package; with a folder it counts from the package or the top."""
+    lost = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", ast.get_docstring(parse(path)) or ""):
+            places = [path.parent / name, ROOT / package / name, ROOT / name]
+            if "/" not in name:
+                places += (ROOT / package).rglob(name)
+            if not any(place.exists() for place in places):
+                lost.append(f"{name_of(path)}: {name}")
+    assert not lost

@@ -2,7 +2,7 @@
 
 The leader decides and proposes where the log begins; every node hides what is below when it applies that, and unlinks it at a
 limited rate. Never past this node's checkpoint: `floor` says how far. And never before the checkpoints know that
-beginning: a node that starts again with an older one could reset no follower to its state. What is decided, and when, is `retention_policy`.
+beginning: a node that starts again with an older one could reset no follower to its state. The rules are in `policy.py`.
 Owns: the timers, the refusals, the Clean call. Must not: stop reads or what frees space; wait for a disk (the log unlinks in
 a thread of its own, after its new beginning is durable, and finishes at start what a crash interrupted).
 """

@@ -23,9 +23,10 @@ def age_clock(log_time: int, wall_ms: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What makes a segment go: older than `keep_ms` (by its last entry, `now` is `age_clock`), and wholly
+    """Conditions under which a segment goes.
 
-    below index `floor` (the state checkpoint) and in front of offset `protected_from` of the log (None: nothing is protected).
+    It is older than `keep_ms` (by its last entry; `now` is `age_clock`), wholly below index `floor` (the state
+    checkpoint), and wholly before offset `protected_from` of the log (None: nothing is protected).
     """
 
     now: int

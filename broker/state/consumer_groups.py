@@ -1,6 +1,7 @@
 """Consumer groups: names, numeric ids, how each wants to be served.
 
-Owns: the groups and the next free group id.   Must not: know offsets or leases (leases.py).
+Owns: the groups and the next free group id.   Must not: know offsets or leases (`leases.py`), or enforce `max_attempts`
+(`broker/leader/selection.py`, `exhausted`).
 Invariant: an id is never used again.
 """
 

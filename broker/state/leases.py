@@ -4,7 +4,7 @@
 in `leases`; so acknowledgements out of order need no intervals of their own, and `committed` is the first row. A parked
 message has no row there, but one in `parked`: it is not delivered until it is released, and holds no offset back.
 
-Owns: the transitions.   Must not: choose what to lease (leader_view.py), read clocks: `now` is an entry's log time.
+Owns: the transitions.   Must not: choose what to lease or to park (`broker/leader/selection.py`), read clocks: `now` is an entry's log time.
 Invariants: leases and parked messages are sorted by offset, all below `position`, none in both; a Consumption never changes,
 so a snapshot keeps it.
 In a FIFO group an acknowledged offset behind an open one keeps its row (flag ACKED), because the whole batch comes again.

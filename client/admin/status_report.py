@@ -16,7 +16,7 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
 from ..durations import duration
-from .status_verdict import master_notes
+from .log_ends import master_notes
 
 #: The disk step (GetStatusResponse.disk_step) from which on a leader refuses messages.
 REFUSING_STEP: Final = 3

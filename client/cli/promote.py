@@ -21,8 +21,8 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.grpc_answers import decoded
 
 from ..admin.cluster_status import ask, groups_asked
+from ..admin.log_ends import LogEnd, log_end
 from ..admin.status_report import GroupAnswers, size
-from ..admin.status_verdict import LogEnd, log_end
 from ..cluster.channels import Channels
 from ..durations import duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of

@@ -5,7 +5,8 @@ The rules:
     a definite no             the leader's hint, another group, or a pause and the same group, as the reason says
     message group set         never another group: order holds per queue; a group that is drained fails it
     the caller must change    fail at once; repeating cannot help
-One deadline per message bounds all of it; it is kept by `batching`, not here.
+How long a pause is: `backoff_ms` in `client/pauses.py`. One deadline per message bounds all of it: the producer sets
+it, `send_window.py` gives up what is over it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Leader: takes proposals, sends heartbeats, and steps down when a quorum no longer answers (5.2, 5.3, 8).
 
 Owns: the beginning and the end of a lead, heartbeats, proposals, reads, check-quorum, hand-over. Must not:
-move entries (`replication.py`).
+move entries (`replication.py`), or count what is committed (`commit_rule.py`).
 Invariants: the first entry of a term is its no-op; a leader that heard no quorum for the shortest election
 timeout steps down.
 """

@@ -27,6 +27,7 @@ from typing import Any
 
 from ..types import LogIndex, NodeId, Term
 from . import candidate, follower, leader, replication, votes
+from .commit_rule import advance_commit
 from .messages import (
     AppendEntries,
     AppendEntriesReply,
@@ -110,7 +111,7 @@ class RaftCore(CoreState):
         self.disk.done(seq)
         self.release_held()
         if self.leading is not None:
-            self._after_commit(replication.advance_commit(self, self.leading, self.stable_index))
+            self._after_commit(advance_commit(self, self.leading, self.stable_index))
         elif self.role is Role.CANDIDATE:
             candidate.count_own_vote(self)
         else:

@@ -1,7 +1,7 @@
 """Quorums: which nodes are enough. Pluggable, so that a membership change needs no rewrite (thesis 4.3).
 
-Owns: the arithmetic. Must not: know which nodes are alive. Invariant: any two quorums of one kind share a
-voter.
+Owns: the arithmetic. Must not: know which nodes are alive, or decide what is committed (`commit_rule.py`).
+Invariant: any two quorums of one kind share a voter.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Replication: a leader brings its followers' logs to its own, and learns what is committed (5.3, 5.4.2).
+"""Replication: a leader brings its followers' logs to its own (5.3).
 
-Owns: appends, their replies, the commit index of a leader. Must not: change roles.
-Invariants: at most one AppendEntries with entries is open per follower; commit is counted from durable copies
-of voters only, the leader's own included, and only for an entry of the leader's term (P8, P10).
+Owns: appends and their replies. Must not: change roles, or decide what is committed (`commit_rule.py`).
+Invariant: at most one AppendEntries with entries is open per follower.
 """
 
 from __future__ import annotations
 
 from ..types import LogIndex
+from .commit_rule import advance_commit
 from .messages import AppendEntries, AppendEntriesReply, HeartbeatReply
 from .outputs import FollowerBehind, FollowerLostEntries
 from .progress import Progress, ProgressState
@@ -23,20 +23,6 @@ def send_appends(state: CoreState, leading: LeaderState) -> None:
                 _send_empty(state, follower)
         elif follower.may_send(state.config.max_inflight_messages, state.config.max_inflight_bytes):
             _send_append(state, follower)
-
-
-def advance_commit(state: CoreState, leading: LeaderState, moved_to: LogIndex) -> bool:
-    """Commit what a quorum holds after one node moved to `moved_to`; tell whether the commit index moved."""
-    if moved_to <= state.commit_index:
-        return False
-    match = {f.node_id: f.match_index for f in leading.followers.values() if not f.is_learner}
-    match[state.node_id] = state.own_match_index()
-    index = state.quorum.committed_index(match)
-    if index <= state.commit_index or not state.may_commit_by_counting(index):
-        return False
-    state.commit_to(index)
-    leading.free_up_to(index)
-    return True
 
 
 def on_append_reply(state: CoreState, leading: LeaderState, message: AppendEntriesReply) -> bool:

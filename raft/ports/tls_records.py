@@ -1,5 +1,7 @@
 """Parser of unencrypted TLS: when a client's hello is complete, and when its handshake has ended.
 
+Whether a port wants TLS at all is decided by `broker/ports/tls_judge.py`.
+
 Pure. A record begins with five bytes: type, version (2), length (2). The hello is the first handshake
 message: type (1), length (3), contents. It may be spread over any number of records. A client's records
 belong to the handshake until the first one of type application data. In TLS 1.3 that one carries the end of

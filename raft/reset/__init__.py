@@ -3,5 +3,5 @@
 Owns both ends of ResetService and the decision to reset. Must not: touch the old state before the new one is
 complete and durable.
 
-Begin with `decision.py`. Then: `receiver.py`, `sender.py`, `checkpoint/transfer.py`, `succession.py`.
+Begin with `decision.py`. Then: `receiver.py`, `sender.py`, `state_transfer.py`, `succession.py`.
 """

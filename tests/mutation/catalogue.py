@@ -179,7 +179,7 @@ _READS = (
     ),
     SourceMutant(
         "LearnerCommits", "Copies of learners count for the commit index.",
-        "raft/core/replication.py",
+        "raft/core/commit_rule.py",
         "for f in leading.followers.values() if not f.is_learner}",
         "for f in leading.followers.values()}",
         _CORE,

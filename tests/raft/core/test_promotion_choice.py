@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from ledgermq.client.admin.status_verdict import nodes_with_most
+from ledgermq.client.admin.log_ends import nodes_with_most
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core.outputs import Role
 from ledgermq.raft.drive.copies import Copies
