@@ -1,4 +1,4 @@
-"""Metrics of the consensus layer: one table. Times in seconds, sizes in bytes.
+"""Metrics of the consensus layer: one table, and the gauges of RaftStatus. Times in seconds, sizes in bytes.
 
 A node sets them. The process passes its `registry`; tests use their own. Labels come from closed sets.
 """
@@ -10,16 +10,12 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from .ports.counts import PortMetrics
+from .status import GAUGES
 
 #: name → (kind, help, labels)
 METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], str, tuple[str, ...]]]] = {
-    "ledgermq_raft_term": (Gauge, "Current term", ()),
+    **{each.name: (Gauge, each.help, ()) for each in GAUGES.values()},
     "ledgermq_raft_is_leader": (Gauge, "1 while this node leads", ()),
-    "ledgermq_raft_commit_index": (Gauge, "Highest committed entry known here", ()),
-    "ledgermq_raft_applied_index": (Gauge, "Highest entry applied here", ()),
-    "ledgermq_raft_last_index": (Gauge, "Last entry of the log", ()),
-    "ledgermq_raft_log_bytes": (Gauge, "Bytes of the retained log", ()),
-    "ledgermq_raft_uncommitted_bytes": (Gauge, "Bytes that wait for commit on the leader", ()),
     "ledgermq_raft_elections_total": (Counter, "Terms that this node began to lead", ()),
     "ledgermq_raft_leader_changes_total": (Counter, "Leaders seen", ()),
     "ledgermq_raft_proposals_total": (Counter, "Entries proposed here", ()),
@@ -32,24 +28,6 @@ METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], st
         ("peer", "stream"),
     ),
     "ledgermq_raft_peer_behind_bytes": (Gauge, "Log bytes that the follower does not hold yet", ("peer",)),
-    "ledgermq_raft_fsync_seconds_p99": (Gauge, "99th percentile of write and fdatasync, last 1,024", ()),
-    "ledgermq_raft_disk_used_ratio": (Gauge, "Used part of the data file system", ()),
-    "ledgermq_raft_clock_offset_seconds": (Gauge, "Wall clock minus log time", ()),
-    "ledgermq_raft_timer_lateness_seconds": (
-        Gauge,
-        "How late this node's timers lately were, again and again",
-        (),
-    ),
-    "ledgermq_raft_heartbeat_lateness_seconds": (
-        Gauge,
-        "The same of heartbeats, on a leader of their answers",
-        (),
-    ),
-    "ledgermq_raft_election_timeout_seconds": (
-        Gauge,
-        "Shortest election timeout now: it grows with lateness",
-        (),
-    ),
     "ledgermq_raft_damaged_ranges_total": (Counter, "Damaged log ranges found", ("found_by",)),
     "ledgermq_raft_repaired_ranges_total": (Counter, "Damaged log ranges repaired from a peer", ()),
     "ledgermq_raft_repairing": (Gauge, "1 while a damaged log range is fetched from the peers", ()),

@@ -1,14 +1,25 @@
-"""Status of a broker group as one node knows it, for `ledgermq cluster status` and the admin service.
+"""Status of a broker group as one node knows it. Plain values.
 
-Plain values.
+This is where a field is named. The admin service passes on every field that has its name in `GetStatusResponse` or
+`NodeStatus` (proto/admin.proto), `ledgermq cluster status` every one that has its name in `NodeRow` or
+`GroupReport` (client/admin/status_report.py). `Published` makes a field a metric.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, NamedTuple, get_type_hints
 
 from .types import LogIndex, NodeId, Term
+
+
+class Published(NamedTuple):
+    """The gauge that shows a field; `scale` turns its unit into the base unit."""
+
+    name: str
+    help: str
+    scale: float = 1
 
 
 @dataclass(slots=True)
@@ -53,46 +64,82 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RaftStatus:
-    """Snapshot of a node. `since_ms`: how long role and term have been unchanged."""
+    """Snapshot of a node. `term_age_ms`: how long role and term have been unchanged."""
 
-    cluster_id: str
+    cluster: str
     group: str
     node_id: NodeId
     incarnation: int
     group_id: int  # 0: not known yet
     former_group_ids: tuple[int, ...]  # before it was recovered, or before a master was promoted
     role: str  # starting | learner | follower | candidate | leader | faulted | stopped
-    term: Term
-    since_ms: int
+    term: Annotated[Term, Published("ledgermq_raft_term", "Current term")]
+    term_age_ms: int
     leader_id: NodeId | None
-    leader_ready: bool
     voters: int
     voters_reachable: int  # including itself
     flush: str
     first_index: LogIndex
-    last_index: LogIndex
+    last_index: Annotated[LogIndex, Published("ledgermq_raft_last_index", "Last entry of the log")]
     # term of the last entry; of two logs the one with the higher last term is newer, then the longer one
     last_term: Term
     durable_index: LogIndex
-    commit_index: LogIndex
-    applied_index: LogIndex
-    log_bytes: int
-    fsync_p99_ms: float
-    disk_used_ratio: float
-    timer_lateness_ms: int  # recurring lateness of its own timers
-    heartbeat_lateness_ms: int  # the same of the leader's heartbeats; on a leader, of their replies
-    election_timeout_ms: int  # current minimum; grows with both kinds of lateness
+    commit_index: Annotated[
+        LogIndex, Published("ledgermq_raft_commit_index", "Highest committed entry known here")
+    ]
+    applied_index: Annotated[LogIndex, Published("ledgermq_raft_applied_index", "Highest entry applied here")]
+    log_bytes: Annotated[int, Published("ledgermq_raft_log_bytes", "Bytes of the retained log")]
+    uncommitted_bytes: Annotated[
+        int, Published("ledgermq_raft_uncommitted_bytes", "Bytes that wait for commit on the leader")
+    ]
+    fsync_p99_ms: Annotated[
+        float,
+        Published(
+            "ledgermq_raft_fsync_seconds_p99", "99th percentile of write and fdatasync, last 1,024", 1e-3
+        ),
+    ]
+    disk_used_ratio: Annotated[
+        float, Published("ledgermq_raft_disk_used_ratio", "Used part of the data file system")
+    ]
+    timer_lateness_ms: Annotated[
+        int,
+        Published(
+            "ledgermq_raft_timer_lateness_seconds",
+            "How late this node's timers lately were, again and again",
+            1e-3,
+        ),
+    ]
+    heartbeat_lateness_ms: Annotated[
+        int,
+        Published(
+            "ledgermq_raft_heartbeat_lateness_seconds",
+            "The same of heartbeats, on a leader of their answers",
+            1e-3,
+        ),
+    ]
+    election_timeout_ms: Annotated[
+        int,
+        Published(
+            "ledgermq_raft_election_timeout_seconds",
+            "Shortest election timeout now: it grows with lateness",
+            1e-3,
+        ),
+    ]
     election_timeout_added_ms: int  # part of it that was added because of lateness
-    clock_offset_ms: int  # wall clock minus log time
-    fault: str | None
+    clock_offset_ms: Annotated[
+        int, Published("ledgermq_raft_clock_offset_seconds", "Wall clock minus log time", 1e-3)
+    ]
     replication: str  # quorum | async_master | sync_master
-    master: str  # of a broker group with a master; else empty
+    master_id: str  # of a broker group with a master; else empty
     generation: int  # number of promotions
-    held_back: str  # why this node finds no leader; empty: nothing known
     log_check: CheckCounts  # a copy
+    held_back: str  # why this node finds no leader; empty: nothing known
     peers: tuple[PeerStatus, ...]  # every member, this one included, in configured order
 
-    @property
-    def has_quorum(self) -> bool:
-        """True if a majority of the voters is reachable from here."""
-        return self.voters_reachable * 2 > self.voters
+
+#: Field of RaftStatus → its metric.
+GAUGES = {
+    name: each
+    for name, hint in get_type_hints(RaftStatus, include_extras=True).items()
+    for each in getattr(hint, "__metadata__", ())
+}

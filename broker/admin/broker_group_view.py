@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from google.protobuf.message import Message
 
 from ledgermq.proto import admin_pb2, nameserver_pb2, route_pb2
 from ledgermq.raft.node.node import RaftNode
-from ledgermq.raft.status import CheckCounts, PeerStatus
+from ledgermq.raft.status import PeerStatus, RaftStatus
 
 from ..cluster.known_leader import Leadership
 from ..cluster.members import Members
@@ -140,25 +144,15 @@ class NodeStatus:
         raft, refusal = self._raft.status(), self._pipeline.produce_refusal
         retention, log, slaves = self._retention, self._raft.log, self._slaves
         first = log.header_nowait(log.first_index) if log.first_index <= log.last_index else None
+        told = _passed_on(raft, admin_pb2.GetStatusResponse) | {"incarnation": f"{raft.incarnation:016x}"}
         return admin_pb2.GetStatusResponse(
-            cluster=self._config.cluster,
-            group=self._config.group,
-            node_id=self._config.node_id,
-            role=raft.role,
-            term=raft.term,
-            term_age_ms=raft.since_ms,
-            leader_id=raft.leader_id or "",
+            **told,
             leader=self._members.addresses(raft.leader_id, listener),
-            voters=raft.voters,
             voters_in_contact=raft.voters_reachable if raft.role == "leader" else 0,
-            flush=raft.flush,
-            nodes=[self._node_status(peer, listener, leads=raft.role == "leader") for peer in raft.peers],
+            nodes=[self._node_status(raft, peer, listener) for peer in raft.peers],
             produce_refused=bool(refusal),
             produce_refused_reason=refusal,
             version=package_version(),
-            incarnation=f"{raft.incarnation:016x}",
-            first_index=raft.first_index,
-            log_bytes=raft.log_bytes,
             uptime_ms=int((time.monotonic() - self._started) * 1000),
             log_start_ms=first.timestamp if first is not None else 0,
             log_start_offset=log.first_offset,
@@ -167,21 +161,10 @@ class NodeStatus:
             disk_used_bytes=retention.use.used,
             disk_limit_bytes=retention.use.limit,
             max_store_bytes=self._config.max_store_bytes,
-            clock_offset_ms=raft.clock_offset_ms,
-            timer_lateness_ms=raft.timer_lateness_ms,
-            heartbeat_lateness_ms=raft.heartbeat_lateness_ms,
-            election_timeout_ms=raft.election_timeout_ms,
-            election_timeout_added_ms=raft.election_timeout_added_ms,
             segments_going=retention.going,
             protection=retention.protection,
-            held_back=raft.held_back,
             mode=route_pb2.BrokerGroupMode.Name(int(self._replica.state.mode)),
             mode_since_ms=self._replica.state.mode_since,
-            replication=raft.replication,
-            master_id=raft.master,
-            generation=raft.generation,
-            last_index=raft.last_index,
-            last_term=raft.last_term,
             promoting=self._promotion.doing,
             slaves_needed=slaves.needed if slaves is not None else 0,
             slaves_in_contact=slaves.in_contact if slaves is not None else 0,
@@ -191,25 +174,28 @@ class NodeStatus:
             claims=[to_proto(claim) for claim in self._raft.storage.identity.claims],
         )
 
-    def _node_status(self, peer: PeerStatus, listener: str, *, leads: bool) -> admin_pb2.NodeStatus:
-        own = peer.node_id == self._config.node_id
-        raft = self._raft
-        unreachable = leads and not own and not peer.connected
+    def _node_status(self, raft: RaftStatus, peer: PeerStatus, listener: str) -> admin_pb2.NodeStatus:
+        """Return what `raft` tells of a member; of this node all that it knows."""
+        own, leads = peer.node_id == raft.node_id, raft.role == "leader"
+        told = _passed_on(peer, admin_pb2.NodeStatus)
+        if own:
+            told |= _passed_on(raft, admin_pb2.NodeStatus)
+        elif leads and not peer.connected:
+            told["role"] = "unreachable"
         return admin_pb2.NodeStatus(
-            node_id=peer.node_id,
-            role="unreachable" if unreachable else peer.role,
+            **told,
             addresses=self._members.addresses(peer.node_id, listener),
-            durable_index=peer.durable_index or 0,
-            commit_index=(raft.commit_index if own else peer.commit_index) or 0,
-            applied_index=raft.applied_index if own else 0,
-            behind_bytes=peer.behind_bytes or 0,
-            fsync_p99_ms=peer.fsync_p99_ms or 0.0,
-            disk_used_ratio=peer.disk_used_ratio or 0.0,
-            last_contact_ms=peer.last_contact_ms or 0,
             state=_state(peer, leads=leads),
-            refused=peer.refused,
-            log_check=_log_check(raft.care.repair.counts) if own else None,
         )
+
+
+def _passed_on(status: RaftStatus | PeerStatus, message: type[Message]) -> dict[str, Any]:
+    """Return the fields of `status` that `message` has by the same name, without those that are None (unknown)."""
+    known = message.DESCRIPTOR.fields_by_name
+    told = {field.name: getattr(status, field.name) for field in fields(status) if field.name in known}
+    if "log_check" in told:
+        told["log_check"] = asdict(told["log_check"])
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _live_reading(each: Reading) -> admin_pb2.LiveReading:
@@ -223,13 +209,3 @@ def _state(peer: PeerStatus, *, leads: bool) -> str:
     if peer.refused_lately and leads:
         return "refused"
     return "catching up" if peer.catching_up else ""
-
-
-def _log_check(counts: CheckCounts) -> admin_pb2.LogCheck:
-    return admin_pb2.LogCheck(
-        read_bytes=counts.read_bytes,
-        passes=counts.passes,
-        found=counts.found,
-        repaired=counts.repaired,
-        last=counts.last,
-    )

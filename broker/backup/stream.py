@@ -65,7 +65,7 @@ async def live_point(
     if index >= first_index:
         commit = await _commit_at(log, LogIndex(index))
     return DumpPoint(
-        cluster=status.cluster_id,
+        cluster=status.cluster,
         group=status.group,
         node=status.node_id,
         incarnation=status.incarnation,

@@ -8,7 +8,7 @@ Invariant: the leader with the highest term is believed about the group; about i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -49,7 +49,10 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node as it is shown. Numbers are None where nobody knows them."""
+    """One node as it is shown, and as `--json` has it. Numbers are None where nobody knows them.
+
+    A field that has its name in NodeStatus or, of the node's own answer, in GetStatusResponse is taken from there.
+    """
 
     node_id: str
     role: str
@@ -90,7 +93,10 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """One broker group: verdict, the line above the table, the rows, and what to do."""
+    """One broker group: verdict, the line above the table, the rows, and what to do.
+
+    A field that has its name in GetStatusResponse is taken from the answer that is believed, unless `report` judges it.
+    """
 
     group: str
     verdict: Verdict
@@ -133,31 +139,16 @@ class GroupReport:
         return "   ".join(parts)
 
     def as_json(self) -> dict[str, object]:
-        """Return plain values for `--json`; the names are those of this class."""
-        names = (
-            "group",
-            "leader_id",
-            "term",
-            "term_age_ms",
-            "voters",
-            "voters_in_contact",
-            "flush",
-            "replication",
-            "master_id",
-            "generation",
-            "cluster",
-            "log_begin",
-            "log_start_ms",
-            "mode",
-            "mode_since_ms",
-        )
-        values: dict[str, object] = {name: getattr(self, name) for name in names}
-        values["verdict"] = self.verdict.name.lower()
-        values["exit_code"] = int(self.verdict)
-        values["notes"] = list(self.notes)
-        fields = NodeRow.__dataclass_fields__
-        values["nodes"] = [{name: getattr(row, name) for name in fields} for row in self.rows]
-        return values
+        """Return plain values for `--json`; the names are those of this class and of NodeRow."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("verdict", "rows", "notes"):
+            del values[name]
+        return values | {
+            "verdict": self.verdict.name.lower(),
+            "exit_code": int(self.verdict),
+            "notes": list(self.notes),
+            "nodes": [asdict(row) for row in self.rows],
+        }
 
 
 @dataclass(slots=True)
@@ -198,26 +189,24 @@ def report(asked: GroupAnswers) -> GroupReport:
         *_clock_notes(rows, leader),
         *_mode_notes(view),
     )
-    return GroupReport(
-        group=view.group or asked.group,
-        verdict=verdict,
-        leader_id=leader.node_id if leader else "",
-        term=view.term,
-        term_age_ms=view.term_age_ms,
-        voters=voters,
-        voters_in_contact=in_contact,
-        flush=view.flush,
-        replication=view.replication,
-        master_id=view.master_id,
-        generation=view.generation,
-        rows=_as_master_and_slaves(rows, view.master_id),
-        notes=notes,
-        cluster=view.cluster,
-        log_begin=_log_begin(view),
-        log_start_ms=view.log_start_ms,
-        mode=_mode(view),
-        mode_since_ms=view.mode_since_ms,
-    )
+    judged = {
+        "group": view.group or asked.group,
+        "verdict": verdict,
+        "leader_id": leader.node_id if leader else "",
+        "voters": voters,
+        "voters_in_contact": in_contact,
+        "rows": _as_master_and_slaves(rows, view.master_id),
+        "notes": notes,
+        "log_begin": _log_begin(view),
+        "mode": _mode(view),
+    }
+    return GroupReport(**_told(view, GroupReport) | judged)
+
+
+def _told(answer: pb.GetStatusResponse | pb.NodeStatus, shown: type[GroupReport | NodeRow]) -> dict[str, Any]:
+    """Return the fields of an answer that `shown` has by the same name."""
+    known = answer.DESCRIPTOR.fields_by_name
+    return {field.name: getattr(answer, field.name) for field in fields(shown) if field.name in known}
 
 
 def _strangers_note(asked: GroupAnswers) -> str:
@@ -309,16 +298,10 @@ def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...
         if name in rows:
             rows[name] = replace(
                 rows[name],
-                version=answer.version,
-                max_store_bytes=answer.max_store_bytes,
                 store_used_ratio=answer.disk_used_bytes / answer.max_store_bytes
                 if answer.max_store_bytes
                 else None,
-                clock_offset_ms=answer.clock_offset_ms,
-                timer_lateness_ms=answer.timer_lateness_ms,
-                heartbeat_lateness_ms=answer.heartbeat_lateness_ms,
-                election_timeout_ms=answer.election_timeout_ms,
-                election_timeout_added_ms=answer.election_timeout_added_ms,
+                **_of_itself(answer),
             )
     for name in rows.keys() - asked.answers.keys():
         rows[name] = _unanswered(rows[name], led=view.role == "leader")
@@ -334,21 +317,24 @@ def _unanswered(row: NodeRow, *, led: bool) -> NodeRow:
     return replace(row, role="unknown", state=NO_ANSWER, durable_index=None, commit_index=None)
 
 
+def _of_itself(answer: pb.GetStatusResponse) -> dict[str, Any]:
+    """Return what a node tells only of itself, as fields of its row."""
+    of_any = pb.NodeStatus.DESCRIPTOR.fields_by_name
+    return {name: value for name, value in _told(answer, NodeRow).items() if name not in of_any}
+
+
 def _row(node: pb.NodeStatus, known: NodeRow | None, *, by_leader: bool) -> NodeRow:
     unreachable = node.role in ("unreachable", "unknown")  # zeros would look like an empty disk
-    return NodeRow(
-        node_id=node.node_id,
-        role=node.role,
-        address=node.addresses.messaging_address or (known.address if known else ""),
-        durable_index=node.durable_index or (None if unreachable else 0),
-        commit_index=node.commit_index or (None if unreachable else 0),
-        behind_bytes=node.behind_bytes if by_leader and not unreachable else None,  # nobody else knows
-        fsync_p99_ms=node.fsync_p99_ms or None,
-        disk_used_ratio=node.disk_used_ratio or None,
-        state=node.state,
-        heard_by_leader=by_leader and not unreachable and node.last_contact_ms < _HEARD_MS,
-        **_log_check(node),
-    )
+    judged = {
+        "address": node.addresses.messaging_address or (known.address if known else ""),
+        "durable_index": node.durable_index or (None if unreachable else 0),
+        "commit_index": node.commit_index or (None if unreachable else 0),
+        "behind_bytes": node.behind_bytes if by_leader and not unreachable else None,  # nobody else knows
+        "fsync_p99_ms": node.fsync_p99_ms or None,
+        "disk_used_ratio": node.disk_used_ratio or None,
+        "heard_by_leader": by_leader and not unreachable and node.last_contact_ms < _HEARD_MS,
+    }
+    return NodeRow(**_told(node, NodeRow) | judged | _log_check(node))
 
 
 def _log_check(node: pb.NodeStatus) -> dict[str, Any]:

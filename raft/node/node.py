@@ -391,7 +391,7 @@ class RaftNode:
 
     def status(self) -> RaftStatus:
         """Return what this node knows of its broker group, for `ledgermq cluster status`."""
-        return self._view.status(self.role, self.is_leader_ready, self.fault, self._transport)
+        return self._view.status(self.role, self._transport)
 
     @property
     def log(self) -> CommitLog:
@@ -534,4 +534,4 @@ class RaftNode:
         self._leadership.look_at_disk()
         if self._state_transfer is not None:
             self._leadership.look_at_state(self._state_transfer.needs_entries_to)
-        self._view.refresh_metrics(self.is_leader)
+        self._view.refresh_metrics(self.status(), is_leader=self.is_leader)

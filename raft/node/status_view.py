@@ -19,7 +19,7 @@ from ..errors import StorageError
 from ..folder.storage import RaftStorage
 from ..metrics import RaftMetrics
 from ..repair.while_running import RangeRepair
-from ..status import PeerStatus, RaftStatus
+from ..status import GAUGES, PeerStatus, RaftStatus
 from ..transport.hello import Hello, Standing
 from ..types import LogIndex, NodeId
 
@@ -81,25 +81,13 @@ class StatusView:
         ratio = 1 - use.available / use.total if use.total else 0.0
         self._report = (self._storage.statistics().fsync_p99_ms, ratio)
 
-    def refresh_metrics(self, is_leader: bool) -> None:
+    def refresh_metrics(self, status: RaftStatus, *, is_leader: bool) -> None:
         """Set the gauges. Logs one warning when the clock is off."""
-        gauge, core = self._metrics.gauge, self._core
-        fsync_ms, disk = self._report
-        gauge("ledgermq_raft_term").set(core.term)
+        gauge = self._metrics.gauge
+        for field, metric in GAUGES.items():
+            gauge(metric.name).set(getattr(status, field) * metric.scale)
         gauge("ledgermq_raft_is_leader").set(is_leader)
-        gauge("ledgermq_raft_commit_index").set(core.commit_index)
-        gauge("ledgermq_raft_applied_index").set(self._applier.applied_index)
-        gauge("ledgermq_raft_last_index").set(core.last_index)
-        gauge("ledgermq_raft_log_bytes").set(self._log_bytes())
-        gauge("ledgermq_raft_uncommitted_bytes").set(core.uncommitted_bytes)
-        gauge("ledgermq_raft_fsync_seconds_p99").set(fsync_ms / 1000)
-        gauge("ledgermq_raft_disk_used_ratio").set(disk)
-        tick_s = self._config.tick_ms / 1000
-        gauge("ledgermq_raft_timer_lateness_seconds").set(core.timer_lateness.ticks * tick_s)
-        gauge("ledgermq_raft_heartbeat_lateness_seconds").set(core.peer_lateness.ticks * tick_s)
-        gauge("ledgermq_raft_election_timeout_seconds").set(core.shortest_timeout * tick_s)
         log_time = self._driver.log_time
-        gauge("ledgermq_raft_clock_offset_seconds").set(log_time.offset_ms / 1000)
         if log_time.is_off != self._clock_warned:
             self._clock_warned = log_time.is_off
             if log_time.is_off:
@@ -108,13 +96,11 @@ class StatusView:
                     "time service",
                     log_time.offset_ms / 1000, self._config.node_id,
                 )  # fmt: skip
-        for progress in core.progress():
+        for progress in self._core.progress():
             behind = self._behind_bytes(progress.stable_index) or 0
             gauge("ledgermq_raft_peer_behind_bytes", progress.node_id).set(behind)
 
-    def status(
-        self, role: str, leader_ready: bool, fault: str | None, transport: RaftTransport
-    ) -> RaftStatus:
+    def status(self, role: str, transport: RaftTransport) -> RaftStatus:
         """Return the snapshot."""
         config, core = self._config, self._core
         progress = {p.node_id: p for p in core.progress()}
@@ -126,7 +112,7 @@ class StatusView:
         )
         log = self._storage.log
         return RaftStatus(
-            cluster_id=config.cluster_id,
+            cluster=config.cluster_id,
             group=config.group,
             node_id=config.node_id,
             incarnation=self._storage.incarnation,
@@ -134,15 +120,14 @@ class StatusView:
             former_group_ids=self._rights.former_group_ids,
             role=role,
             term=core.term,
-            since_ms=int((time.monotonic() - self._since) * 1000),
+            term_age_ms=int((time.monotonic() - self._since) * 1000),
             leader_id=core.leader_id,
-            leader_ready=leader_ready,
             voters=len(config.voters),
             voters_reachable=sum(
                 peer.connected and peer.role != "learner" and peer.node_id in config.voters for peer in peers
             ),
             replication=config.replication.value,
-            master=config.reign.master if config.reign is not None else "",
+            master_id=config.reign.master if config.reign is not None else "",
             generation=config.reign.generation if config.reign is not None else 0,
             flush=config.flush,
             first_index=log.first_index,
@@ -151,7 +136,8 @@ class StatusView:
             durable_index=core.stable_index,
             commit_index=core.commit_index,
             applied_index=self._applier.applied_index,
-            log_bytes=self._log_bytes(),
+            log_bytes=log.end_offset - log.first_offset,
+            uncommitted_bytes=core.uncommitted_bytes,
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
             timer_lateness_ms=core.timer_lateness.ticks * config.tick_ms,
@@ -159,9 +145,8 @@ class StatusView:
             election_timeout_ms=core.shortest_timeout * config.tick_ms,
             election_timeout_added_ms=core.patience * config.tick_ms,
             clock_offset_ms=int(self._driver.log_time.offset_ms),
-            fault=fault,
-            held_back="" if core.leader_id is not None else self._held_back(transport),
             log_check=replace(self._repair.counts),
+            held_back="" if core.leader_id is not None else self._held_back(transport),
             peers=peers,
         )
 
@@ -274,10 +259,6 @@ class StatusView:
         if node == self._core.leader_id:
             return "leader"
         return "learner" if hello is not None and hello.standing is not Standing.VOTER else "follower"
-
-    def _log_bytes(self) -> int:
-        log = self._storage.log
-        return log.end_offset - log.first_offset
 
     def _behind_bytes(self, durable: LogIndex) -> int | None:
         """Return the log bytes after entry `durable`; None if its offset is not in memory or unreadable."""

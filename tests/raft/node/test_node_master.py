@@ -87,7 +87,7 @@ def test_the_master_leads_and_its_slaves_follow(tmp_path: Path) -> None:
         assert await cluster.leader() == "n1"
         assert all(cluster.applied(name) == FIRST for name in cluster.nodes)
         status = cluster.nodes["n1"].status()
-        assert (status.voters, status.voters_reachable, status.master) == (1, 1, "n1")
+        assert (status.voters, status.voters_reachable, status.master_id) == (1, 1, "n1")
 
     run(Masters(tmp_path), scenario)
 
