@@ -78,6 +78,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "reading/read_advice",
         "refusals",
         "retention/policy",
+        "retention/protection",
         "service/client_settings",
         "service/sessions",
     ),

@@ -45,8 +45,8 @@ from ..service.disk_steps import (
 from ..state.commands import LogStart, position_rows
 from ..state.consume_queue import ColdRead, QueueKey
 from ..state.effects import Effects, Loss
-from ..state.unconsumed import Protection, protection
 from .policy import DeletionPace, Expiry, age_clock, expired_before, oldest_before, protected_by
+from .protection import Protection, protection
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from ..leader.pipeline import AppendPipeline, TooManyRequestsError
 from ..reading.queue_reader import QueueReader
 from ..replica import Replica
 from ..service.disk_steps import DiskStep, RetentionView
+from ..state.backlog import unconsumed
 from ..state.commands import TrimQueues, position_rows
 from ..state.consume_queue import ConsumeQueue, QueueKey
 from ..state.topics import Topic
-from ..state.unconsumed import unconsumed
 from .policy import age_clock
 
 logger = logging.getLogger(__name__)

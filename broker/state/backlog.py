@@ -1,7 +1,8 @@
-"""How far consumer groups are, topic by topic: what `ledgermq group lag` shows, what a drain waits for, what a removal would lose.
+"""Backlog of consumer groups: what `group lag` shows, a drain waits for, a removal would lose, and retention protects.
 
-A group that has a position in one queue of a topic, or a member that subscribes to it, consumes the topic: in its other
-queues it has everything before it, unless it begins at the latest message. Pure: reads the state, changes nothing.
+A consumer group that has a position in one queue of a topic, or a member that subscribes to it, consumes the topic: in its
+other queues it has everything before it, unless it begins at the latest message. Retention protects nothing for a group that
+only subscribes. Pure: reads the state, changes nothing.
 Owns: the counting.   Must not: decide whether what is left may be given up.
 
 `apply` of SetBrokerGroupMode version 2 decides by `missed`, on every node: what it says of a state, and so what `progress`
@@ -12,16 +13,19 @@ are some: a build that knows none of them cannot have the state in which they ar
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from .commands import LATEST
-from .consume_queue import ConsumeQueue
+from .consume_queue import ConsumeQueue, QueueKey
 from .consumer_groups import ConsumerGroup, GroupTable
 from .consumption import ConsumptionKey, ConsumptionTable
 from .effects import TopicProgress
 from .leases import Consumption
 from .memberships import MembershipTable
 from .topics import TRACE_TOPIC, Topic, TopicTable
+
+NOBODY_YET: Final = 0  # ids of consumer groups begin at 1
 
 
 class Consumed(Protocol):
@@ -78,10 +82,7 @@ def consumers_by_topic(state: Consumed) -> dict[int, set[int]]:
 
 
 def _consumers(state: Consumed, table: Iterable[ConsumptionKey]) -> dict[int, set[int]]:
-    """Return the ids of the groups that consume each topic here, by topic id."""
-    found: dict[int, set[int]] = {}
-    for group_id, topic_id, _ in table:
-        found.setdefault(topic_id, set()).add(group_id)
+    found = _with_position(table)
     for group_id in state.memberships.group_ids():
         membership = state.memberships.get(group_id)
         for name in membership.subscribed if membership is not None else ():
@@ -90,9 +91,11 @@ def _consumers(state: Consumed, table: Iterable[ConsumptionKey]) -> dict[int, se
     return found
 
 
-def unfinished(rows: list[TopicProgress]) -> list[TopicProgress]:
-    """Return those that still have something to consume."""
-    return [row for row in rows if row.behind]
+def _with_position(table: Iterable[ConsumptionKey]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for group_id, topic_id, _ in table:
+        found.setdefault(topic_id, set()).add(group_id)
+    return found
 
 
 def _untouched(queues: list[ConsumeQueue], topic: Topic) -> Iterator[TopicProgress]:
@@ -110,20 +113,22 @@ def _of(
 ) -> TopicProgress:
     """`group` None: it consumes the topic elsewhere alone."""
     count = behind = leased = lost = parked = 0
-    untouched_is_done = group is not None and group.start == LATEST
-    for number, queue in enumerate(queues):
-        known = table.get((group.group_id, topic.topic_id, number)) if group is not None else None
+    for queue in queues:
+        known = table.get((group.group_id, *queue.key)) if group is not None else None
         if known is not None:
-            left = queue.end - max(known.committed, queue.begin)
             leased += known.leased_count
             lost += known.lost
             parked += len(known.parked)
-        else:
-            left = 0 if untouched_is_done else queue.end - queue.begin
+        left = queue.end - (_begin(group, queue) if known is None else max(known.committed, queue.begin))
         if left > 0:
             count += 1
             behind += left
     return TopicProgress(name, topic.name, count, behind, leased, lost, parked)
+
+
+def _begin(group: ConsumerGroup | None, queue: ConsumeQueue) -> int:
+    """Return where `group` would begin in a queue in which it has no position."""
+    return queue.end if group is not None and group.start == LATEST else queue.begin
 
 
 def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicProgress]:
@@ -133,3 +138,46 @@ def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicP
     """
     left = [row for row in progress(state, consumers=consumers) if row.behind or row.parked]
     return [row for row in left if row.group or row.topic != TRACE_TOPIC]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A queue offset that a group has not consumed; the lowest one of all groups. `parked`: it is parked for that group.
+
+    `group_id` NOBODY_YET: no consumer group consumes the topic, which keeps what is unread.
+    """
+
+    offset: int
+    group_id: int
+    parked: bool = False
+
+
+def unconsumed(state: Consumed, *, kept_only: bool = False) -> dict[QueueKey, Need]:
+    """Return the lowest offset that some group needs, of every queue where one needs something that is stored.
+
+    A group with a position in a topic needs what it has not acknowledged and what is parked for it. A topic that keeps what is
+    unread, and in which no group has a position, is needed as a whole. `kept_only`: of topics that keep what is unread.
+    """
+    lowest: dict[QueueKey, Need] = {}
+    topics = [topic for topic in state.topics if topic.keep_unread or not kept_only]
+    table = state.consumption.copy() if topics else {}
+    here = _with_position(table)
+    for topic in topics:
+        groups = [
+            group
+            for group_id in sorted(here.get(topic.topic_id, ()))
+            if (group := state.groups.get(group_id)) is not None
+        ]
+        for queue in state.queues_of(topic) if groups or topic.keep_unread else ():
+            needs = [_need(group, table.get((group.group_id, *queue.key)), queue) for group in groups]
+            need = min(needs or [Need(queue.begin, NOBODY_YET)], key=lambda need: need.offset)
+            if need.offset < queue.end:
+                lowest[queue.key] = need
+    return lowest
+
+
+def _need(group: ConsumerGroup, known: Consumption | None, queue: ConsumeQueue) -> Need:
+    if known is None:
+        return Need(_begin(group, queue), group.group_id)
+    offset = max(known.first_needed, queue.begin)
+    return Need(offset, group.group_id, offset < known.committed)

@@ -417,7 +417,7 @@ _RETAINED = (
         "broker/retention/policy.py",
         "segment.end_offset > self.protected_from",
         "segment.start_offset > self.protected_from",
-        (*_RETENTION, "broker/state/test_unconsumed.py"),
+        _RETENTION,
     ),
     SourceMutant(
         "ExpiresBeforeItsTime", "A segment is judged by a time that is twice as long ago.",
@@ -443,10 +443,10 @@ _RETAINED = (
     SourceMutant(
         "LeasedMessagesAreUnprotected",
         "What is leased and not acknowledged is not protected from retention.",
-        "broker/state/unconsumed.py",
-        "offset = max(found.first_needed, queue.begin)",
-        "offset = max(found.position, queue.begin)",
-        ("broker/state/test_unconsumed.py", *_RETENTION),
+        "broker/state/backlog.py",
+        "offset = max(known.first_needed, queue.begin)",
+        "offset = max(known.position, queue.begin)",
+        ("broker/state/test_backlog.py", *_RETENTION),
     ),
     SourceMutant(
         "PaceSavesUp", "After a quiet hour segments are unlinked in one burst.",

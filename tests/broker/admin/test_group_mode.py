@@ -23,7 +23,7 @@ from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.service import features
 from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
 from ledgermq.broker.service.features import Features
-from ledgermq.broker.state.backlog import progress, unfinished
+from ledgermq.broker.state.backlog import progress
 from ledgermq.broker.state.commands import (
     LATEST,
     BrokerGroupMode,
@@ -32,7 +32,6 @@ from ledgermq.broker.state.commands import (
     FeatureLevel,
     JoinGroup,
     SetBrokerGroupMode,
-    SetPositions,
     position_rows,
 )
 from ledgermq.broker.state.effects import ModeResult, TopicProgress
@@ -272,31 +271,6 @@ def test_official_clients_are_told_as_rocketmq_says_it_and_what_to_do() -> None:
     entry = _entry("id", SentMessage(0, -1, Verdict.DRAINING), "g0")
     assert entry.status.code == v2.FORBIDDEN
     assert "cluster undrain g0" in entry.status.message
-
-
-# --- progress -----------------------------------------------------------------------------------------------------
-def test_progress_counts_what_groups_have_not_finished_and_names_what_nobody_consumes() -> None:
-    node = Node()
-    orders, lonely = node.topic("orders"), node.topic("lonely")
-    node.topic("empty")
-    billing, late = node.group("billing"), node.group("late", start=LATEST)
-    node.group("idle")
-    for queue in (0, 1):
-        node.fill(orders, queue, 10)
-    node.fill(lonely, 0, 3)
-    node.command(CommitOffsets(billing, position_rows([(orders, 0, 4)])))
-    node.command(SetPositions(late, position_rows([(orders, 0, 10)])))
-    rows = progress(node.state)
-    assert rows == [
-        TopicProgress("", "lonely", 1, 3),
-        TopicProgress("billing", "orders", 2, 16),
-        TopicProgress("late", "orders", 0, 0),
-    ]
-    assert unfinished(rows) == rows[:2]
-    assert progress(node.state, "billing") == rows[1:2]
-    assert progress(node.state, topic="lonely") == rows[:1]
-    node.command(CommitOffsets(billing, position_rows([(orders, 0, 10), (orders, 1, 10)])))
-    assert unfinished(progress(node.state, topic="orders")) == []
 
 
 # --- the call -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ledgermq.broker.leader import selection
 from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
 from ledgermq.broker.official.receive_at_leader import COMMAND_BYTES, MESSAGE_BYTES
 from ledgermq.broker.state import leases
-from ledgermq.broker.state.backlog import progress
+from ledgermq.broker.state.backlog import Need, progress, unconsumed
 from ledgermq.broker.state.codecs import encode
 from ledgermq.broker.state.commands import (
     PARKED_MESSAGES,
@@ -33,7 +33,6 @@ from ledgermq.broker.state.commands import (
     position_rows,
 )
 from ledgermq.broker.state.effects import Effects, ModeResult, Parked
-from ledgermq.broker.state.unconsumed import Need, unconsumed
 from ledgermq.proto import admin_pb2
 
 from ..entry_log import Node

@@ -1,9 +1,7 @@
-"""What consumer groups still have to read, for `protect_unconsumed` and for topics that keep what is unread.
+"""Protection of what consumer groups still have to read: from where on the log must stay, for whom, and what would free it.
 
-A group has to read a queue from its committed offset on; queues of a topic it consumes from and where it has no position yet,
-from their beginning (unless it starts at the latest message). What is parked for it, it has not consumed. Groups that never consumed from a topic need nothing of it.
-A topic that keeps what is unread, and that no consumer group consumes, is needed as a whole.
-Owns: the question who needs what.   Must not: touch files (a read that must be done first is returned), decide what goes.
+Owns: the way from queue offsets that are needed (`state/backlog.py`) to a place in the log.
+Must not: touch files (a read that must be done first is returned), decide what goes.
 """
 
 from __future__ import annotations
@@ -11,26 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from .commands import LATEST
-from .consume_queue import ColdRead, QueueKey
-from .machine import BrokerState
+from ..state.backlog import unconsumed
+from ..state.consume_queue import ColdRead, QueueKey
+from ..state.machine import BrokerState
 
-NOBODY_YET: Final = 0  # ids of consumer groups begin at 1
 #: In one turn of the event loop (each takes some 20 µs); reads that are asked for at once, of which the cache must hold all.
 _LOOK_UPS: Final = 500
 _READS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A queue offset that a group has not consumed; the lowest one of all groups. `parked`: it is parked for that group.
-
-    `group_id` NOBODY_YET: no consumer group consumes the topic, which keeps what is unread.
-    """
-
-    offset: int
-    group_id: int
-    parked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,37 +56,6 @@ class Protection:
                 f"{self.group})"
             )
         return f"consumer group {self.group} in topic {self.topic}"
-
-
-def unconsumed(state: BrokerState, *, kept_only: bool = False) -> dict[QueueKey, Need]:
-    """Return the lowest offset that some group needs, of every queue where one needs something that is stored.
-
-    `kept_only`: of topics that keep what is unread.
-    """
-    lowest: dict[QueueKey, Need] = {}
-    kept = {topic.topic_id: topic for topic in state.topics if topic.keep_unread}
-    if kept_only and not kept:
-        return lowest
-    table = state.consumption.copy()
-    for group_id, topic_id in sorted({key[:2] for key in table if not kept_only or key[1] in kept}):
-        topic, group = state.topics.get(topic_id), state.groups.get(group_id)
-        if topic is None or group is None:
-            continue
-        kept.pop(topic_id, None)
-        for queue in state.queues_of(topic):
-            found = table.get((group_id, *queue.key))
-            if found is not None:
-                offset = max(found.first_needed, queue.begin)
-            else:
-                offset = queue.end if group.start == LATEST else queue.begin
-            known = lowest.get(queue.key)
-            if offset < queue.end and (known is None or offset < known.offset):
-                lowest[queue.key] = Need(offset, group_id, found is not None and offset < found.committed)
-    for topic in kept.values():  # nobody consumes them
-        for queue in state.queues_of(topic):
-            if queue.begin < queue.end:
-                lowest[queue.key] = Need(queue.begin, NOBODY_YET)
-    return lowest
 
 
 def protection(
