@@ -58,7 +58,7 @@ from .native.membership import Memberships
 from .native.offsets import ConsumerOffsets
 from .native.produce import ProduceStreams
 from .official.acknowledge import Acknowledgements
-from .official.give_backs import GiveBacks
+from .official.give_backs import tell_leader
 from .official.grants_for_followers import GrantService
 from .official.receive_at_follower import GrantedReceives, OwnLog, UnclaimedGrants
 from .official.receive_at_leader import LeaderReceives, Leasing, Selections
@@ -207,12 +207,19 @@ class BrokerNode:
             self._raft.metrics.ports.include(http)
         pipeline = AppendPipeline(self._raft, raft.max_entry_size, self._metrics.commit_seconds.observe)
         self._replica.attach(
-            pipeline, self._raft.next_timestamp, lambda index: self._raft.log.header_nowait(index), self
+            pipeline,
+            self._raft.next_timestamp,
+            lambda index: self._raft.log.header_nowait(index),
+            self,
+            lambda command: tell_leader(self._calls, self._replica.releases, command),
         )
         self._is_assembled = False
         self._pipeline = pipeline
         self._unclaimed = UnclaimedGrants(self._replica.releases, self._metrics)
         self._forwarder = Forwarder(config.node_id, config.voters, self._unclaimed.take)
+        self._calls = LeaderCalls(
+            self._leadership, self._forwarder, lambda result: self._metrics.forwards.labels(result).inc()
+        )
         self._shutdown = Shutdown(self._polls)
         self._promotion = PromotionProgress()
         self._deliveries = RecentDeliveries()
@@ -283,9 +290,6 @@ class BrokerNode:
         self._features = Features(config, raft, replica, pipeline, leadership)
         self._identity = BrokerGroupIdentity(config, raft)
         self._refusals = Refusals(raft, leadership, members, metrics)
-        self._calls = LeaderCalls(
-            leadership, self._forwarder, lambda result: metrics.forwards.labels(result).inc()
-        )
         self._leader_handlers = LeaderHandlers(self._calls, self._identity, self._refusals)
         self._holders = LeaseHolders()
         self._signs_of_life = SignsOfLife(self._clients, raft, replica, self._holders)
@@ -349,9 +353,8 @@ class BrokerNode:
         at_leader = LeaderReceives(
             config.group, leasing, self._deliveries, replica.releases, self._reader, self._members, metrics
         )
-        give_backs = GiveBacks(replica.releases, self._leadership, self._calls)
         own_log = OwnLog(replica, self._reader, self._polls, self._commits)
-        self._at_follower = GrantedReceives(config, self._forwarder, give_backs, own_log, metrics)
+        self._at_follower = GrantedReceives(config, self._forwarder, replica.releases, own_log, metrics)
         messaging = MessagingService(
             self._calls,
             self._signs_of_life,

@@ -28,6 +28,7 @@ from .leader.releases import LeaseReleases
 from .reading.consume_queue_files import ConsumeQueueFiles
 from .reading.polls import Polls
 from .refusals import RefusedError
+from .state.commands import ReleaseLeases
 from .state.consume_queue import ColdRead
 from .state.effects import Effects
 from .state.machine import BrokerState
@@ -105,14 +106,17 @@ class Replica:
         now: Callable[[], int],
         header: Callable[[LogIndex], EntryHeader | None],
         observer: ReplicaObserver,
+        tell_release: Callable[[ReleaseLeases], Awaitable[str]] | None = None,
     ) -> None:
         """Join the replica with what is made after it. `now`: log time (ms) of a proposal made now.
+
+        `tell_release`: how a release gets to the node that leads.
 
         The constructor cannot take these: the Raft node is made with this replica, the pipeline with the Raft node.
         The parts of the observer come last, when the Raft node runs and has applied entries.
         """
         self._pipeline = pipeline
-        self.releases = LeaseReleases(pipeline.run, lambda: self.state)
+        self.releases = LeaseReleases(pipeline.run, lambda: self.state, self._leadership, tell_release)
         self._now = now
         self._header = header
         self._observer = observer

@@ -1,12 +1,13 @@
-"""Releases of leases whose messages never left: told again until one is applied.
+"""Releases of leases whose messages never left: proposed where this node leads, told to who leads elsewhere, until one is applied.
 
 A lease of a session has no end of its own, so a release that is refused or lost would keep its message from everybody while
-that client lives. Proposing one twice does no harm: it names the lease that it ends.
-Owns: the releases that are owed, also by a node that leads no longer (`give_backs` tells them to who does).
-Must not: know why a lease is given back.
+that client lives. Proposing one twice does no harm: it names the lease that it ends. Where a lease came from does not matter
+to whom its release is told: a grant that the next leader finds in its state is as good there as where it was made.
+Owns: the releases that are owed, and the task that tells them. Must not: know why a lease is given back, or drop a release
+whose lease the replicated state still has.
 
-Leases that are to end and have not ended yet are kept as ranges of offsets, small by merging; none is dropped. Each row names the
-lease that it ends, so telling one twice does no harm, and a row whose lease the replicated state has no more is owed no more.
+Leases that are to end and have not ended yet are kept as ranges of offsets, small by merging; none is dropped. A row whose
+lease the replicated state has no more is owed no more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from ledgermq.raft.errors import NotLeaderError
 
+from ..cluster.known_leader import Leadership
 from ..state.commands import ReleaseLeases, lease_rows
 from ..state.machine import BrokerState
 from .pipeline import Applied, TooManyRequestsError, settle_error
@@ -31,6 +33,12 @@ _Place = tuple[int, int]  # group id, topic id
 _Lease = tuple[int, int]  # queue id, lease id
 _Range = tuple[int, int]  # first offset, one behind the last
 _NONE: Final = np.empty(0, np.int64)
+#: Between two tries to tell a leader when one failed and nothing new is heard about one.
+PAUSE_SECONDS: Final = 1.0
+#: Commands told at the same time; each names up to `ROWS_MAX` leases.
+MAX_UNDER_WAY: Final = 8
+
+logger = logging.getLogger(__name__)
 
 
 class OwedLeases:
@@ -106,21 +114,27 @@ def _merged(ranges: Iterable[_Range]) -> list[_Range]:
     return merged
 
 
-logger = logging.getLogger(__name__)
-
-
 class LeaseReleases:
-    """Call `again` about once a second while this node leads."""
+    """Call `again` about once a second while this node leads, and `await stop(seconds)` at the end."""
 
     def __init__(
-        self, run: Callable[[ReleaseLeases], asyncio.Future[Applied]], state: Callable[[], BrokerState]
+        self,
+        run: Callable[[ReleaseLeases], asyncio.Future[Applied]],
+        state: Callable[[], BrokerState],
+        leadership: Leadership,
+        tell: Callable[[ReleaseLeases], Awaitable[str]] | None = None,
     ) -> None:
-        """`run`: that of the append pipeline; `state`: the replicated one, which says what is over."""
+        """`run`: that of the append pipeline; `state`: the replicated one, which says what is over.
+
+        `tell` has whoever leads release these, and returns why nobody did, "" when it is done. None: there is no other node.
+        """
         self._run = run
         self._state = state
+        self._leadership = leadership
+        self._tell = tell
         self._owed = OwedLeases()
-        #: Told when something is owed.
-        self.on_owed: Callable[[], None] = lambda: None
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def propose(self, command: ReleaseLeases) -> asyncio.Future[Applied]:
         """Propose a release, and again when that fails. The future is of this attempt; nobody needs to await it."""
@@ -129,43 +143,84 @@ class LeaseReleases:
         except (NotLeaderError, TooManyRequestsError) as error:
             future = asyncio.get_running_loop().create_future()
             settle_error(future, error)
-            self._owe(command, error)
+            self._failed(command, error)
             return future
         future.add_done_callback(partial(self._on_done, command))
         return future
 
     def again(self) -> None:
         """Propose what is owed."""
-        self.forget_ended()
+        self._owed.forget_ended(self._state())
         while (command := self._owed.take()) is not None:
             if self.propose(command).done():
                 return  # refused at once: so would the others be
 
-    # --- what is owed ---------------------------------------------------------------------------------------
+    def give_back(self, command: ReleaseLeases) -> None:
+        """These messages become visible again, as soon as there is a leader, without counting an attempt."""
+        self._owed.add(command)
+        self._wake()
+
     @property
     def owed(self) -> int:
         """How many ranges of leases are owed."""
         return len(self._owed)
 
-    def owe(self, command: ReleaseLeases) -> None:
-        """Keep a release that nobody has taken yet."""
-        self._owed.add(command)
-        self.on_owed()
-
-    def take(self) -> ReleaseLeases | None:
-        """Take out some of what is owed, to tell it to the leader; `owe` it again when that fails."""
-        return self._owed.take()
-
-    def forget_ended(self) -> None:
-        """Forget what is over by what this node has applied."""
-        self._owed.forget_ended(self._state())
+    async def stop(self, seconds: float) -> None:
+        """Tell what is owed, for so long at most."""
+        self._stopped = True
+        if (task := self._task) is not None:
+            await asyncio.wait({task}, timeout=seconds)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._owed:
+            logger.warning(
+                "leases not given back, they last as long as their clients live ranges=%d", self.owed
+            )
 
     def _on_done(self, command: ReleaseLeases, future: asyncio.Future[Applied]) -> None:
         if future.cancelled():  # by its caller: what became of it is not known
-            self._owe(command, None)
+            self._failed(command, None)
         elif (error := future.exception()) is not None:
-            self._owe(command, error)
+            self._failed(command, error)
 
-    def _owe(self, command: ReleaseLeases, error: BaseException | None) -> None:
+    def _failed(self, command: ReleaseLeases, error: BaseException | None) -> None:
         logger.debug("leases not released, they are again in a moment reason=%s", error)
-        self.owe(command)
+        self.give_back(command)
+
+    # --- telling who leads ----------------------------------------------------------------------------------
+    def _wake(self) -> None:
+        if self._tell is not None and self._owed and self._task is None and not self._stopped:
+            self._task = asyncio.create_task(self._tell_all(self._tell), name="lease-releases")
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        self._wake()  # what came since it looked
+
+    async def _tell_all(self, tell: Callable[[ReleaseLeases], Awaitable[str]]) -> None:
+        failing = False
+        while self._owed:
+            changes = self._leadership.changes
+            commands = [self._owed.take() for _ in range(MAX_UNDER_WAY)]
+            told = await asyncio.gather(
+                *(self._tell_one(tell, each) for each in commands if each is not None)
+            )
+            refused = list(filter(None, told))
+            if not refused:
+                failing = False
+                continue
+            if not failing:
+                logger.info("leases not given back, they are again in a moment reason=%s", refused[0])
+            failing = True
+            if self._leadership.changes == changes:
+                await self._leadership.wait_change(PAUSE_SECONDS)
+            self._owed.forget_ended(self._state())
+
+    async def _tell_one(self, tell: Callable[[ReleaseLeases], Awaitable[str]], command: ReleaseLeases) -> str:
+        reason = "unfinished"
+        try:
+            reason = await tell(command)
+        finally:
+            if reason:
+                self.give_back(command)
+        return reason

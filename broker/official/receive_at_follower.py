@@ -32,7 +32,6 @@ from ..reading.commit_watch import CommitWatch
 from ..reading.log_reader import LogReader
 from ..reading.polls import Polls, TooManyPollsError
 from ..replica import Replica
-from .give_backs import GiveBacks
 from .hand_out import HandOut, RecordReader, deliveries_of_peer, first_frame, release_of_peer, to_peer
 from .receive_at_leader import count_out, last_frame
 
@@ -56,11 +55,16 @@ class GrantedReceives:
     """The receives of consumers that talk to this node while another one leads."""
 
     def __init__(
-        self, config: BrokerConfig, forwarder: Forwarder, give_backs: GiveBacks, own: OwnLog, metrics: Metrics
+        self,
+        config: BrokerConfig,
+        forwarder: Forwarder,
+        releases: LeaseReleases,
+        own: OwnLog,
+        metrics: Metrics,
     ) -> None:
         self._config = config
         self._forwarder = forwarder
-        self._give_backs = give_backs
+        self._releases = releases
         self._own = own
         self._metrics = metrics
         self._holding = 0  # receives that hold leases
@@ -103,7 +107,7 @@ class GrantedReceives:
             self._holding -= 1
             self._released.set()
             if left:
-                self._give_backs.give_back(release_rows(granted.group_id, granted.topic_id, left))
+                self._releases.give_back(release_rows(granted.group_id, granted.topic_id, left))
 
     async def _grant(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
@@ -194,7 +198,7 @@ class GrantedReceives:
             self._released.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._released.wait(), remaining)
-        await self._give_backs.stop(max(until - time.monotonic(), 0.0))
+        await self._releases.stop(max(until - time.monotonic(), 0.0))
 
 
 class UnclaimedGrants:
@@ -212,9 +216,7 @@ class UnclaimedGrants:
         except ForwardError as error:
             logger.warning("leases of a late answer end by time only reason=%s", error)
             return
-        command = release_of_peer(answer.granted)
-        if len(command.rows):
-            self._releases.owe(command)
+        self._releases.give_back(release_of_peer(answer.granted))
 
 
 class OwnLog:

@@ -19,7 +19,7 @@ from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.leader.works import SendWork
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.official import receive_at_follower as granted_receive
-from ledgermq.broker.official.give_backs import GiveBacks
+from ledgermq.broker.official.give_backs import tell_leader
 from ledgermq.broker.official.grants_for_followers import GrantService
 from ledgermq.broker.official.receive_at_follower import GrantedReceives, OwnLog, UnclaimedGrants
 from ledgermq.broker.official.receive_at_leader import LeaderReceives, Leasing, Selections
@@ -151,10 +151,13 @@ class GrantRig:
     def _follower(self) -> SimpleNamespace:
         leadership = Leadership("n2")
         leadership.on_changed("n1", 1)
-        state = self.follower_state
-        replica = SimpleNamespace(
-            state=state, rebuild=None, releases=LeaseReleases(_follows, lambda: self.follower_state)
+        releases = LeaseReleases(
+            _follows,
+            lambda: self.follower_state,
+            leadership,
+            lambda command: tell_leader(self.calls, releases, command),
         )
+        replica = SimpleNamespace(state=self.follower_state, rebuild=None, releases=releases)
         return SimpleNamespace(
             replica=replica, leadership=leadership, polls=Polls(), metrics=Metrics(),
             config=SimpleNamespace(group="g0", follower_reads=True),
@@ -163,10 +166,9 @@ class GrantRig:
     def receives_by(self, forwarder: Any) -> GrantedReceives:
         """Return the follower's receives; `forwarder` is its way to the leader."""
         node, commits = self.context, cast(Any, SimpleNamespace(waiting=self._hurry))
-        calls = LeaderCalls(node.leadership, forwarder, lambda result: None)
-        give_backs = GiveBacks(node.replica.releases, node.leadership, calls)
+        self.calls = LeaderCalls(node.leadership, forwarder, lambda result: None)
         self.own_log = OwnLog(node.replica, self.follower_reader, node.polls, commits)
-        return GrantedReceives(node.config, forwarder, give_backs, self.own_log, node.metrics)
+        return GrantedReceives(node.config, forwarder, node.replica.releases, self.own_log, node.metrics)
 
     @property
     def unclaimed(self) -> UnclaimedGrants:
@@ -177,7 +179,9 @@ class GrantRig:
         raft, leadership = self.raft, Leadership("n1")
         leadership.on_ready(1)
         replica: Any = SimpleNamespace(
-            state=raft.state, view=raft.view, releases=LeaseReleases(raft.pipeline.run, lambda: raft.state)
+            state=raft.state,
+            view=raft.view,
+            releases=LeaseReleases(raft.pipeline.run, lambda: raft.state, leadership),
         )
         config, fake, nothing = BrokerConfig(group="g0", min_invisible_ms=0), cast(Any, raft), cast(Any, None)
         listener = ListenerAddresses(name="default", messaging_address="leader:1")

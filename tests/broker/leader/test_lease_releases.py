@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.leader.pipeline import Applied, TooManyRequestsError
 from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.state.commands import ReleaseLeases, lease_rows
@@ -27,7 +28,7 @@ class Pipeline:
         self.asked: list[int] = []
         self.futures: list[asyncio.Future[Applied]] = []
         self.tries = 0
-        self.releases = LeaseReleases(self.run, BrokerState)
+        self.releases = LeaseReleases(self.run, BrokerState, Leadership("n1"))
 
     def run(self, command: ReleaseLeases) -> asyncio.Future[Applied]:
         self.asked += command.rows["offset"].tolist()
@@ -97,18 +98,5 @@ def test_however_many_are_owed_none_is_forgotten_and_few_commands_say_them() -> 
         pipeline.refusal = None
         assert pipeline.asked_again() == list(range(12_000))
         assert pipeline.tries == 3
-
-    run(test)
-
-
-def test_who_tells_it_elsewhere_hears_when_something_is_owed() -> None:
-    async def test(pipeline: Pipeline) -> None:
-        told: list[int] = []
-        pipeline.releases.on_owed = lambda: told.append(pipeline.releases.owed)
-        pipeline.releases.propose(release(1))
-        assert told == []
-        pipeline.futures[0].set_exception(ProposalLostError("the leader was deposed"))
-        await settle()
-        assert told == [1]
 
     run(test)

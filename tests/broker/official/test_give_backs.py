@@ -10,10 +10,10 @@ import pytest
 
 from ledgermq.broker.cluster.calls import Call, LeaderUnavailableError
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.leader import releases
 from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.leader.releases import LeaseReleases
-from ledgermq.broker.official import give_backs
-from ledgermq.broker.official.give_backs import GiveBacks
+from ledgermq.broker.official.give_backs import tell_leader
 from ledgermq.broker.official.hand_out import release_of_peer
 from ledgermq.broker.state.commands import ReleaseLeases, lease_rows
 from ledgermq.proto import peer_pb2, route_pb2
@@ -41,14 +41,16 @@ class Follower:
         self.node = Node()
         self.leadership = Leadership("n2")
         self.leadership.on_changed("n1", 1)
-        self.releases = LeaseReleases(self._run, lambda: self.node.state)
+        self.releases = LeaseReleases(self._run, lambda: self.node.state, self.leadership, self._tell)
         self.answer: peer_pb2.GiveBackAnswer | Exception | None = peer_pb2.GiveBackAnswer()
         self.asked = asyncio.Event()
         self.calls = 0
         self.told: list[tuple[int, int]] = []  # group, offset: what the leader took
         self.proposed: asyncio.Future[Applied] | None = None
+
+    def _tell(self, command: ReleaseLeases) -> Awaitable[str]:
         calls: Any = self
-        self.give_backs = GiveBacks(self.releases, self.leadership, calls)
+        return tell_leader(calls, self.releases, command)
 
     def _run(self, command: ReleaseLeases) -> asyncio.Future[Applied]:
         if self.proposed is None:
@@ -85,7 +87,7 @@ def run(test: Callable[[Follower], Coroutine[Any, Any, None]]) -> None:
         async with asyncio.timeout(30):
             await test(follower)
             follower.answer = follower.answer or LeaderUnavailableError(False)
-        await follower.give_backs.stop(0)
+        await follower.releases.stop(0)
 
     asyncio.run(body())
 
@@ -93,12 +95,12 @@ def run(test: Callable[[Follower], Coroutine[Any, Any, None]]) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a change of the leadership leads to the next try."""
-    monkeypatch.setattr(give_backs, "PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(releases, "PAUSE_SECONDS", 3600.0)
 
 
 def test_what_is_given_back_is_told_at_once_and_owed_no_more() -> None:
     async def test(follower: Follower) -> None:
-        follower.give_backs.give_back(release(1))
+        follower.releases.give_back(release(1))
         await settle()
         assert follower.told == [(1, 1)]
         assert follower.releases.owed == 0
@@ -111,7 +113,7 @@ def test_what_comes_while_no_leader_is_there_is_kept_however_much_it_is() -> Non
     async def test(follower: Follower) -> None:
         follower.answer = LeaderUnavailableError(False)
         for offset in range(5_000):
-            follower.give_backs.give_back(release(offset))
+            follower.releases.give_back(release(offset))
         await settle()
         assert follower.releases.owed == 1
         follower.answer = peer_pb2.GiveBackAnswer()
@@ -129,8 +131,8 @@ def test_what_comes_while_no_leader_is_there_is_kept_however_much_it_is() -> Non
 def test_what_a_leader_does_not_take_is_told_again(answer: Any) -> None:
     async def test(follower: Follower) -> None:
         follower.answer = answer
-        follower.give_backs.give_back(release(1))
-        follower.give_backs.give_back(release(2, group=4))
+        follower.releases.give_back(release(1))
+        follower.releases.give_back(release(2, group=4))
         await settle()
         assert (follower.told, follower.releases.owed) == ([], 2)
         follower.answer = peer_pb2.GiveBackAnswer()
@@ -143,11 +145,11 @@ def test_what_a_leader_does_not_take_is_told_again(answer: Any) -> None:
 
 
 def test_without_news_of_a_leader_it_is_told_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(give_backs, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(releases, "PAUSE_SECONDS", 0.0)
 
     async def test(follower: Follower) -> None:
         follower.answer = NOT_NOW
-        follower.give_backs.give_back(release(1))
+        follower.releases.give_back(release(1))
         await follower.next_try()
         await follower.next_try()
         follower.answer = peer_pb2.GiveBackAnswer()
@@ -162,8 +164,8 @@ def test_what_this_node_finds_over_in_its_own_state_is_told_to_nobody() -> None:
     async def test(follower: Follower) -> None:
         follower.node.topic()
         follower.answer = NOT_NOW
-        follower.give_backs.give_back(release(1, lease=1))
-        follower.give_backs.give_back(release(2, lease=99))
+        follower.releases.give_back(release(1, lease=1))
+        follower.releases.give_back(release(2, lease=99))
         follower.leadership.on_changed("n1", 2)
         await settle()
         follower.leadership.on_changed("n1", 3)
@@ -196,7 +198,7 @@ def test_what_a_new_leader_has_of_its_time_as_a_follower_it_proposes_itself() ->
     async def test(follower: Follower) -> None:
         follower.leadership.on_ready(2)
         follower.proposed = asyncio.get_running_loop().create_future()
-        follower.give_backs.give_back(release(1))
+        follower.releases.give_back(release(1))
         await settle()
         follower.proposed.set_result(Applied(None, 3))
         await settle()
@@ -208,8 +210,8 @@ def test_what_a_new_leader_has_of_its_time_as_a_follower_it_proposes_itself() ->
 def test_a_stop_hands_over_what_is_owed() -> None:
     async def test(follower: Follower) -> None:
         for group in range(1, 41):
-            follower.give_backs.give_back(release(1, group=group))
-        await follower.give_backs.stop(3600)
+            follower.releases.give_back(release(1, group=group))
+        await follower.releases.stop(3600)
         assert sorted(follower.told) == [(group, 1) for group in range(1, 41)]
         assert follower.releases.owed == 0
 
@@ -219,11 +221,11 @@ def test_a_stop_hands_over_what_is_owed() -> None:
 def test_a_stop_waits_no_longer_than_it_may_and_says_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
     async def test(follower: Follower) -> None:
         follower.answer = None
-        follower.give_backs.give_back(release(1))
+        follower.releases.give_back(release(1))
         await follower.asked.wait()
-        await follower.give_backs.stop(0)
+        await follower.releases.stop(0)
         assert follower.releases.owed == 1
-        follower.give_backs.give_back(release(2))
+        follower.releases.give_back(release(2))
         await settle()
         assert follower.calls == 1, "nothing begins after the stop"
 

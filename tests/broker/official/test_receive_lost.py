@@ -43,11 +43,11 @@ class Rig:
         self.raft = FakeRaft()
         self.unreadable: Exception | None = None
         raft = self.raft
-        self.releases = LeaseReleases(raft.pipeline.run, lambda: raft.state)
+        leadership, config = Leadership("n1"), BrokerConfig(group="g0", min_invisible_ms=0)
+        self.releases = LeaseReleases(raft.pipeline.run, lambda: raft.state, leadership)
         replica: Any = SimpleNamespace(state=raft.state, view=raft.view, releases=self.releases)
         self.replica = replica
         self.polls, self.deliveries = Polls(), RecentDeliveries()
-        leadership, config = Leadership("n1"), BrokerConfig(group="g0", min_invisible_ms=0)
         leadership.on_ready(1)
         fake, reader = cast(Any, raft), cast(Any, self)
         creation = Creation(config, replica, raft.pipeline, leadership)
