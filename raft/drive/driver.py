@@ -96,7 +96,6 @@ class Driver:
         log_time: LogTime,
         transport: RaftTransport,
         applier: Applier,
-        owner: DriverOwner,
         metrics: RaftMetrics,
     ) -> None:
         self.node_id = node_id
@@ -104,11 +103,11 @@ class Driver:
         self.log = log
         self.log_time = log_time
         self.proposals = PendingProposals()
-        self.clock: Clock = NoClock()  # placeholder; the node sets the real clock
+        self._clock: Clock = NoClock()  # placeholder until `start`
         self.closed = False
         self.copies = Copies(core)
         self.last_persist_seq = 0  # number of the latest persist operation submitted
-        self.reports: DurableReports | None = None  # set once the storage runs
+        self._reports: DurableReports | None = None
         # this node alone is a quorum: commit waits for its own flush only
         self._commits_alone = core.quorum.is_reached([node_id])
         self._done_seq = 0  # all persist operations up to here are durable; never above last_persist_seq
@@ -117,7 +116,7 @@ class Driver:
         self._time_refused = False  # so that the log line is written once
         self._ahead: set[NodeId] = set()  # peers that sent an impossible term; logged once each
         self._applier = applier
-        self._owner = owner
+        self._owner: DriverOwner
         self._loop = asyncio.get_running_loop()
         self._batch: WireBatch | None = None  # entries of the AppendEntries being stepped
         self._pump_scheduled = False
@@ -135,6 +134,14 @@ class Driver:
         }
         self._proposed = metrics.counter("ledgermq_raft_proposals_total")
         self._lost = metrics.counter("ledgermq_raft_proposals_lost_total")
+
+    def start(self, owner: DriverOwner, clock: Clock, reports: DurableReports | None) -> None:
+        """Begin to take inputs, and to tell `owner` what the core says.
+
+        Not given to the constructor, because they need the driver: the owner's parts stand on it, the clock ticks it, and the
+        storage, which makes `reports`, tells it what is durable.
+        """
+        self._owner, self._clock, self._reports = owner, clock, reports
 
     # --- inputs --------------------------------------------------------------------------------------------
     def propose(self, parts: list[Buffer], section_count: int, *, urgent: bool = False) -> Proposal:
@@ -205,8 +212,8 @@ class Driver:
 
     def step(self, message: Message, entries: memoryview) -> None:
         """Pass one message to the core and carry out the result."""
-        if self.reports is not None:
-            self.reports.look()  # durable reports first: they may decide what this acknowledgement commits
+        if self._reports is not None:
+            self._reports.look()  # durable reports first: they may decide what this acknowledgement commits
         self.settle()
         if message.term > self.core.term and not self.core.may_be_reached(message.term):
             self._refuse_term(message)
@@ -254,8 +261,8 @@ class Driver:
     def ticks(self, count: int) -> None:
         """Pass `count` ticks to the core."""
         with self.defects_fault("a tick of the clock"):
-            if self.reports is not None:
-                self.reports.look()
+            if self._reports is not None:
+                self._reports.look()
             self.settle()
             quiet = self.core.quiet_ticks()
             for number in range(count):
@@ -275,6 +282,13 @@ class Driver:
             if self._to_apply > self._applier.applied_index:
                 self._apply_soon()
 
+    def peer_replaced(self, peer: NodeId) -> None:
+        """Handle that a peer lost all or part of its log: its earlier acknowledgements no longer count."""
+        if not self.closed:
+            self.settle()
+            self.core.peer_replaced(peer)
+            self.pump()
+
     def settle(self) -> None:
         """Carry out pending work of proposals and the clock.
 
@@ -282,7 +296,7 @@ class Driver:
         """
         if self._pump_scheduled:
             self.pump()
-        if ticks := self.clock.before_input():
+        if ticks := self._clock.before_input():
             with self.defects_fault("ticks that decide nothing"):
                 for _ in range(ticks):
                     self.core.tick()
@@ -302,7 +316,7 @@ class Driver:
             # otherwise nothing is due before the next heartbeat
             if leading is None or leading is not self._led:
                 self._led = leading
-                self.clock.after_input()
+                self._clock.after_input()
         except Exception as error:  # noqa: BLE001 (as `defects_fault`, without its cost)
             self.defect("carrying out what the core decided", error)
 
@@ -410,11 +424,11 @@ class Driver:
         `is_patient`: nothing depends on the operation before a peer replies, and a reply wakes the loop
         anyway.
         """
-        if self.reports is not None:
+        if self._reports is not None:
             if is_patient and persist.seq == self._done_seq + 1:
-                self.reports.be_patient()
+                self._reports.be_patient()
             else:
-                self.reports.hurry()
+                self._reports.hurry()
         try:
             if persist.truncate_from is not None:
                 self.log.truncate_from(persist.truncate_from)

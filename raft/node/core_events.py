@@ -32,20 +32,9 @@ from .status_view import StatusView
 
 
 class CoreEvents:
-    """Created before the driver. Call `attach` before the core is fed. `fail` ends the node."""
+    """Given to the driver when it starts. `fail` ends the node."""
 
-    def __init__(self, fail: Callable[[str], None]) -> None:
-        self._fail = fail
-        self._core: RaftCore
-        self._applier: Applier
-        self._leadership: Leadership
-        self._reads: ReadBatcher
-        self._rights: VotingRights
-        self._resets: Resets
-        self._view: StatusView
-        self._care: LogCare
-
-    def attach(
+    def __init__(
         self,
         core: RaftCore,
         applier: Applier,
@@ -55,8 +44,8 @@ class CoreEvents:
         resets: Resets,
         view: StatusView,
         care: LogCare,
+        fail: Callable[[str], None],
     ) -> None:
-        """Set the receivers of the events."""
         self._core = core
         self._applier = applier
         self._leadership = leadership
@@ -65,6 +54,7 @@ class CoreEvents:
         self._resets = resets
         self._view = view
         self._care = care
+        self._fail = fail
 
     def on_event(self, event: Event) -> None:
         """Tell the state machine, and log what happened."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ledgermq.proto.entry import Buffer
 
 from ..core.machine import RaftCore
-from ..drive.driver import Driver, RaftTransport
+from ..drive.driver import Driver
 from ..drive.leadership import Leadership
 from ..drive.voting_rights import VotingRights
 from ..metrics import RaftMetrics
@@ -21,35 +21,24 @@ from .status_view import StatusView
 
 
 class PeerGate:
-    """Created before the port is opened. Call `attach` before it is served."""
+    """Given to the transport when it begins to listen."""
 
-    def __init__(self, metrics: RaftMetrics) -> None:
-        self._metrics = metrics
-        self._core: RaftCore
-        self._driver: Driver
-        self._rights: VotingRights
-        self._leadership: Leadership
-        self._view: StatusView
-        self._transport: RaftTransport
-
-    def attach(
+    def __init__(
         self,
         core: RaftCore,
         driver: Driver,
         rights: VotingRights,
         leadership: Leadership,
         view: StatusView,
-        transport: RaftTransport,
+        metrics: RaftMetrics,
     ) -> None:
-        """Set the parts behind the gate."""
         self._core = core
         self._driver = driver
         self._rights = rights
         self._leadership = leadership
         self._view = view
-        self._transport = transport
+        self._metrics = metrics
 
-    # --- transport.Gate ------------------------------------------------------------------------------------
     def hello(self, to: NodeId | None) -> Hello:
         """Return the greeting of this node."""
         return self._rights.hello(to, *self._view.report())
@@ -113,18 +102,3 @@ class PeerGate:
     def on_damaged(self, peer: NodeId | None) -> None:
         """Count a frame that was corrupted on the way."""
         self._metrics.counter("ledgermq_raft_messages_dropped_total", "damaged").inc()
-
-    # --- for the voting rights -----------------------------------------------------------------------------
-    def announce(self) -> None:
-        """Tell every peer what changed about this node."""
-        for peer, link in self._transport.links.items():
-            link.control.put(self.hello(peer))
-
-    def on_learner(self, peer: NodeId) -> None:
-        """Handle the greeting of a peer that lost all or part of its log: its earlier acknowledgements no
-        longer count.
-        """
-        if not self._driver.closed:
-            self._driver.settle()
-            self._core.peer_replaced(peer)
-            self._driver.pump()

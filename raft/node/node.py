@@ -83,8 +83,6 @@ class RaftNode:
         self._state_transfer = state_transfer
         self._on_fatal = on_fatal
         self._refetch = RefetchService(config)
-        self._gate = PeerGate(self.metrics)
-        self._events = CoreEvents(self.fail)
         self._rpc_handlers = (self._refetch.handler(), *rpc_handlers)
         self._files = files or RealFileSystem()
         self._started = False
@@ -103,6 +101,8 @@ class RaftNode:
         self._ticker: Ticker
         self._view: StatusView
         self._resets: Resets
+        self._events: CoreEvents
+        self._gate: PeerGate
         self.care: LogCare
 
     # --- life ----------------------------------------------------------------------------------------------
@@ -116,7 +116,6 @@ class RaftNode:
         self._transport = Transport(
             config.bind or config.address,
             config.peers,
-            self._gate,
             make_control_frame,
             make_append_frame,
             self._rpc_handlers,
@@ -137,15 +136,16 @@ class RaftNode:
         except BaseException:
             await self._transport.close()
             raise
-        self._driver.reports = self._storage.start(
+        reports = self._storage.start(
             asyncio.get_running_loop().call_soon_threadsafe,
             on_durable=self._on_durable,
             on_failed=lambda error: self.fail(str(error)),
             on_disk_full=self._on_disk_full,
         )
+        self._driver.start(self._events, self._ticker, reports)
         self._started = True
         self._resets.succession.start()
-        await self._transport.listen()
+        await self._transport.listen(self._gate)
         self._transport.connect()
         self._ticker.start()
         self._send_report()
@@ -197,7 +197,6 @@ class RaftNode:
             log_time,
             self._transport,
             self._applier,
-            self._events,
             self.metrics,
         )
         self._leadership = Leadership(
@@ -210,10 +209,10 @@ class RaftNode:
             storage,
             self._core,
             promote=self._promote,
-            announce=self._gate.announce,
+            announce=self._announce,
             read_index=self._reads.read_index,
             on_new_incarnation=self._transport.drop_other_incarnations,
-            on_learner=self._gate.on_learner,
+            on_learner=self._driver.peer_replaced,
             on_outdated=self.fail,
             on_left_behind=lambda reign: self._resets.succession.left_behind(reign),
         )
@@ -221,31 +220,26 @@ class RaftNode:
             config.tick_ms, config.election_ms_min / 2, self._driver.ticks, self._note_lateness,
             self._core.quiet_ticks,
         )  # fmt: skip
-        self._driver.clock = self._ticker
         self._resets = Resets(
             config, self._files, self._core, log, self._driver, self._transport, self._rights, transfer,
-            hello=self._gate.hello, on_decided=self.reset_decided.set, fail=self.fail,
+            hello=self.hello, on_decided=self.reset_decided.set, fail=self.fail,
         )  # fmt: skip
         self._view = StatusView(
             config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files,
             self._resets.is_resetting, self.care.repair, self._refetch.repairing,
         )  # fmt: skip
-        self._attach()
+        self._events = CoreEvents(
+            self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view,
+            self.care, self.fail,
+        )  # fmt: skip
+        self._gate = PeerGate(
+            self._core, self._driver, self._rights, self._leadership, self._view, self.metrics
+        )
 
     def _note_lateness(self, seconds: float) -> None:
         self.metrics.histogram("ledgermq_event_loop_lateness_seconds").observe(seconds)
         if ticks := int(seconds * 1000) // self.config.tick_ms:
             self._core.late(ticks)
-
-    def _attach(self) -> None:
-        """Connect the parts that were created first with the rest."""
-        self._gate.attach(
-            self._core, self._driver, self._rights, self._leadership, self._view, self._transport
-        )
-        self._events.attach(
-            self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view,
-            self.care
-        )  # fmt: skip
 
     async def stop(self, *, transfer: bool = True) -> None:
         """Transfer leadership if `transfer`, then flush, mark a clean stop and close everything."""
@@ -526,11 +520,16 @@ class RaftNode:
         self._driver.pump()
         return self._driver.last_persist_seq
 
+    def _announce(self) -> None:
+        """Tell every peer what changed about this node."""
+        for peer, link in self._transport.links.items():
+            link.control.put(self.hello(peer))
+
     def _send_report(self) -> None:
         # Reschedule first: a disk that fails to answer now must not end the reports.
         self._report = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._send_report)
         self._view.refresh_report()
-        self._gate.announce()
+        self._announce()
         self._leadership.look_at_disk()
         if self._state_transfer is not None:
             self._leadership.look_at_state(self._state_transfer.needs_entries_to)

@@ -110,7 +110,10 @@ class Gate(Protocol):
 
 
 class LinkEvents(Protocol):
-    """Events that a link reports to the transport."""
+    """Events that a link reports to the transport, and the gate that it asks."""
+
+    @property
+    def gate(self) -> Gate: ...
 
     def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
         """Record a peer's answer to the latest greeting of this node."""
@@ -128,7 +131,6 @@ class PeerLink(Generic[ControlItem, AppendItem]):
     def __init__(
         self,
         peer: Member,
-        gate: Gate,
         control: MakeFrame[ControlItem],
         append: MakeFrame[AppendItem],
         events: LinkEvents,
@@ -136,14 +138,13 @@ class PeerLink(Generic[ControlItem, AppendItem]):
     ) -> None:
         self.peer = peer
         self.heard_at = float("-inf")
-        self._gate = gate
         self._events = events
         self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT, stall_s)
         self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT, stall_s)
 
     def greeting(self, kind: StreamKind) -> bytes:
         """Return the first frame of a stream."""
-        return encode_greeting(self._gate.hello(self.peer.node_id))
+        return encode_greeting(self._events.gate.hello(self.peer.node_id))
 
     async def on_accepted(self, kind: StreamKind, answer: Buffer) -> int | None:
         """Judge the peer's reply. Both sides must agree."""
@@ -152,27 +153,27 @@ class PeerLink(Generic[ControlItem, AppendItem]):
             refusal = Refusal(RefusalKind(reply.refusal_kind), safe_text(reply.refusal, MAX_REFUSAL_SIZE))
             self._events.note_refused_by(self.peer.node_id, refusal)
             if reply.hello.standing != Standing.LEARNER.value:  # a learner's own record may be the old one
-                self._gate.on_refused(self.peer.node_id, refusal, Hello.from_proto(reply.hello))
+                self._events.gate.on_refused(self.peer.node_id, refusal, Hello.from_proto(reply.hello))
             if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
-                self._gate.on_other_generation(Hello.from_proto(reply.hello))
+                self._events.gate.on_other_generation(Hello.from_proto(reply.hello))
             return None
         self._events.note_refused_by(self.peer.node_id, None)
         theirs = Hello.from_proto(reply.hello)
-        mine = await self._gate.admit(theirs)
+        mine = await self._events.gate.admit(theirs)
         self._events.note_judged(self.peer.node_id, mine)
         return reply.frames if mine is None else None
 
     def on_up(self, kind: StreamKind) -> None:
         """Report that a stream is ready."""
-        self._gate.on_link_up(self.peer.node_id, kind)
+        self._events.gate.on_link_up(self.peer.node_id, kind)
 
     def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
         """Report that a stream ended."""
-        self._gate.on_link_lost(self.peer.node_id, kind, gone=gone)
+        self._events.gate.on_link_lost(self.peer.node_id, kind, gone=gone)
 
     def on_stuck(self, kind: StreamKind) -> None:
         """Report that a stream stalled."""
-        self._gate.on_link_stuck(self.peer.node_id, kind)
+        self._events.gate.on_link_stuck(self.peer.node_id, kind)
 
     def on_damaged(self, kind: StreamKind, reason: str) -> None:
         """Report that bytes sent back by the peer were corrupted."""
@@ -229,13 +230,12 @@ class _Incoming:
 
 
 class Transport(Generic[ControlItem, AppendItem]):
-    """Usage: `await listen()`, `connect()`, `links[peer].control.put(…)`, `await close()`."""
+    """Usage: `await listen(gate)`, `connect()`, `links[peer].control.put(…)`, `await close()`."""
 
     def __init__(
         self,
         bind: str,
         peers: tuple[Member, ...],
-        gate: Gate,
         make_control: MakeFrame[ControlItem],
         make_append: MakeFrame[AppendItem],
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
@@ -246,7 +246,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         self.limits = limits or StreamLimits()
         self._counts = counts
         self._rpc_handlers = tuple(rpc_handlers)  # services of the layer above on the Raft port
-        self._gate = gate
+        self.gate: Gate  # from `listen` on
         self._sockets: list[socket.socket] = []
         self._server: Any = None
         self._front: PortFront | None = None
@@ -262,7 +262,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         self.refused_at: dict[NodeId, float] = {}  # time of that refusal in monotonic seconds
         self.refused_by: dict[NodeId, Refusal] = {}  # peers that refused this node's last greeting
         self.links = {
-            peer.node_id: PeerLink(peer, gate, make_control, make_append, self, self.limits.stall_s)
+            peer.node_id: PeerLink(peer, make_control, make_append, self, self.limits.stall_s)
             for peer in peers
         }
 
@@ -275,8 +275,12 @@ class Transport(Generic[ControlItem, AppendItem]):
         for each in self._sockets:
             set_options(each)
 
-    async def listen(self) -> None:
-        """Serve the streams, and the services of the layer above."""
+    async def listen(self, gate: Gate) -> None:
+        """Serve the streams, and the services of the layer above.
+
+        The gate is not given to the constructor because the parts behind it send through this transport.
+        """
+        self.gate = gate
         self._front = PortFront(self._judge, self._port_limits, self._counts)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(self._rpc_handlers)
@@ -375,7 +379,7 @@ class Transport(Generic[ControlItem, AppendItem]):
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Handle one frame of an accepted stream."""
         self.links[peer].heard_at = asyncio.get_running_loop().time()
-        self._gate.on_frame(peer, kind, frame)
+        self.gate.on_frame(peer, kind, frame)
 
     def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None, reason: str) -> None:
         """Handle the end of a stream that a peer opened."""
@@ -438,9 +442,9 @@ class Transport(Generic[ControlItem, AppendItem]):
             hello = read_greeting(greeting)
         except (ValueError, DecodeError) as error:
             text = f"the greeting cannot be read: {safe_text(str(error))}"
-            return None, encode_reply(self._gate.hello(None), Refusal(RefusalKind.MALFORMED, text), 0)
-        refused = await self._gate.admit(hello)
-        answer = encode_reply(self._gate.hello(None), refused, frames_with(hello))
+            return None, encode_reply(self.gate.hello(None), Refusal(RefusalKind.MALFORMED, text), 0)
+        refused = await self.gate.admit(hello)
+        answer = encode_reply(self.gate.hello(None), refused, frames_with(hello))
         self.note_judged(hello.node_id, refused)
         return (hello if refused is None else None), answer
 
@@ -457,7 +461,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
         """Log that received bytes were corrupted, once per peer and minute."""
-        self._gate.on_damaged(peer)
+        self.gate.on_damaged(peer)
         before = self._log_limit.passes(peer, asyncio.get_running_loop().time())
         if before is not None:
             logger.warning(

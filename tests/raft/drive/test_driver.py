@@ -12,6 +12,7 @@ from ledgermq.raft.core.log_time import LogTime
 from ledgermq.raft.core.messages import AppendEntries, AppendEntriesReply, Heartbeat, Message
 from ledgermq.raft.core.outputs import BecameLeader, Output, Persist, Role
 from ledgermq.raft.core.quorum import Majority
+from ledgermq.raft.core.tick_schedule import NoClock
 from ledgermq.raft.drive.driver import Driver
 from ledgermq.raft.errors import DamagedLogError, DiskFullError
 from ledgermq.raft.metrics import RaftMetrics
@@ -69,9 +70,9 @@ async def _pump(
         "applier": SimpleNamespace(applied_index=0),
     }
     driver = Driver(
-        N1, cast(Any, fake["core"]), rig.log, LogTime(), fake["transport"], fake["applier"], cast(Any, owner),
-        RaftMetrics(None),
-    )  # fmt: skip
+        N1, cast(Any, fake["core"]), rig.log, LogTime(), fake["transport"], fake["applier"], RaftMetrics(None)
+    )
+    driver.start(cast(Any, owner), NoClock(), None)
     driver.pump()
     return owner, core
 

@@ -32,6 +32,7 @@ from ledgermq.raft.transport.out_stream import StreamKind
 from ledgermq.raft.types import NodeId, Term
 from tests.ports import free_port
 
+
 WAIT_S = 20.0
 
 
@@ -63,7 +64,7 @@ class Peer:
         own = next(m for m in members if m.node_id == name)
         others = tuple(m for m in members if m.node_id != name)
         self.transport: Transport[bytes, bytes] = Transport(
-            own.address, others, self, take_one, take_one, limits=self.LIMITS
+            own.address, others, take_one, take_one, limits=self.LIMITS
         )
 
     def hello(self, to: NodeId | None) -> Hello:
@@ -123,7 +124,7 @@ class Peer:
 
     async def start(self) -> None:
         self.transport.open_port()
-        await self.transport.listen()
+        await self.transport.listen(self)
         self.transport.connect()
 
 
@@ -351,7 +352,7 @@ def greeting_of(peer: Peer, to: Peer) -> bytes:
 async def serve(peer: Peer) -> None:
     """Accept connections, and open none."""
     peer.transport.open_port()
-    await peer.transport.listen()
+    await peer.transport.listen(peer)
 
 
 def test_nothing_is_heard_from_a_folder_that_is_replaced_while_its_greeting_is_judged(
