@@ -115,7 +115,7 @@ def not_leader(leader_id: str | None, leader: ListenerAddresses | None) -> Refus
     if not leader_id:
         return Refusal(
             code=route_pb2.NO_QUORUM,
-            message="no leader is known: an election is on, or a majority of the nodes is down. See: ledgermq cluster status",
+            message=str(LeaderUnavailableError(unknown=False)),
             retryable=True,
             retry_after_ms=RETRY_AFTER_MS,
         )

@@ -207,11 +207,11 @@ class NotANameserverError(RouteError):
 class NoBrokersError(RouteError):
     """The nameserver answers, but no broker group has registered."""
 
-    def __init__(self, asked: str) -> None:
+    def __init__(self, asked: str, next_step: str = "See: ledgermq cluster status") -> None:
         super().__init__(
             f"no broker group is registered at the nameserver {asked}",
             "The brokers are down, or know another nameserver",
-            "See: ledgermq cluster status",
+            next_step,
         )
         self.asked = asked
 

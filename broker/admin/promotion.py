@@ -36,7 +36,7 @@ from ..cluster.forwarding import Forwarder, ForwardError, answer_of
 from ..config import BrokerConfig
 from ..refusals import RefusedError
 from ..replica import Replica
-from .promotion_claims import GenerationClaims, PromotionProgress
+from .promotion_claims import GenerationClaims, PromotionProgress, in_promotion
 
 logger = logging.getLogger(__name__)
 
@@ -319,8 +319,7 @@ def refusal_by_others(
         if other.promoting and other.generation >= reign.generation:
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"{other.node_id} is being promoted just now (it {other.promoting}): of two masters one would lose"
-                " everything. Wait for it: ledgermq cluster status; nothing was changed",
+                in_promotion(other.node_id, other.promoting),
             )
         if other.generation != reign.generation or other.master_id in given_up:
             continue

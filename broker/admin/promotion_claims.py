@@ -52,6 +52,14 @@ def from_proto(message: admin_pb2.GenerationClaim) -> Claim:
     return Claim(group_id=message.group_id, reign=reign)
 
 
+def in_promotion(node: str, doing: str) -> str:
+    """Say that a node is being promoted already; `doing`: what it does for that now."""
+    return (
+        f"{node} is being promoted just now (it {doing}): of two masters one would lose everything. "
+        "Wait for it: ledgermq cluster status; nothing was changed"
+    )
+
+
 @dataclass(slots=True)
 class PromotionProgress:
     """What this node does to become the master."""
@@ -92,11 +100,7 @@ class GenerationClaims:
             )
         if self._promotion.doing:
             raise RefusedError(
-                route_pb2.CATCHING_UP,
-                f"{node} is being promoted just now (it {self._promotion.doing}): of two masters one would "
-                f"lose everything. Wait for"
-                " it: ledgermq cluster status; nothing was changed",
-                retryable=True,
+                route_pb2.CATCHING_UP, in_promotion(node, self._promotion.doing), retryable=True
             )
         try:
             known = await self._raft.note_claim(claim)

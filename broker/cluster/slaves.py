@@ -25,24 +25,24 @@ _KEPT = (
 class SlavesLackItError(Exception):
     """Stored by the master; not by as many slaves as must have it."""
 
+    def __init__(self, needed: int, having: int, what: str) -> None:
+        super().__init__(
+            f"stored by the master, but only {having} of {needed} slaves that must have it {what}. {_KEPT}"
+        )
+
 
 class SlaveTimeoutError(SlavesLackItError):
     """They did not confirm it in time."""
 
     def __init__(self, needed: int, held_by: int, waited_ms: int) -> None:
-        super().__init__(
-            f"stored by the master, but only {held_by} of {needed} slaves that must have it confirmed it within"
-            f" {waited_ms} ms. {_KEPT}"
-        )
+        super().__init__(needed, held_by, f"confirmed it within {waited_ms} ms")
 
 
 class SlavesAwayError(SlavesLackItError):
     """Too few of them are in contact."""
 
     def __init__(self, needed: int, in_contact: int) -> None:
-        super().__init__(
-            f"stored by the master, but only {in_contact} of {needed} slaves that must have it are in contact. {_KEPT}"
-        )
+        super().__init__(needed, in_contact, "are in contact")
 
 
 class Master(Protocol):

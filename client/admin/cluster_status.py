@@ -22,6 +22,7 @@ from ..errors import (
     InvalidAddressError,
     LedgerMQError,
     NameserversDownError,
+    NoBrokersError,
     NotANameserverError,
     UsageError,
 )
@@ -69,6 +70,14 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
         return answer
 
 
+def log_address_of(answer: pb.GetStatusResponse, *others: str) -> str:
+    """Return where the node that answered serves its LogService, else the first of `others`. Raises: BrokerUnreachableError."""
+    own = [node.addresses.log_address for node in answer.nodes if node.node_id == answer.node_id]
+    for address in filter(None, [*own, *others]):
+        return address
+    raise BrokerUnreachableError(answer.node_id, "it does not tell its address")
+
+
 @dataclass(frozen=True, slots=True)
 class KnownNode:
     """A node that is or was there, and where its LogService is."""
@@ -110,7 +119,7 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
 async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """Ask one nameserver after the other.
 
-    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, LedgerMQError (no group is known, or several clusters).
+    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, NoBrokersError, LedgerMQError (several clusters).
     """
     addresses, stranger = parse_addresses(nameserver), ""
     for address in addresses:
@@ -133,11 +142,7 @@ async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
                 "Which of them is meant cannot be said here",
                 "Ask a node itself: ledgermq cluster status --node HOST:8082",
             )
-        raise LedgerMQError(
-            f"no broker group is registered at the nameserver {address}",
-            "The brokers are down, or know another nameserver",
-            "Ask a node itself: ledgermq cluster status --node HOST:8082",
-        )
+        raise NoBrokersError(address, "Ask a node itself: ledgermq cluster status --node HOST:8082")
     if stranger:
         raise NotANameserverError(stranger)
     raise NameserversDownError(addresses)

@@ -27,7 +27,7 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.grpc_answers import decoded
 
 from ..admin import status_report
-from ..admin.cluster_status import collect, groups_asked
+from ..admin.cluster_status import collect, groups_asked, log_address_of
 from ..admin.status_report import GroupReport, Verdict
 from ..durations import duration, parse_duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
@@ -227,10 +227,7 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
     answer = next(iter(group.answers.values()), None)
     if answer is None:
         raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the group answers")
-    own = [node.addresses.log_address for node in answer.nodes if node.node_id == answer.node_id]
-    address = next(filter(None, [*own, *nodes]), "")
-    if not address:
-        raise BrokerUnreachableError(answer.node_id, "it does not tell its address")
+    address = log_address_of(answer, *nodes)
     async with grpc.aio.insecure_channel(address) as channel:
         request = pb.TransferLeadershipRequest(to_node=to_node)
         try:

@@ -130,11 +130,13 @@ def _refuse_data_folder(folder: Path) -> None:
     """Nothing may be written among the files of a node. Raises: UsageError."""
     for name in ("identity", "commitlog"):
         if (folder / name).exists():
-            raise UsageError(
-                f"{folder} looks like the data folder of a node (it holds {name})",
-                "Nothing was written to it",
-                "Name another folder for the dump: ledgermq dump DIR",
-            )
+            raise _wrong_folder(f"{folder} looks like the data folder of a node (it holds {name})")
+
+
+def _wrong_folder(what: str) -> UsageError:
+    return UsageError(
+        what, "Nothing was written to it", "Name another folder for the dump: ledgermq dump DIR"
+    )
 
 
 def _dump_offline(data: Path, to: Path, overwrite: bool, as_json: bool) -> int:
@@ -198,11 +200,8 @@ def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) ->
     groups = [to / target.group / target.node_id for target in targets]
     for folder in nodes if several else groups:
         if (folder / MANIFEST).exists():
-            raise UsageError(
-                f"{to} holds a dump of {'one group' if several else 'several groups'} already ({folder})",
-                "Nothing was written to it",
-                "Name another folder for the dump: ledgermq dump DIR",
-            )
+            shape = "one group" if several else "several groups"
+            raise _wrong_folder(f"{to} holds a dump of {shape} already ({folder})")
 
 
 def _refuse_older(folders: list[Path], targets: list[KnownNode]) -> None:

@@ -20,7 +20,7 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.grpc_answers import decoded
 
-from ..admin.cluster_status import ask, groups_asked
+from ..admin.cluster_status import ask, groups_asked, log_address_of
 from ..admin.log_ends import LogEnd, log_end
 from ..admin.status_report import GroupAnswers, size
 from ..cluster.channels import Channels
@@ -71,7 +71,7 @@ def promote(
     shown = err if as_json else out
     shown.print(escape("\n".join(consequences(name, group.answers, instead_of or ()))))
     _confirm(group.group, yes_lose_data)
-    address = _own_address(answer)
+    address = log_address_of(answer)
     request = pb.PromoteRequest(
         node_id=name, generation=answer.generation, incomplete=incomplete, instead_of=instead_of
     )
@@ -309,13 +309,6 @@ def not_there(name: str, groups: Sequence[GroupAnswers]) -> UsageError:
         f"Those that are: {', '.join(there)}. Nothing was changed",
         "After a promotion or a start a node takes a while to be there: try again in a few seconds; or name it: --node HOST:8082",
     )
-
-
-def _own_address(answer: pb.GetStatusResponse) -> str:
-    for node in answer.nodes:
-        if node.node_id == answer.node_id and node.addresses.log_address:
-            return node.addresses.log_address
-    raise BrokerUnreachableError(answer.node_id, "it does not tell its address")
 
 
 async def _promote(address: str, request: pb.PromoteRequest) -> int:

@@ -32,7 +32,6 @@ from ledgermq.raft.transport.out_stream import StreamKind
 from ledgermq.raft.types import NodeId, Term
 from tests.ports import free_port
 
-
 WAIT_S = 20.0
 
 
