@@ -44,6 +44,9 @@ class CountingStateMachine:
     def __init__(self) -> None:
         self.last_applied_index = LogIndex(0)
 
+    def load(self) -> LogIndex:
+        return self.last_applied_index
+
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
         self.last_applied_index = LogIndex(entries[-1][0].index)
 

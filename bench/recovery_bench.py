@@ -56,6 +56,9 @@ class CountingStateMachine:
     def __init__(self, applied: int) -> None:
         self.last_applied_index = LogIndex(applied)
 
+    def load(self) -> LogIndex:
+        return self.last_applied_index
+
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
         self.last_applied_index = LogIndex(entries[-1][0].index)
 

@@ -315,7 +315,7 @@ class BrokerNode:
             self._forwarder,
             lambda: self._clients.report(time.monotonic()),
             self._signs_of_life.alive,
-            self._silence_ms,
+            self._check_contact,
             self._changed,
         )
         metrics.add_readings(
@@ -552,7 +552,11 @@ class BrokerNode:
             [self._messaging.handlers(listener)],
         )
 
-    def _silence_ms(self) -> dict[str, int | None]:
+    def _check_contact(self) -> dict[str, int | None]:
+        """Release what disconnected members may not have passed on.
+
+        Returns how long (ms) each member has been silent.
+        """
         peers = self._raft.status().peers
         for peer in peers:
             if not peer.connected and peer.node_id != self.node_id:

@@ -137,12 +137,8 @@ class Replica:
             )
 
     # --- StateMachine ---------------------------------------------------------------------------------------
-    @property
-    def last_applied_index(self) -> LogIndex:
-        """Asked by the Raft node when the data folder is open and locked: the state is read then.
-
-        Raises: CheckpointError, ConsumeQueueError.
-        """
+    def load(self) -> LogIndex:
+        """Read the state, once, when the data folder is open and locked. Raises: CheckpointError, ConsumeQueueError."""
         if not self._loaded:
             self.state = self._store.load()
             self.state.queues.on_damage = lambda error: self._observer.on_queue_damage(error)

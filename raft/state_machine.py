@@ -19,9 +19,11 @@ from .types import LogIndex, NodeId, Term
 class StateMachine(Protocol):
     """State machine that Raft drives. The broker implements it."""
 
-    @property
-    def last_applied_index(self) -> LogIndex:
-        """Index up to which the state is already built when the node starts (0: nothing)."""
+    def load(self) -> LogIndex:
+        """Read the state once. Returns the index up to which it is built (0: nothing).
+
+        Called in a thread, perhaps repeatedly.
+        """
 
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
         """Apply committed entries, in order, each exactly once.

@@ -14,9 +14,6 @@ Term = NewType("Term", int)
 LogIndex = NewType("LogIndex", int)
 """Position of an entry in the replicated log. The first entry ever is 1; 0 means "before the log"."""
 
-PhysicalOffset = NewType("PhysicalOffset", int)
-"""Byte position in the CommitLog."""
-
 NodeId = NewType("NodeId", str)
 """Name of a member, unique within its broker group."""
 

@@ -41,11 +41,10 @@ def check_group(dumps: Sequence[NodeDump]) -> Iterator[Finding]:
         if voter not in present:
             text = f"{voter} is a voter of group {dumps[0].group}, but there is no dump of it here"
             yield Finding(voter, NO_INDEX, NO_INDEX, Kind.MISSING_VOTER, Severity.INCOMPLETE, text)
-    yield from _odd_manifests(
-        dumps, {dump.node: ", ".join(dump.voters) for dump in dumps}, Kind.MANIFEST, "voters"
-    )
+    named = {dump.node: ", ".join(dump.voters) for dump in dumps}
+    yield from _odd_manifests(named, Kind.MANIFEST, "voters")
     sizes = {dump.node: f"{dump.segment_size:,} bytes" for dump in dumps}
-    yield from _odd_manifests(dumps, sizes, Kind.SEGMENT_SIZE, "segment size")
+    yield from _odd_manifests(sizes, Kind.SEGMENT_SIZE, "segment size")
 
 
 def check_states(dumps: Sequence[NodeDump], findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -60,7 +59,7 @@ def check_states(dumps: Sequence[NodeDump], findings: Sequence[Finding]) -> Iter
             by_commit[dump.commit_index].append(dump)
     for equal in by_commit.values():
         claims = {dump.node: _queues_text(dump) for dump in equal}
-        yield from _odd_manifests(equal, claims, Kind.CONSUME_QUEUE, "queues and their ends")
+        yield from _odd_manifests(claims, Kind.CONSUME_QUEUE, "queues and their ends")
 
 
 def _queues_text(dump: NodeDump) -> str:
@@ -69,9 +68,7 @@ def _queues_text(dump: NodeDump) -> str:
     )
 
 
-def _odd_manifests(
-    dumps: Sequence[NodeDump], values: Mapping[str, str], kind: Kind, what: str
-) -> Iterator[Finding]:
+def _odd_manifests(values: Mapping[str, str], kind: Kind, what: str) -> Iterator[Finding]:
     usual, odd = odd_ones(values)
     for node in odd:
         others = f"the others say {_short(usual)}" if usual is not None else "the nodes do not agree"

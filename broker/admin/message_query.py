@@ -72,8 +72,8 @@ class _Page:
     looked_at: int = 0
     next_before: int = 0
 
-    def is_full(self, offset: int) -> bool:
-        """Tell whether nothing more fits; then the next page begins behind what was looked at: below `offset`."""
+    def ends(self, offset: int) -> bool:
+        """End the page if nothing more fits; the next one begins below `offset`. Returns whether it ended."""
         full = len(self.messages) >= self.limit or self.size >= MAX_BYTES or self.looked_at >= _MAX_LOOKED_AT
         if full:
             self.next_before = offset
@@ -207,7 +207,7 @@ class MessageQueries:
             for offset in found.offsets:
                 if offset >= end:
                     continue  # the same key twice in one message
-                if page.is_full(end):
+                if page.ends(end):
                     return unsearched
                 page.looked_at += 1
                 place = await self._place_of(offset)
@@ -267,7 +267,7 @@ class MessageQueries:
         while True:
             newest_first = await self._newest_of_all(self._queues(topic), begin, end, wanted)
             for offset in newest_first:
-                if page.is_full(end):
+                if page.ends(end):
                     return
                 page.looked_at += 1
                 place = await self._place_of(offset)

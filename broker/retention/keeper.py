@@ -205,7 +205,7 @@ class Retention:
     async def _decide_often(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            due = self._is_due(datetime.now())
+            due = self._follow_clock(datetime.now())
             if not self._leadership.ready:
                 self.view.hold = self._watch.hold = ""
                 continue
@@ -220,8 +220,11 @@ class Retention:
             else:
                 self._last_failure = ""
 
-    def _is_due(self, now: datetime) -> bool:
-        """Tell whether the daily expiry is to be done; every node follows the clock, whoever leads does it."""
+    def _follow_clock(self, now: datetime) -> bool:
+        """Note the time; return whether the daily expiry is due.
+
+        Every node follows the clock, the leader deletes.
+        """
         if now >= self._clean_at:
             self._make_up_until = self._clean_at + MAKE_UP
             self._clean_at = next_clean(now, self._config.clean_at)

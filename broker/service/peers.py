@@ -32,7 +32,10 @@ _METHOD: Final = "/ledgermq.v1.PeerService/Report"
 
 
 class Peers:
-    """`client_ids` gives the clients here whose turn it is; `on_clients` takes those of another node (leader side)."""
+    """`client_ids` gives the clients here whose turn it is; `on_clients` takes those of another node (leader side).
+
+    `check_contact` does what is due for members that are out of contact, and returns how long (ms) each has been silent.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class Peers:
         forwarder: Forwarder,
         client_ids: Callable[[], Iterable[str]],
         on_clients: Callable[[Iterable[str]], None],
-        silence_ms: Callable[[], dict[str, int | None]],
+        check_contact: Callable[[], dict[str, int | None]],
         on_change: Callable[[], None],
     ) -> None:
         self._members = members
@@ -49,7 +52,7 @@ class Peers:
         self._forwarder = forwarder
         self._client_ids = client_ids
         self._on_clients = on_clients
-        self._silence_ms = silence_ms
+        self._check_contact = check_contact
         self._on_change = on_change
         self._unsaid: list[str] = []  # clients whose report was lost
         self._task: asyncio.Task[None] | None = None
@@ -69,7 +72,7 @@ class Peers:
         while True:
             if self._leadership.ready:
                 self._on_clients(self._client_ids())
-                if self._members.set_silence(self._silence_ms()):
+                if self._members.set_silence(self._check_contact()):
                     self._on_change()
             elif leader := self._leadership.known_other:
                 await self._report(leader)

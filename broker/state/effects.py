@@ -147,7 +147,6 @@ class Effects:
     sections: list[AppliedSection] = field(default_factory=list)
     results: list[CommandResult] = field(default_factory=list)
     topics_changed: bool = False  # the route changed: register and push it
-    groups_changed: bool = False
     deleted_topics: list[Topic] = field(default_factory=list)  # their queue files can go
     # Something became deliverable again: wake polls
     released: set[tuple[int, int]] = field(default_factory=set)
@@ -156,4 +155,3 @@ class Effects:
     losses: list[Loss] = field(default_factory=list)
     parked: list[Parked] = field(default_factory=list)
     members_changed: set[int] = field(default_factory=set)  # groups with other members, owners or epochs
-    mode_changed: bool = False  # of the broker group: the route changed, or it leaves, or it is back

@@ -150,14 +150,12 @@ class BrokerState:
 
     def _create_group(self, command: c.CreateGroup, effects: Effects) -> CommandResult:
         group, created = self.groups.create(command, effects.index)
-        effects.groups_changed |= created
         return GroupResult(group, created)
 
     def _delete_group(self, command: c.DeleteGroup, effects: Effects) -> CommandResult:
         group = self.groups.delete(command.group_id)
         if group is not None:
             self.consumption.remove_group(group.group_id)
-            effects.groups_changed = True
             if self.memberships.remove_group(group.group_id):
                 effects.members_changed.add(group.group_id)
         return GroupResult(group, group is not None)
@@ -255,7 +253,7 @@ class BrokerState:
         if changed:
             self.mode = command.mode
             self.mode_since = 0 if command.mode is c.BrokerGroupMode.ACTIVE else effects.timestamp
-            effects.mode_changed = effects.topics_changed = True
+            effects.topics_changed = True
         return ModeResult(self.mode, self.mode_since, changed)
 
     # --- members of queue-exclusive groups ------------------------------------------------------------------

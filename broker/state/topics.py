@@ -16,8 +16,6 @@ from .commands import CreateTopic, MessageType
 
 #: Queues of a topic in one broker group.
 MAX_QUEUES: Final = 1024
-#: Topics whose names begin so belong to the broker.
-DEAD_LETTER_PREFIX: Final = "%DLQ%"
 #: Clients write message traces to it, where a group keeps them.
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 

@@ -29,6 +29,7 @@ class Applier:
         self,
         log: CommitLog,
         state_machine: StateMachine,
+        applied_index: LogIndex,
         slice_bytes: int,
         on_applied: Callable[[], None],
         on_failed: Callable[[str], None],
@@ -38,7 +39,7 @@ class Applier:
 
         False: no repair is possible, the node fails.
         """
-        self.applied_index = state_machine.last_applied_index
+        self.applied_index = applied_index
         self._log = log
         self._state_machine = state_machine
         self._slice_bytes = slice_bytes

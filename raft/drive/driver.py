@@ -138,8 +138,8 @@ class Driver:
     def start(self, owner: DriverOwner, clock: Clock, reports: DurableReports | None) -> None:
         """Begin to take inputs, and to tell `owner` what the core says.
 
-        Not given to the constructor, because they need the driver: the owner's parts stand on it, the clock ticks it, and the
-        storage, which makes `reports`, tells it what is durable.
+        Not given to the constructor because they need the driver: the owner's parts use it, the clock ticks
+        it, and the storage, which makes `reports`, tells it what is durable.
         """
         self._owner, self._clock, self._reports = owner, clock, reports
 

@@ -97,7 +97,6 @@ class FlushStatistics:
     fsync_p99_ms: float
     written_bytes: int
     flushed_index: LogIndex  # highest index on stable storage
-    flushed_offset: int
     disk_full: bool
 
 
@@ -172,7 +171,7 @@ class SteppedFlusher:
     def statistics(self, *, disk_full: bool) -> FlushStatistics:
         """Return positions only; a stepped flusher measures no time."""
         flushed = self._writer.flushed
-        return FlushStatistics(0, 0.0, 0.0, 0, flushed.index, flushed.offset, disk_full)
+        return FlushStatistics(0, 0.0, 0.0, 0, flushed.index, disk_full)
 
 
 class Flusher:
@@ -263,7 +262,6 @@ class Flusher:
             fsync_p99_ms=latencies[min(count - 1, count * 99 // 100)] if count else 0.0,
             written_bytes=self._written_bytes,
             flushed_index=flushed.index,
-            flushed_offset=flushed.offset,
             disk_full=disk_full,
         )
 

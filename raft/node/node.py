@@ -128,8 +128,7 @@ class RaftNode:
             try:
                 self._step.doing = lambda: "loads its state"
                 # In a thread: loading a large state takes long, and probes must be answered meanwhile.
-                await in_thread(lambda: self._state_machine.last_applied_index)
-                self._assemble()
+                self._assemble(await in_thread(self._state_machine.load))
             except BaseException:
                 await asyncio.to_thread(self._storage.close, clean=self._storage.recovered.clean_stop)
                 raise
@@ -166,16 +165,15 @@ class RaftNode:
             lambda: open_node_storage(
                 config, self._files, install, replace(storage_config(config), step=self._step)
             ),
-            lambda: self._state_machine.last_applied_index,
+            self._state_machine.load,
             self.metrics,
             self._step,
         ).open()
 
-    def _assemble(self) -> None:
-        """Build everything that needs the open storage."""
+    def _assemble(self, applied: LogIndex) -> None:
+        """Build everything that needs the open storage. `applied`: up to where the state is built."""
         storage, log = self._storage, self._storage.log
         config = self.config = self.config.under(storage.identity.reign)
-        applied = self._state_machine.last_applied_index
         transfer = self._state_transfer
         check_state_fits(config, applied, log, transfer.counts_on_log_to if transfer else NO_INDEX)
         view = view_of(log, applied, transfer.needs_entries_to if transfer else LogIndex(0))
@@ -187,7 +185,7 @@ class RaftNode:
             on_repaired=self._on_repaired, on_failed=self.fail,
         )  # fmt: skip
         self._applier = Applier(
-            log, self._state_machine, config.apply_slice_bytes, self._on_applied, self.fail,
+            log, self._state_machine, applied, config.apply_slice_bytes, self._on_applied, self.fail,
             self.care.damage_at_apply,
         )  # fmt: skip
         self._driver = Driver(
@@ -316,10 +314,6 @@ class RaftNode:
         On the leader: the exact timestamp of a proposal made in the same turn of the loop.
         """
         return self._driver.next_timestamp()
-
-    def next_physical_offset(self, payload_size: int) -> int:
-        """Return the physical offset at which an entry proposed now would start."""
-        return self._storage.log.next_offset(payload_size)
 
     async def read_index(self) -> LogIndex:
         """Return an index that, once applied, includes everything committed before the call.

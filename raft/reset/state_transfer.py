@@ -38,14 +38,14 @@ class StateTransfer(Protocol):
     def needs_entries_to(self) -> LogIndex:
         """Entry that must be applied before the state is complete (0: it is).
 
-        Read after `last_applied_index`.
+        Read after `StateMachine.load`.
         """
 
     @property
     def counts_on_log_to(self) -> LogIndex:
         """Last entry that this node's log must hold, applied or not (0: the applied index decides).
 
-        Read after `last_applied_index`.
+        Read after `StateMachine.load`.
         """
 
     async def open(self, first_index: LogIndex) -> OutgoingState:

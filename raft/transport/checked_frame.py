@@ -49,16 +49,3 @@ def check_body(actual: int, stated: int) -> None:
     """Compare the checksum of the received bytes with the header's. Raises: DamagedFrameError."""
     if actual != stated:
         raise DamagedFrameError("a frame was changed on the way")
-
-
-def unframed(frame: Buffer) -> memoryview:
-    """Return the body of one whole frame. Raises: DamagedFrameError."""
-    view = memoryview(frame)
-    if len(view) < HEADER_SIZE:
-        raise DamagedFrameError("a frame without a whole header")
-    size, checksum = read_header(view)
-    body = view[HEADER_SIZE:]
-    if len(body) != size:
-        raise DamagedFrameError(f"a frame of {len(body)} bytes says that it has {size}")
-    check_body(crc32c(body), checksum)
-    return body

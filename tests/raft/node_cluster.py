@@ -35,6 +35,9 @@ class RecordingStateMachine:
     leaders: list[NodeId | None] = field(default_factory=list)
     fail_at: int = 0
 
+    def load(self) -> LogIndex:
+        return self.last_applied_index
+
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
         for header, payload in entries:
             assert header.index == self.last_applied_index + 1

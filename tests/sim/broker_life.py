@@ -118,7 +118,7 @@ class BrokerLife:
         )
         self.replica = Replica(self.store, self.leadership, Polls())
         self.proposals = PendingProposals()
-        self.applied = int(self.replica.last_applied_index)
+        self.applied = int(self.replica.load())
         self._pump_due = False
         self._streams: dict[str, tuple[MembershipStream, JoinGroup]] = {}
         self.life: Life

@@ -42,11 +42,12 @@ from ledgermq.raft.errors import (
 from ledgermq.raft.folder.opening import view_of
 from ledgermq.raft.folder.storage import RaftStorage
 from ledgermq.raft.log.wire_batch import WireBatch, last_index_of
-from ledgermq.raft.transport.checked_frame import header_of, unframed
+from ledgermq.raft.transport.checked_frame import header_of
 from ledgermq.raft.transport.hello import Hello
 from ledgermq.raft.transport.wire import decode, encode_append, encode_control
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
+from ..raft.whole_frame import unframed
 from .disk_work import DiskWork
 from .file_system import ROOMY
 from .loop import finished

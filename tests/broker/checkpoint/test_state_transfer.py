@@ -122,7 +122,7 @@ def opened(disk: SimulatedDisk) -> tuple[Replica, CheckpointStore]:
     replica = Replica(store, Leadership("n3"), Polls())
     pipeline: Any = type("Pipeline", (), {"on_applied": lambda self, effects: None, "run": None})()
     replica.attach(pipeline, lambda: 0, lambda index: None, NoObserver())
-    assert replica.last_applied_index >= 0
+    assert replica.load() >= 0
     return replica, store
 
 
@@ -149,7 +149,7 @@ def test_a_received_state_and_the_log_behind_the_base_make_the_leaders_state(see
     disk = follower_disk(raw)
     install(disk, leader)
     replica, store = opened(disk)
-    assert replica.last_applied_index == leader.first_index - 1, "the log is wanted from its base on"
+    assert replica.load() == leader.first_index - 1, "the log is wanted from its base on"
     assert replica.rebuild is not None
     assert replica.rebuild.target == leader.index
     take(replica, leader, leader.index)
@@ -173,7 +173,7 @@ def test_nothing_of_the_log_may_be_deleted_before_a_checkpoint_counts_on_the_reb
     finish_checkpoint(replica.state, job)
     assert store.kept_index == leader.index
     again, store = opened(disk.crash(random.Random(1), Keep.NONE))
-    assert again.last_applied_index == leader.index
+    assert again.load() == leader.index
     check_same(again, store, leader)
 
 

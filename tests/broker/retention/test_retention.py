@@ -145,13 +145,13 @@ def test_a_daily_expiry_is_made_up_for_within_an_hour_by_whoever_leads_then() ->
     async def test() -> None:
         node = FakeNode(100, 80, 0)
         at = node.work._clean_at
-        assert not node.work._is_due(at - timedelta(seconds=1))
-        assert node.work._is_due(at)
-        assert node.work._is_due(at + timedelta(minutes=59)), "nobody has done it"
-        assert not node.work._is_due(at + timedelta(hours=1)), "too late: tomorrow"
-        assert node.work._is_due(at + timedelta(days=1))
+        assert not node.work._follow_clock(at - timedelta(seconds=1))
+        assert node.work._follow_clock(at)
+        assert node.work._follow_clock(at + timedelta(minutes=59)), "nobody has done it"
+        assert not node.work._follow_clock(at + timedelta(hours=1)), "too late: tomorrow"
+        assert node.work._follow_clock(at + timedelta(days=1))
         assert await node.decide(due=True) == [21]
-        assert not node.work._is_due(at + timedelta(days=1, seconds=1)), "done"
+        assert not node.work._follow_clock(at + timedelta(days=1, seconds=1)), "done"
 
     run(test)
 

@@ -275,6 +275,7 @@ def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig
         applier = Applier(
             rig.log,
             state_machine,
+            LogIndex(0),
             1 << 20,
             lambda: None,
             lambda reason: applier.halt(reason),  # as the node does: waiters are told

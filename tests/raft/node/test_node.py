@@ -79,7 +79,7 @@ def test_the_announced_place_and_time_are_those_of_the_next_proposal(tmp_path: P
         await cluster.start()
         node = cluster.nodes[await cluster.leader()]
         for size in (10, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5):
-            place, now = node.next_physical_offset(size), node.next_timestamp()
+            place, now = node.log.next_offset(size), node.next_timestamp()
             proposal = node.propose([bytes(size)], 1)
             assert (proposal.physical_offset, proposal.timestamp) == (place, now)
             await proposal.committed
@@ -341,19 +341,18 @@ def test_a_node_whose_state_is_ahead_of_its_log_or_behind_its_beginning_does_not
 
 
 class SlowStateMachine(RecordingStateMachine):
-    """Its state is read from disk on first use."""
+    """It says who loads its state, and what the node says meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked_by: list[int] = []
+        self.loaded_by: list[int] = []
         self.node: RaftNode
         self.said = ""
 
-    def __getattribute__(self, name: str) -> Any:
-        if name == "last_applied_index":
-            self.asked_by.append(threading.get_ident())
-            self.said = self.said or self.node.starting
-        return super().__getattribute__(name)
+    def load(self) -> LogIndex:
+        self.loaded_by.append(threading.get_ident())
+        self.said = self.said or self.node.starting
+        return super().load()
 
 
 def test_the_state_is_loaded_in_a_thread_and_what_the_node_does_is_told(tmp_path: Path) -> None:
@@ -364,7 +363,7 @@ def test_the_state_is_loaded_in_a_thread_and_what_the_node_does_is_told(tmp_path
         machine.node = node = RaftNode(cluster.config("n1"), machine)
         assert node.starting == "opens its data folder"
         await node.start()
-        assert machine.asked_by[0] != threading.get_ident()
+        assert threading.get_ident() not in machine.loaded_by
         assert machine.said == "loads its state" and not node.starting
         await node.stop()
 

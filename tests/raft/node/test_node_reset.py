@@ -39,7 +39,7 @@ class TravellingStateMachine(RecordingStateMachine):
         self.hold: asyncio.Event | None = None  # pieces after the first wait for it
         self.loaded = False
 
-    def load(self) -> None:
+    def load(self) -> LogIndex:
         path = self.folder / "machine"
         if path.exists() and not self.loaded:
             stored = json.loads(path.read_text())
@@ -47,6 +47,7 @@ class TravellingStateMachine(RecordingStateMachine):
             self.last_applied_index = LogIndex(stored["base"])
             self.needs_entries_to = LogIndex(stored["state_index"])
         self.loaded = True
+        return self.last_applied_index
 
     def apply(self, entries: Sequence[tuple[EntryHeader, memoryview]]) -> None:
         for header, payload in entries:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ledgermq.raft.errors import DamagedFrameError
-from ledgermq.raft.transport.checked_frame import HEADER_SIZE, header_of, read_header, unframed
+from ledgermq.raft.transport.checked_frame import HEADER_SIZE, header_of, read_header
+
+from ..whole_frame import unframed
 
 BODY = (b"head", b"entries" * 9)
 
