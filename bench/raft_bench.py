@@ -31,7 +31,7 @@ import uvloop
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.state_machine import Proposal
 from ledgermq.raft.types import LogIndex, NodeId, Term
 

@@ -42,7 +42,7 @@ from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
 from ledgermq.raft.folder.storage import StorageConfig, create_data_folder, open_storage
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 SEGMENT = 1 << 30

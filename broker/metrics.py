@@ -17,7 +17,7 @@ _LATENCY_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MetricReading:
     """A value that is read at scrape time. `kind` is gauge or counter."""
 
     name: str
@@ -27,7 +27,7 @@ class Reading:
 
 
 class _Readings(Collector):
-    def __init__(self, readings: list[Reading]) -> None:
+    def __init__(self, readings: list[MetricReading]) -> None:
         self._readings = readings
 
     def collect(self) -> Iterable[Metric]:
@@ -41,7 +41,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._readings: list[Reading] = []
+        self._readings: list[MetricReading] = []
         self.registry.register(_Readings(self._readings))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -79,7 +79,7 @@ class Metrics:
             "ledgermq_commit_seconds", "Proposal to commit", buckets=_LATENCY_BUCKETS, registry=self.registry
         )
 
-    def add_readings(self, *readings: Reading) -> None:
+    def add_readings(self, *readings: MetricReading) -> None:
         """Publish values that are read at scrape time."""
         self._readings += readings
 

@@ -20,28 +20,28 @@ from ledgermq.raft.core.reign import Replication
 from ledgermq.raft.disk.files import FileSystem, RealFileSystem, make_private
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
 from ledgermq.raft.folder.group_recovery import PromotionPlan
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.ports.counts import PortCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
 
+from .admin.admin_service import AdminService, LeadershipTransfer, NodeCalls, changes_by_name
 from .admin.broker_group_mode import BrokerGroupModes
 from .admin.broker_group_view import BrokerGroupView, NodeStatus
 from .admin.changes import ConsumerGroupChanges, TopicChanges
 from .admin.deliveries import Deliveries, tell_parked
 from .admin.dump_call import Dumps
-from .admin.message_query import MessageQueries
+from .admin.message_search import MessageQueries
 from .admin.promotion import Promotions
 from .admin.promotion_claims import GenerationClaims, PromotionProgress
-from .admin.service import AdminService, LeadershipTransfer, NodeCalls, changes_by_name
 from .checkpoint.queue_check import QueueCheck
 from .checkpoint.schedule import Checkpointing
 from .checkpoint.store import CheckpointStore
 from .checkpoint.transfer import BrokerStateTransfer
-from .cluster.calls import LeaderCalls
 from .cluster.forwarding import Forwarder
 from .cluster.known_leader import Leadership
 from .cluster.lane_server import forwarded_calls_handler
+from .cluster.leader_calls import LeaderCalls
 from .cluster.members import Members
 from .cluster.other_broker_groups import OtherGroups
 from .cluster.registration import Registration
@@ -52,22 +52,22 @@ from .leader.coordination import Coordination
 from .leader.pipeline import AppendPipeline
 from .leader.recent_deliveries import LeaseHolders, RecentDeliveries
 from .metrics import Metrics
+from .native.consumer_offsets import ConsumerOffsets
 from .native.fetch import Fetches, SectionReads, Suggestions
 from .native.log_service import FetchStreams, LogService
 from .native.membership import Memberships
-from .native.offsets import ConsumerOffsets
 from .native.produce import ProduceStreams
 from .official.acknowledge import Acknowledgements
 from .official.give_backs import tell_leader
 from .official.grants_for_followers import GrantService
+from .official.messaging_service import MessagingService, Receives
 from .official.receive_at_follower import GrantedReceives, OwnLog, UnclaimedGrants
 from .official.receive_at_leader import LeaderReceives, Leasing, Selections
 from .official.send import Sends
-from .official.service import MessagingService, Receives
 from .official.topic_answers import TopicAnswers
 from .ports.http import Routes
 from .ports.listeners import Handlers, Listeners, PortError, check_port
-from .ports.policy import port_policy
+from .ports.port_policy import port_policy
 from .reading.commit_watch import CommitWatch
 from .reading.consume_queue_files import ConsumeQueueFiles
 from .reading.key_index import KeyIndex
@@ -80,7 +80,7 @@ from .reading.queue_reader import QueueReader
 from .reading.read_advice import ReadAdvice
 from .replica import Replica
 from .retention.keeper import Retention
-from .retention.topics import TopicRetention
+from .retention.topic_retention import TopicRetention
 from .service.answers import LeaderHandlers, Refusals
 from .service.broker_group_identity import BrokerGroupIdentity
 from .service.creation import Creation

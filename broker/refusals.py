@@ -22,7 +22,7 @@ from ledgermq.raft.errors import (
     TransferringError,
 )
 
-from .cluster.calls import LeaderUnavailableError
+from .cluster.leader_calls import LeaderUnavailableError
 from .cluster.slaves import SlavesAwayError, SlaveTimeoutError
 from .errors import (
     ConsumeQueueError,

@@ -138,7 +138,10 @@ class Replica:
 
     # --- StateMachine ---------------------------------------------------------------------------------------
     def load(self) -> LogIndex:
-        """Read the state, once, when the data folder is open and locked. Raises: CheckpointError, ConsumeQueueError."""
+        """Read the state, once, when the data folder is open and locked.
+
+        Raises: CheckpointError, ConsumeQueueError.
+        """
         if not self._loaded:
             self.state = self._store.load()
             self.state.queues.on_damage = lambda error: self._observer.on_queue_damage(error)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
     from .produce.producer import Producer
-    from .produce.statistics import GroupStatistics, ProducerStatistics
+    from .produce.producer_statistics import GroupStatistics, ProducerStatistics
     from .push.listener_calls import WrongListenerError
     from .push.options import PushOptions, RetryLater
     from .push.owned_queue import QueueLimits
@@ -79,7 +79,7 @@ _HOMES: Final = {
     "GroupAdmin": "admin.broker_groups",
     "GroupDrainingError": "errors",
     "GroupNotFoundError": "errors",
-    "GroupStatistics": "produce.statistics",
+    "GroupStatistics": "produce.producer_statistics",
     "InvalidAddressError": "errors",
     "InvalidHandleError": "errors",
     "InvalidMessageError": "errors",
@@ -104,7 +104,7 @@ _HOMES: Final = {
     "PartlyChangedError": "cluster.every_group",
     "PartlyRefusedError": "cluster.every_group",
     "Producer": "produce.producer",
-    "ProducerStatistics": "produce.statistics",
+    "ProducerStatistics": "produce.producer_statistics",
     "PullConsumer": "consume.pull_consumer",
     "PushConsumer": "push.push_consumer",
     "PushOptions": "push.options",

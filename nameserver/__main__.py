@@ -29,7 +29,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from .config import NameserverConfig, resolve
-from .errors import ConfigError, NameserverError
+from .errors import NameserverConfigError, NameserverError
 from .registrations import Room
 from .service import NameServer
 
@@ -58,7 +58,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def load_config(argv: Sequence[str] | None = None) -> NameserverConfig:
-    """Read flags, environment and file. Raises: ConfigError."""
+    """Read flags, environment and file. Raises: NameserverConfigError."""
     arguments = _arguments(argv)
     flags = {key: value for key, value in vars(arguments).items() if key != "config"}
     return resolve(_read_file(arguments.config), os.environ, flags, file_name=arguments.config or "")
@@ -70,9 +70,11 @@ def _read_file(name: str | None) -> dict[str, Any]:
     try:
         return tomllib.loads(Path(name).read_text())
     except OSError as error:
-        raise ConfigError("config", f"names a file that cannot be read: {error.strerror}", name) from error
+        raise NameserverConfigError(
+            "config", f"names a file that cannot be read: {error.strerror}", name
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("config", f"is not valid TOML: {error}", name) from error
+        raise NameserverConfigError("config", f"is not valid TOML: {error}", name) from error
 
 
 async def serve(config: NameserverConfig) -> None:
@@ -103,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start, serve, stop. Every failure becomes one line on stderr."""
     try:
         config = load_config(argv)
-    except ConfigError as error:
+    except NameserverConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     logging.basicConfig(

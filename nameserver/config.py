@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from .errors import ConfigError
+from .errors import NameserverConfigError
 from .registrations import MAX_NODES, MAX_REGISTERED
 from .route_table import EXPIRY_MS
 
@@ -39,7 +39,7 @@ class NameserverConfig:
 def resolve(
     file: Mapping[str, Any], environment: Mapping[str, str], flags: Mapping[str, Any], *, file_name: str = ""
 ) -> NameserverConfig:
-    """Merge the three sources. Flags not given are absent or None. Raises: ConfigError."""
+    """Merge the three sources. Flags not given are absent or None. Raises: NameserverConfigError."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for values, source in (
@@ -49,7 +49,7 @@ def resolve(
     ):
         for key, value in values.items():
             if key not in _KEYS:
-                raise ConfigError(key, f"is not known{_suggest(key)}", source)
+                raise NameserverConfigError(key, f"is not known{_suggest(key)}", source)
             settings[key] = value
             sources[key] = source
     return NameserverConfig(
@@ -82,7 +82,7 @@ def _listeners(settings: Mapping[str, Any], sources: Mapping[str, str]) -> dict[
     if isinstance(more, (list, tuple)):
         more = dict(_named_address(text, source) for text in more)
     if not isinstance(more, Mapping):
-        raise ConfigError("listener", 'must be a table of name = "host:port"', source)
+        raise NameserverConfigError("listener", 'must be a table of name = "host:port"', source)
     listeners: dict[str, str] = {}
     if "bind" in settings or not more:
         listeners["default"] = _address("bind", settings.get("bind", DEFAULT_BIND), sources.get("bind", ""))
@@ -94,7 +94,7 @@ def _listeners(settings: Mapping[str, Any], sources: Mapping[str, str]) -> dict[
 def _named_address(text: object, source: str) -> tuple[str, str]:
     name, equals, address = str(text).partition("=")
     if not (name and equals and address):
-        raise ConfigError("listener", f"has {text!r}; the form is name=host:port", source)
+        raise NameserverConfigError("listener", f"has {text!r}; the form is name=host:port", source)
     return name, address
 
 
@@ -106,7 +106,9 @@ def _is_number(text: str) -> bool:
 def _address(key: str, value: object, source: str) -> str:
     host, colon, port = str(value).rpartition(":")
     if not (host and colon and _is_number(port) and len(port) <= 5 and int(port) < 65536):
-        raise ConfigError(key, f"is {value!r}; the form is host:port, for example {DEFAULT_BIND}", source)
+        raise NameserverConfigError(
+            key, f"is {value!r}; the form is host:port, for example {DEFAULT_BIND}", source
+        )
     return str(value)
 
 
@@ -114,11 +116,11 @@ def _expiry_ms(value: object, source: str) -> int:
     try:
         expiry = int(str(value))
     except ValueError:
-        raise ConfigError(
+        raise NameserverConfigError(
             "expiry_ms", f"is {value!r}; a whole number of milliseconds is wanted", source
         ) from None
     if expiry < 2_000:
-        raise ConfigError(
+        raise NameserverConfigError(
             "expiry_ms", f"is {expiry}; below 2000 (two heartbeats) nodes would come and go", source
         )
     return expiry
@@ -127,12 +129,16 @@ def _expiry_ms(value: object, source: str) -> int:
 def _limit(key: str, default: int, settings: Mapping[str, Any], sources: Mapping[str, str]) -> int:
     value = settings.get(key, default)
     if not _is_number(str(value)) or int(str(value)) < 1:
-        raise ConfigError(key, f"is {value!r}; a whole number above 0 is wanted", sources.get(key, ""))
+        raise NameserverConfigError(
+            key, f"is {value!r}; a whole number above 0 is wanted", sources.get(key, "")
+        )
     return int(str(value))
 
 
 def _log_level(value: object, source: str) -> str:
     level = str(value).lower()
     if level not in _LOG_LEVELS:
-        raise ConfigError("log_level", f"is {value!r}; one of {', '.join(_LOG_LEVELS)} is wanted", source)
+        raise NameserverConfigError(
+            "log_level", f"is {value!r}; one of {', '.join(_LOG_LEVELS)} is wanted", source
+        )
     return level

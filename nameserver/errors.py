@@ -1,7 +1,7 @@
 """Errors of the nameserver process.
 
 NameserverError          what happened · why · the next command
-├── ConfigError          a setting is wrong; nothing was started
+├── NameserverConfigError          a setting is wrong; nothing was started
 └── BindError            an address cannot be listened on
 """
 
@@ -12,7 +12,7 @@ class NameserverError(Exception):
     """The nameserver does not start. The text says what to do."""
 
 
-class ConfigError(NameserverError):
+class NameserverConfigError(NameserverError):
     """A setting is wrong. `key` names it, `source` says where it was set."""
 
     def __init__(self, key: str, reason: str, source: str) -> None:

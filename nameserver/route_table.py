@@ -53,7 +53,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class GoneGroup:
+class DepartedGroup:
     """Memory of a broker group whose last node has left without being removed."""
 
     view: pb.GroupRoute  # without leader and topics; none of its nodes is alive
@@ -72,7 +72,7 @@ class RouteTable:
         self.revision = 0  # number of changes visible in an answer
         self.strangers = Strangers()  # nodes that were refused
         self._nodes: dict[NodeKey, NodeRecord] = {}
-        self._gone: dict[GroupKey, GoneGroup] = {}
+        self._gone: dict[GroupKey, DepartedGroup] = {}
 
     # --- what brokers say -----------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class RouteTable:
         del view.topics[:]
         for node in view.nodes:
             node.alive = False
-        self._gone[group] = GoneGroup(view, topics, heard_at)
+        self._gone[group] = DepartedGroup(view, topics, heard_at)
         while len(self._gone) > MAX_GONE_GROUPS:
             del self._gone[next(iter(self._gone))]
 
@@ -304,7 +304,7 @@ class RouteTable:
             views.append(view)
         return views
 
-    def remembered(self, cluster: str) -> list[GoneGroup]:
+    def remembered(self, cluster: str) -> list[DepartedGroup]:
         """Return the memory of the broker groups that `gone_groups` returns, in the same order."""
         return [self._gone[key] for key in sorted(self._gone) if cluster in ("", key[0])]
 

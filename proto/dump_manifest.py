@@ -1,4 +1,4 @@
-"""`manifest.json`: the description of one node's dump (D20; broker/backup/files.py writes it).
+"""`manifest.json`: the description of one node's dump (D20; broker/backup/dump_files.py writes it).
 
 Pure. Owns: the names and types of its fields. Must not: open files. Its contents are claims: readers of a
 dump check them against the files.

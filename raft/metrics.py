@@ -9,8 +9,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from .node_status import GAUGES
 from .ports.counts import PortMetrics
-from .status import GAUGES
 
 #: name → (kind, help, labels)
 METRICS: Final[dict[str, tuple[type[Counter] | type[Gauge] | type[Histogram], str, tuple[str, ...]]]] = {

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, Slice, find_dumps, slices_of
 from .dump_rows import SCHEMAS, read_rows
-from .errors import UnusableDumpError
+from .errors import IncomparableDumpsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +70,7 @@ class DumpReader(DataSourceReader):
             self.ranges = [(int(lo), int(hi)) for lo, hi in json.loads(options["ranges"])]
         path = options.get("path")
         if not path:
-            raise UnusableDumpError(
+            raise IncomparableDumpsError(
                 "no folder was given. Write: spark.read.format('ledgermqdump').load(FOLDER)"
             )
         self.folder = path.removeprefix("file://")
@@ -103,5 +103,5 @@ class DumpReader(DataSourceReader):
 def _rows_option(options: Mapping[str, str]) -> str:
     rows = options.get("rows", "entries")
     if rows not in SCHEMAS:
-        raise UnusableDumpError(f'option rows="{rows}" is not known; write one of {", ".join(SCHEMAS)}')
+        raise IncomparableDumpsError(f'option rows="{rows}" is not known; write one of {", ".join(SCHEMAS)}')
     return rows

@@ -1,8 +1,8 @@
 """Errors of the Spark jobs.
 
 SparkJobError            base: its text says what happened, why, and the next command
-├── UnusableDumpError    the input is no set of dumps that can be compared (exit code 2)
-└── MissingExtraError    PySpark or Java is not installed (exit code 2)
+├── IncomparableDumpsError    the input is no set of dumps that can be compared (exit code 2)
+└── MissingSparkError    PySpark or Java is not installed (exit code 2)
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ class SparkJobError(Exception):
     """Base of the errors shown to users."""
 
 
-class UnusableDumpError(SparkJobError):
+class IncomparableDumpsError(SparkJobError):
     """The dumps cannot be compared at all. Nothing was checked."""
 
 
-class MissingExtraError(SparkJobError):
+class MissingSparkError(SparkJobError):
     """A required package or program is not installed."""

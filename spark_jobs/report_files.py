@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .report_page import render_page
-from .verdict import Verdict
+from .verdict import DumpVerdict
 
 FINDINGS_SCHEMA: Final = pa.schema(
     [
@@ -32,7 +32,7 @@ FINDINGS_SCHEMA: Final = pa.schema(
 )
 
 
-def write_report(verdict: Verdict, blocks: pa.Table, out: Path) -> None:
+def write_report(verdict: DumpVerdict, blocks: pa.Table, out: Path) -> None:
     """Write all files into `out`, replacing older ones. Raises: OSError."""
     out.mkdir(parents=True, exist_ok=True)
     fields = verdict.fields()

@@ -16,7 +16,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined, Template
 
 from .findings import Finding, Kind, Severity, advice_for
-from .verdict import Verdict
+from .verdict import DumpVerdict
 
 #: Maximum number of findings in the page's table. The others are in the Parquet file.
 MAX_ROWS: Final = 500
@@ -55,7 +55,7 @@ class Drawing:
     height: float
 
 
-def render_page(verdict: Verdict) -> str:
+def render_page(verdict: DumpVerdict) -> str:
     """Return the whole page."""
     ok = verdict.exit_code == 0
     return _template().render(
@@ -80,7 +80,7 @@ def _template() -> Template:
     return environment.from_string(files("ledgermq.spark_jobs").joinpath("report.html.j2").read_text("utf-8"))
 
 
-def draw_logs(verdict: Verdict) -> Drawing:
+def draw_logs(verdict: DumpVerdict) -> Drawing:
     """Lay out one row per node: ranges that agree, are not committed, are damaged or missing."""
     dumps = [node.dump for node in verdict.nodes]
     lo = min(dump.first_offset for dump in dumps)

@@ -53,7 +53,7 @@ class Making:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DumpVerdict:
     """Complete result of a check."""
 
     folder: str
@@ -118,7 +118,7 @@ def make_verdict(
     strict: bool,
     seconds: float,
     made: Making = Making(),
-) -> Verdict:
+) -> DumpVerdict:
     """Build the verdict. Errors come first, in log order."""
     order = {Severity.ERROR: 0, Severity.INCOMPLETE: 1, Severity.INFO: 2}
     ranked = tuple(sorted(findings, key=lambda f: (order[f.severity], f.offset, f)))
@@ -129,7 +129,7 @@ def make_verdict(
         NodeVerdict(dump, totals[dump.node], counts[dump.node], _state(dump, errors, furthest))
         for dump in dumps
     )
-    return Verdict(
+    return DumpVerdict(
         folder=folder,
         cluster=dumps[0].cluster,
         group=dumps[0].group,

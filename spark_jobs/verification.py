@@ -24,7 +24,7 @@ from .group_checks import (
 )
 from .node_checks import check_node, check_queue_ends, name_lost_indexes, totals
 from .report_files import write_report
-from .verdict import Making, Verdict, make_verdict
+from .verdict import DumpVerdict, Making, make_verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ def verify(
     command: str = "",
     slice_size: int = DEFAULT_SLICE_SIZE,
     run_stage: Callable[[str, Callable[[], object]], object] | None = None,
-) -> Verdict:
+) -> DumpVerdict:
     """Verify the dumps in `folder`, write the report files into `out`, and return the verdict.
 
     Raises: UnusableDumpError, OSError.

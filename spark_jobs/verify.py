@@ -29,7 +29,7 @@ from .errors import SparkJobError
 from .findings import Finding, Severity
 from .session import open_session
 from .stage_progress import StageProgress
-from .verdict import Verdict
+from .verdict import DumpVerdict
 from .verification import verify
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _headline(folder: Path, dumps: Sequence[NodeDump]) -> str:
     )
 
 
-def _worst(verdicts: Sequence[Verdict]) -> int:
+def _worst(verdicts: Sequence[DumpVerdict]) -> int:
     """Return the exit code of all broker groups together. A proven fault outweighs the rest."""
     codes = {verdict.exit_code for verdict in verdicts}
     return next((code for code in (1, 3) if code in codes), 0)
@@ -119,7 +119,7 @@ def _make_folder(out: Path) -> None:
 
 def _with_spark(
     groups: Sequence[Path], out: Path, options: argparse.Namespace, console: Console
-) -> list[Verdict]:
+) -> list[DumpVerdict]:
     log = out / "spark.log"
     spark = open_session("ledgermq check", master=options.master, local=options.local, log=log)
     from pyspark.errors import PySparkException
@@ -142,7 +142,7 @@ def _with_spark(
 
 def _run(
     spark: SparkSession, folder: Path, out: Path, options: argparse.Namespace, console: Console
-) -> Verdict:
+) -> DumpVerdict:
     _make_folder(out)
     progress = StageProgress(spark, console)
     run_stage: Callable[[str, Callable[[], object]], object] = progress.run
@@ -184,7 +184,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def print_verdict(verdict: Verdict, out: Path, console: Console) -> None:
+def print_verdict(verdict: DumpVerdict, out: Path, console: Console) -> None:
     """Print the table, a line for each finding, and the verdict last."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("NODE", "ENTRIES>", "MESSAGES>", "BYTES>", "FIRST>", "COMMIT>", "FAULTS>", "STATE"):

@@ -4,6 +4,7 @@
 * Imports go in one direction: every package may use `proto`; broker → raft, spark_jobs → client; nothing else.
 * The packages are imported as `ledgermq.<folder>`; a bare `import raft` would find the folder, or the tests.
 * No `common`, no `utils`. Every public module says in its docstring what it owns.
+* No two modules and no two public classes have one name.
 
 * Inside raft, broker and client modules live in rooms (sub-packages); rooms import each other as `INSIDE` says, and never in a
   circle. Neither do modules.
@@ -53,7 +54,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "log/tail_cache",
         "repair/scrub_plan",
         "reset/segment_pins",
-        "status",
+        "node_status",
         "transport/checked_frame",
         "transport/greeting",
         "transport/hello",
@@ -180,7 +181,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
 }
 #: Modules of a package's top folder that its rooms may import. The others import rooms, and no room imports them.
 ROOT_MODULES = {
-    "raft": {"config", "damage", "errors", "metrics", "state_machine", "status", "types"},
+    "raft": {"config", "damage", "errors", "metrics", "state_machine", "node_status", "types"},
     "broker": {"config", "errors", "metrics", "refusals", "replica"},
     "client": {"arguments", "durations", "errors", "event_loop", "interrupts", "message", "pauses"},
 }
@@ -433,6 +434,43 @@ def test_packages_are_imported_with_their_prefix(path: Path) -> None:
 def test_no_module_is_a_drawer_for_everything(path: Path) -> None:
     names = {part.removesuffix(".py") for part in path.relative_to(ROOT).parts}
     assert not names & {"common", "utils", "util", "helpers", "misc"}, name_of(path)
+
+
+#: Modules that may share their name: each package has its own, in its top folder; `config` also has the core's, and each
+#: of the two state machines, Raft's core and the replicated state, is the `machine` of its room.
+SHARED_MODULES = {"config", "errors", "machine", "metrics"}
+#: Rooms whose modules are named after something else: commands of the command line, and asyncio twins.
+NAMED_AFTER_OTHERS = ("client/cli/", "client/sync/")
+#: Errors of the client that stand for a refusal of the server, and have the name of the server's error.
+SHARED_ERRORS = {
+    "DiskFullError",
+    "GroupNotFoundError",
+    "NotLeaderError",
+    "RefusedError",
+    "TooManyRequestsError",
+    "TopicNotFoundError",
+}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    named: dict[str, list[str]] = {}
+    for path in ALL:
+        if not path.stem.startswith("__") and not name_of(path).startswith(NAMED_AFTER_OTHERS):
+            named.setdefault(path.stem, []).append(name_of(path))
+    shared = {name: paths for name, paths in named.items() if len(paths) > 1}
+    assert shared.keys() == SHARED_MODULES, shared
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    """A synchronous class has the name of its asyncio twin."""
+    named: dict[str, list[str]] = {}
+    for path in ALL:
+        for node in parse(path).body:
+            if isinstance(node, ast.ClassDef) and not name_of(path).startswith("client/sync/"):
+                named.setdefault(node.name, []).append(name_of(path))
+    shared = {name: paths for name, paths in named.items() if len(paths) > 1 and not name.startswith("_")}
+    assert shared.keys() == SHARED_ERRORS, shared
+    assert all("client/errors.py" in paths and len(paths) == 2 for paths in shared.values()), shared
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)

@@ -12,7 +12,7 @@ import pytest
 from ledgermq.broker.cluster import registration
 from ledgermq.broker.config import MAX_SEGMENT_SIZE, BrokerConfig
 from ledgermq.broker.native.membership import SESSION_TIMEOUT_MS
-from ledgermq.broker.ports.policy import CLIENT_SOCKET_OPTIONS, PortPolicy
+from ledgermq.broker.ports.port_policy import CLIENT_SOCKET_OPTIONS, PortPolicy
 from ledgermq.broker.service import disk_steps
 from ledgermq.broker.service.client_settings import LONG_POLLING_SECONDS
 from ledgermq.broker.state import consume_queue

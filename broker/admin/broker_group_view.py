@@ -10,15 +10,15 @@ from typing import Any
 from google.protobuf.message import Message
 
 from ledgermq.proto import admin_pb2, nameserver_pb2, route_pb2
-from ledgermq.raft.node.node import RaftNode
-from ledgermq.raft.status import PeerStatus, RaftStatus
+from ledgermq.raft.node.raft_node import RaftNode
+from ledgermq.raft.node_status import PeerStatus, RaftStatus
 
 from ..cluster.known_leader import Leadership
 from ..cluster.members import Members
 from ..cluster.slaves import SlaveGate
 from ..config import BrokerConfig
 from ..leader.pipeline import AppendPipeline
-from ..reading.live_readers import LiveReaders, Reading
+from ..reading.live_readers import LiveReaders, LiveReading
 from ..replica import Replica
 from ..service.disk_steps import RetentionView
 from ..state.commands import BrokerGroupMode
@@ -198,7 +198,7 @@ def _passed_on(status: RaftStatus | PeerStatus, message: type[Message]) -> dict[
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _live_reading(each: Reading) -> admin_pb2.LiveReading:
+def _live_reading(each: LiveReading) -> admin_pb2.LiveReading:
     return admin_pb2.LiveReading(group=each.group, topic=each.topic, streams=each.streams, behind=each.behind)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import RaftError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex
 
 from ..errors import BrokerError

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import StateTransferError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
 from ..backup.stream import DumpError, QueueSource, StateSource, dump_stream, live_point
 from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint

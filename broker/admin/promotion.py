@@ -29,7 +29,7 @@ from ledgermq.raft.folder.group_recovery import (
     promote_folder,
     stopped_folder,
 )
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import NodeId
 
 from ..cluster.forwarding import Forwarder, ForwardError, answer_of

@@ -17,7 +17,7 @@ from typing import Final
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.core.reign import Claim, Reign
 from ledgermq.raft.folder.group_recovery import PromotionPlan
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex, NodeId
 
 from ..cluster.forwarding import Forwarder, ForwardError, answer_of

@@ -2,5 +2,5 @@
 
 Owns the point up to which is dumped. Must not: write into a data folder. (The way back is `broker/restore.py`.)
 
-Begin with `stream.py`. Then: `files.py`, `offline.py`, `history.py`.
+Begin with `stream.py`. Then: `dump_files.py`, `offline.py`, `history.py`.
 """

@@ -34,7 +34,7 @@ from ..checkpoint.store import CheckpointStore
 from ..checkpoint.transfer import open_state
 from ..errors import CheckpointError
 from ..reading.consume_queue_files import ConsumeQueueFiles
-from .files import QUEUE_UNIT_SIZE, DumpError, DumpPoint, QueueSource, StateSource, covering
+from .dump_files import QUEUE_UNIT_SIZE, DumpError, DumpPoint, QueueSource, StateSource, covering
 
 _MAGIC: Final = MAGIC + bytes([VERSION])
 

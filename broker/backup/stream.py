@@ -21,10 +21,10 @@ from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
 from ledgermq.proto.foreign_text import safe_json
 from ledgermq.raft.errors import DamagedLogError, RaftError
 from ledgermq.raft.log.commit_log import CommitLog
-from ledgermq.raft.status import RaftStatus
+from ledgermq.raft.node_status import RaftStatus
 from ledgermq.raft.types import LogIndex
 
-from .files import (
+from .dump_files import (
     DumpError,
     DumpPoint,
     QueueSource,

@@ -18,7 +18,7 @@ from typing import Final
 
 from ..state.codecs import pack_text, unpack_texts
 from ..state.commands import NOBODY
-from ..state.memberships import GroupMembership, Member, Ownership
+from ..state.memberships import GroupMember, GroupMembership, Ownership
 
 _GROUP: Final = struct.Struct("<III")
 _MEMBER: Final = struct.Struct("<QqIIH")
@@ -60,7 +60,7 @@ def decode_memberships(raw: bytes) -> Iterator[tuple[int, GroupMembership]]:
             joined, joined_at, timeout, release, topic_count = _MEMBER.unpack_from(raw, position)
             texts, position = unpack_texts(raw, position + _MEMBER.size, 4 + topic_count)
             name, allocation, zone, tags = texts[:4]
-            members[name] = Member(
+            members[name] = GroupMember(
                 name, joined, joined_at, tuple(texts[4:]), allocation, zone, tags, timeout, release
             )
         names, owners = list(members), {}

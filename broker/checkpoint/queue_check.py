@@ -22,8 +22,8 @@ from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, walk_section
 from ledgermq.raft.errors import DamagedLogError, LogCompactedError, StorageFailedError
 from ledgermq.raft.log.commit_log import CommitLog
 from ledgermq.raft.log.segment import segment_start
+from ledgermq.raft.node_status import CheckCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
-from ledgermq.raft.status import CheckCounts
 from ledgermq.raft.types import LogIndex
 
 from ..errors import BrokerError, ConsumeQueueError

@@ -3,5 +3,6 @@
 Owns forwarding and its lanes, addresses of members, slaves of a group with a master, registration. Must not: serve a call,
 or hop twice.
 
-Begin with `calls.py`. Then: `known_leader.py`, `forwarding.py`, `lane.py`, `lane_server.py`, `registration.py`.
+Begin with `leader_calls.py`. Then: `known_leader.py`, `forwarding.py`, `lane.py`, `lane_server.py`,
+`registration.py`.
 """

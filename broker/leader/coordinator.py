@@ -21,7 +21,7 @@ from typing import Final
 from ..state.commands import NOBODY, AssignQueues, LeaveGroup, SetPositions, assignment_rows, position_rows
 from ..state.consume_queue import QueueKey
 from ..state.machine import BrokerState
-from ..state.memberships import GroupMembership, Member, Ownership
+from ..state.memberships import GroupMember, GroupMembership, Ownership
 from ..state.topics import Topic
 from .allocation import STICKY, STRATEGIES, Owners, Subscriber, TopicQueues, allocate
 
@@ -284,7 +284,7 @@ def _strategy(membership: GroupMembership) -> str:
     return wanted if wanted in STRATEGIES else STICKY
 
 
-def _differences(member: Member, oldest: Member) -> Iterable[str]:
+def _differences(member: GroupMember, oldest: GroupMember) -> Iterable[str]:
     if set(member.topics) != set(oldest.topics):
         yield (
             f'members subscribe differently: "{member.name}" to {_listed(member.topics)}, "{oldest.name}" to '

@@ -1,13 +1,15 @@
-"""Releases of leases whose messages never left: proposed where this node leads, told to who leads elsewhere, until one is applied.
+"""Releases of leases whose messages never reached a consumer.
 
-A lease of a session has no end of its own, so a release that is refused or lost would keep its message from everybody while
-that client lives. Proposing one twice does no harm: it names the lease that it ends. Where a lease came from does not matter
-to whom its release is told: a grant that the next leader finds in its state is as good there as where it was made.
-Owns: the releases that are owed, and the task that tells them. Must not: know why a lease is given back, or drop a release
-whose lease the replicated state still has.
+The leader proposes them, another node sends them to the leader, until one is applied. A lease of a session does
+not expire, so a release that is refused or lost would withhold its message from everybody while that client
+lives. Proposing one twice is harmless: it names the lease that it ends. Any later leader can end a lease, because
+the grant is in its state too.
 
-Leases that are to end and have not ended yet are kept as ranges of offsets, small by merging; none is dropped. A row whose
-lease the replicated state has no more is owed no more.
+Owns: the releases that are owed, and the task that sends them. Must not: know why a lease is given back, or drop
+a release whose lease the replicated state still has.
+
+Owed leases are kept as ranges of offsets, small by merging; none is dropped. A row whose lease is gone from the
+replicated state is owed no more.
 """
 
 from __future__ import annotations
@@ -126,7 +128,8 @@ class LeaseReleases:
     ) -> None:
         """`run`: that of the append pipeline; `state`: the replicated one, which says what is over.
 
-        `tell` has whoever leads release these, and returns why nobody did, "" when it is done. None: there is no other node.
+        `tell` has the leader release these and returns why that failed, "" for success. None: there is no
+        other node.
         """
         self._run = run
         self._state = state

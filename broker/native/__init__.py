@@ -2,5 +2,5 @@
 
 Owns the streams of our own client. Must not: know the official protocol.
 
-Begin with `log_service.py`. Then: `produce.py`, `fetch.py`, `offsets.py`, `membership.py`.
+Begin with `log_service.py`. Then: `produce.py`, `fetch.py`, `consumer_offsets.py`, `membership.py`.
 """

@@ -16,7 +16,7 @@ from typing import Final
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.entry import Buffer
 from ledgermq.raft.errors import LogCompactedError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
 from ..cluster.known_leader import Leadership
 from ..errors import ConsumeQueueError, QueueNotFoundError

@@ -1,6 +1,6 @@
 """`ledgermq.v1.LogService`: bulk produce and fetch for our own clients and Spark (D18).
 
-Fetch is served by every node, Produce by the leader (produce.py), offsets as offsets.py says.
+Fetch is served by every node, Produce by the leader (produce.py), offsets as consumer_offsets.py says.
 Must not: decode records.
 """
 
@@ -19,9 +19,9 @@ from ..refusals import REFUSABLE
 from ..service.answers import LeaderHandlers, Refusals, parsed
 from ..service.broker_group_identity import BrokerGroupIdentity, MeantBrokerGroup
 from ..wire.validation import group_problem
+from .consumer_offsets import ConsumerOffsets
 from .fetch import Fetches
 from .membership import Memberships
-from .offsets import ConsumerOffsets
 from .produce import ProduceStreams
 
 SERVICE: Final = "ledgermq.v1.LogService"

@@ -15,7 +15,7 @@ import grpc.aio
 
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.raft.errors import NotLeaderError, TransferringError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
 from ..cluster.known_leader import Leadership
 from ..cluster.slaves import SlaveGate

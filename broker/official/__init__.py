@@ -3,5 +3,6 @@
 Owns send, receive, acknowledge and the telemetry stream's answers, at the leader and at a follower. Must not: decide what
 is delivered; `leader/selection.py` does.
 
-Begin with `service.py`. Then: `send.py`, `receive_at_leader.py`, `receive_at_follower.py`, `hand_out.py`, `acknowledge.py`.
+Begin with `messaging_service.py`. Then: `send.py`, `receive_at_leader.py`, `receive_at_follower.py`,
+`hand_out.py`, `acknowledge.py`.
 """

@@ -1,4 +1,4 @@
-"""The call between nodes that gives leases back: messages that did not reach their consumers become visible again.
+"""Call between nodes that gives leases back, so that undelivered messages become visible again.
 
 Owns: both ends of the call. Must not: keep what is owed, or try again (`leader/releases.py` does).
 """
@@ -11,8 +11,8 @@ from typing import Final
 
 from ledgermq.proto import peer_pb2
 
-from ..cluster.calls import Call, LeaderCalls
 from ..cluster.forwarding import ForwardError, answer_of
+from ..cluster.leader_calls import Call, LeaderCalls
 from ..leader.releases import LeaseReleases
 from ..refusals import REFUSABLE
 from ..state.commands import ReleaseLeases

@@ -15,8 +15,8 @@ from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, StorageError
 
-from ..cluster.calls import Call, LeaderCalls
 from ..cluster.lane_server import unless_arrived
+from ..cluster.leader_calls import Call, LeaderCalls
 from ..leader.leader_view import Delivery
 from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
@@ -27,9 +27,9 @@ from ..state.commands import ReleaseLeases
 from .give_backs import METHOD as GIVE_BACK
 from .give_backs import give_back
 from .hand_out import RecordReader, deliveries_of_peer
+from .in_band import IN_BAND, in_band_status
 from .receive_at_follower import GRANT
 from .receive_at_leader import LeaderReceives
-from .refusals import IN_BAND, in_band_status
 
 
 class GrantService:

@@ -42,7 +42,7 @@ class HandOut:
             delivery.lease_id,
             delivery.attempt,
         )
-        added = wire.Delivery(
+        added = wire.OutgoingDelivery(
             delivery.queue_id,
             delivery.queue_offset,
             store_timestamp,

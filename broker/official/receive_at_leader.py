@@ -20,10 +20,10 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.foreign_text import safe_text
 from ledgermq.proto.record import hash_text
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
-from ..cluster.calls import Call
 from ..cluster.known_leader import Leadership
+from ..cluster.leader_calls import Call
 from ..cluster.members import Members
 from ..config import BrokerConfig
 from ..errors import ConsumeQueueError, QueueNotFoundError
@@ -119,7 +119,7 @@ class ReceiveWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
+class CheckedReceive:
     """A checked request."""
 
     topic: Topic
@@ -231,7 +231,7 @@ class LeaderReceives:
         return answer, noted
 
     async def _frames(
-        self, receiver: Receiver, deliveries: list[Delivery], call: Call
+        self, receiver: CheckedReceive, deliveries: list[Delivery], call: Call
     ) -> tuple[list[Delivery], list[bytes]]:
         """Read the messages; return those that are still stored, and their frames."""
         hand_out = HandOut(
@@ -272,7 +272,9 @@ class Leasing:
         self._deliveries = deliveries
         self._holders = holders
 
-    async def lease(self, request: v2.ReceiveMessageRequest, call: Call) -> tuple[Receiver, list[Delivery]]:
+    async def lease(
+        self, request: v2.ReceiveMessageRequest, call: Call
+    ) -> tuple[CheckedReceive, list[Delivery]]:
         """Lease messages for a consumer, waiting for some until its poll ends.
 
         They must leave, or be released.
@@ -286,7 +288,7 @@ class Leasing:
         self._holders.granted(call.client_id, leased)
         return receiver, leased
 
-    async def _checked(self, request: v2.ReceiveMessageRequest, call: Call) -> Receiver:
+    async def _checked(self, request: v2.ReceiveMessageRequest, call: Call) -> CheckedReceive:
         name, group_name = request.message_queue.topic.name, request.group.name
         check_topic(name)
         check_group(group_name)
@@ -309,7 +311,7 @@ class Leasing:
             request.attempt_id,
         )
         polling = polling_seconds(request, call.deadline - time.monotonic())
-        receiver = Receiver(topic, group, wanted, time.monotonic() + polling)
+        receiver = CheckedReceive(topic, group, wanted, time.monotonic() + polling)
         self._selections.compare_filters(receiver, request.filter_expression.expression)
         return receiver
 
@@ -333,7 +335,7 @@ class Selections:
         self._leadership = leadership
         self._queues = queues
 
-    def compare_filters(self, receiver: Receiver, expression: str) -> None:
+    def compare_filters(self, receiver: CheckedReceive, expression: str) -> None:
         """Say here, and to this consumer, when the consumers of its group filter differently."""
         request, view = receiver.request, self._replica.view
         if view is None:
@@ -351,7 +353,7 @@ class Selections:
             logger.warning("%s", text)
             receiver.notes.append(text)
 
-    async def granted(self, receiver: Receiver) -> list[Delivery]:
+    async def granted(self, receiver: CheckedReceive) -> list[Delivery]:
         """Return leased messages, waiting for some until the poll ends.
 
         A node that lost its queue files serves no more.
@@ -365,7 +367,7 @@ class Selections:
         except QueueNotFoundError:  # deleted while a start position was looked up
             raise topic_not_found(receiver.topic.name) from None
 
-    async def _poll(self, receiver: Receiver) -> list[Delivery]:
+    async def _poll(self, receiver: CheckedReceive) -> list[Delivery]:
         key = ("topic", receiver.topic.topic_id)
         while True:
             try:
@@ -383,7 +385,7 @@ class Selections:
             if not self._leadership.ready:
                 raise NotLeaderError(self._leadership.leader_id)
 
-    def _until_expiry(self, receiver: Receiver) -> float:
+    def _until_expiry(self, receiver: CheckedReceive) -> float:
         """Return the seconds until a lease of the group may end by itself."""
         view = self._replica.view
         if view is None:
@@ -393,7 +395,7 @@ class Selections:
             return MAX_POLLING
         return max((expiry - self._raft.next_timestamp()) / 1000, 0.001)
 
-    async def _select(self, receiver: Receiver) -> list[Delivery]:
+    async def _select(self, receiver: CheckedReceive) -> list[Delivery]:
         """Select once, fetching what the selection needs from disk or log first."""
         request = receiver.request
         while True:

@@ -22,7 +22,7 @@ from ..wire.validation import check_group
 
 
 @dataclass(frozen=True, slots=True)
-class TopicQueues:
+class RoutedTopic:
     """A topic's queues in all broker groups, by name, and the type of its messages."""
 
     groups: list[GroupQueues]
@@ -41,12 +41,12 @@ class TopicAnswers:
         self._members = members
         self._others = others
 
-    def find(self, name: str, listener: str) -> TopicQueues | None:
+    def find(self, name: str, listener: str) -> RoutedTopic | None:
         """Return the queues of a topic; None when no broker group is known to have it."""
         own = self._replica.state.topics.find(name)
         return self._queues(name, own, listener)
 
-    async def ensure(self, name: str, listener: str) -> TopicQueues:
+    async def ensure(self, name: str, listener: str) -> RoutedTopic:
         """Leader: as `find`; create the topic, in all broker groups, where that is allowed.
 
         Raises: StatusError (there is none), LimitReachedError, and what the pipeline raises.
@@ -60,7 +60,7 @@ class TopicAnswers:
             raise topic_not_found(name)
         return found
 
-    def _queues(self, name: str, own: Topic | None, listener: str) -> TopicQueues | None:
+    def _queues(self, name: str, own: Topic | None, listener: str) -> RoutedTopic | None:
         others = self._others.queues(name, listener)
         if own is None and not others:
             return None
@@ -68,19 +68,19 @@ class TopicAnswers:
         if own is not None:
             groups.append(self._own_queues(own, listener))
         message_type = int(own.message_type) if own is not None else others[0][1]
-        return TopicQueues(sorted(groups, key=lambda each: each.group), message_type)
+        return RoutedTopic(sorted(groups, key=lambda each: each.group), message_type)
 
     def _own_queues(self, topic: Topic, listener: str) -> GroupQueues:
         nodes = sorted(self._members.alive(listener), key=lambda node: node[0])
         writable = self._replica.state.mode is BrokerGroupMode.ACTIVE
         return GroupQueues(self._broker_group, topic.queue_count, nodes, writable)
 
-    def route(self, message: v2.QueryRouteRequest, found: TopicQueues) -> bytes:
+    def route(self, message: v2.QueryRouteRequest, found: RoutedTopic) -> bytes:
         """Return the encoded QueryRouteResponse."""
         queues = route(message.topic, found.groups, found.message_type)
         return bytes(v2.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString())
 
-    def assignment(self, message: v2.QueryAssignmentRequest, found: TopicQueues) -> bytes:
+    def assignment(self, message: v2.QueryAssignmentRequest, found: RoutedTopic) -> bytes:
         """Return the encoded QueryAssignmentResponse. Raises: StatusError."""
         check_group(message.group.name)
         group = self._replica.state.groups.find(message.group.name)

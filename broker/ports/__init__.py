@@ -2,5 +2,5 @@
 
 Owns which connections are taken and how many. Must not: know what is served behind a port.
 
-Begin with `listeners.py`. Then: `policy.py`, `open_connections.py`, `tls_judge.py`, `http.py`.
+Begin with `listeners.py`. Then: `port_policy.py`, `open_connections.py`, `tls_judge.py`, `http.py`.
 """

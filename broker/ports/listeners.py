@@ -24,7 +24,7 @@ from ledgermq.raft.transport.frame_stream import set_options
 
 from ..config import ListenerConfig, split_address
 from .open_connections import ConnectionWatch
-from .policy import CLIENT_SOCKET_OPTIONS, PortPolicy
+from .port_policy import CLIENT_SOCKET_OPTIONS, PortPolicy
 from .tls_judge import TlsJudge
 
 logger = logging.getLogger(__name__)

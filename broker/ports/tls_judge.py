@@ -12,7 +12,7 @@ import logging
 from collections import OrderedDict
 from typing import Final
 
-from ledgermq.raft.ports.front import Verdict
+from ledgermq.raft.ports.front import PortVerdict
 from ledgermq.raft.ports.tls_records import HANDSHAKE
 
 logger = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ class TlsJudge:
         self._plaintext, self._tls = plaintext, tls
         self._told: OrderedDict[str, None] = OrderedDict()
 
-    def __call__(self, transport: asyncio.Transport, first: bytes) -> Verdict:
+    def __call__(self, transport: asyncio.Transport, first: bytes) -> PortVerdict:
         if first[0] != HANDSHAKE:
-            return Verdict.PASS_ON if self._plaintext else self._refuse(transport, SWITCH_TLS_ON)
-        return Verdict.PASS_ON_TLS if self._tls else self._refuse(transport, SWITCH_TLS_OFF)
+            return PortVerdict.PASS_ON if self._plaintext else self._refuse(transport, SWITCH_TLS_ON)
+        return PortVerdict.PASS_ON_TLS if self._tls else self._refuse(transport, SWITCH_TLS_OFF)
 
-    def _refuse(self, transport: asyncio.Transport, advice: str) -> Verdict:
+    def _refuse(self, transport: asyncio.Transport, advice: str) -> PortVerdict:
         self._tell(transport.get_extra_info("peername"), advice)
         transport.close()
-        return Verdict.TAKEN
+        return PortVerdict.TAKEN
 
     def _tell(self, peer: object, advice: str) -> None:
         host = str(peer[0]) if isinstance(peer, tuple) else str(peer)

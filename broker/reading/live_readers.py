@@ -29,7 +29,7 @@ class LiveReader:
 
 
 @dataclass(slots=True)
-class Reading:
+class LiveReading:
     """A consumer group in a topic of which it stores no progress here."""
 
     group: str
@@ -54,10 +54,10 @@ class LiveReaders:
         finally:
             self._open.remove(reader)
 
-    def unseen(self, state: BrokerState) -> list[Reading]:
+    def unseen(self, state: BrokerState) -> list[LiveReading]:
         """Return those that are behind and of which `progress` knows nothing, by group and topic."""
         counted = consumers_by_topic(state)
-        found: dict[tuple[str, int], Reading] = {}
+        found: dict[tuple[str, int], LiveReading] = {}
         room = _MOST_POSITIONS
         for reader in self._open:
             positions = reader.request.positions if reader.request is not None else ()
@@ -75,7 +75,7 @@ class LiveReaders:
 
     def _add(
         self,
-        found: dict[tuple[str, int], Reading],
+        found: dict[tuple[str, int], LiveReading],
         reader: LiveReader,
         behind: dict[int, int],
         state: BrokerState,
@@ -87,6 +87,6 @@ class LiveReaders:
             if topic is None or (group is not None and group.group_id in counted.get(topic_id, ())):
                 continue
             key = reader.consumer_group, topic_id
-            known = found.setdefault(key, Reading(reader.consumer_group, topic.name))
+            known = found.setdefault(key, LiveReading(reader.consumer_group, topic.name))
             known.streams += 1
             known.behind = max(known.behind, count)

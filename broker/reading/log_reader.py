@@ -29,7 +29,7 @@ _MAX_REPAIRS: Final = 4
 _T = TypeVar("_T")
 
 
-class LogReads(Protocol):
+class ReadableLog(Protocol):
     """The part of CommitLog that is read here."""
 
     @property
@@ -65,7 +65,7 @@ class LogReader:
     """Reads through a CommitLog. Errors of the log (compacted, damaged) pass through."""
 
     def __init__(
-        self, log: LogReads, repair: Callable[[DamagedLogError], Awaitable[bool]] | None = None
+        self, log: ReadableLog, repair: Callable[[DamagedLogError], Awaitable[bool]] | None = None
     ) -> None:
         """`repair` is asked before a DamagedLogError is raised; True: the bytes are whole now, read again."""
         self._log = log

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ledgermq.raft.status import PeerStatus
+from ledgermq.raft.node_status import PeerStatus
 
 
 class ReadAdvice:

@@ -2,5 +2,5 @@
 
 Owns when something is deleted. Must not: delete on a jump of a clock, above a checkpoint, or on one node alone.
 
-Begin with `policy.py`. Then: `protection.py`, `keeper.py`, `topics.py`.
+Begin with `policy.py`. Then: `protection.py`, `keeper.py`, `topic_retention.py`.
 """

@@ -22,7 +22,7 @@ from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.disk.files import DiskUse
 from ledgermq.raft.errors import RaftError
 from ledgermq.raft.log.segment import SegmentInfo
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex
 
 from ..cluster.known_leader import Leadership

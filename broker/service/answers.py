@@ -15,11 +15,11 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
-from ..cluster.calls import Call, LeaderCalls
 from ..cluster.forwarding import refuse_not_leader
 from ..cluster.known_leader import Leadership
+from ..cluster.leader_calls import Call, LeaderCalls
 from ..cluster.members import Members
 from ..metrics import Metrics
 from ..refusals import REFUSABLE, RefusedError, refusal_of

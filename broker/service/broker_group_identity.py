@@ -11,7 +11,7 @@ from typing import Any
 from ledgermq.proto import route_pb2
 from ledgermq.proto.call_metadata import meant_group
 from ledgermq.proto.group_ids import are_related
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
 from ..config import BrokerConfig
 from ..refusals import RETRY_AFTER_MS, RefusedError

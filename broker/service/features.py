@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from ledgermq.proto import route_pb2
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
 from ..cluster.known_leader import Leadership
 from ..config import BrokerConfig

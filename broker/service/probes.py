@@ -18,12 +18,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ledgermq.raft.node.node import RaftNode
-from ledgermq.raft.status import RaftStatus
+from ledgermq.raft.node.raft_node import RaftNode
+from ledgermq.raft.node_status import RaftStatus
 
 from ..cluster.known_leader import Leadership
 from ..leader.pipeline import AppendPipeline
-from ..metrics import Metrics, Reading
+from ..metrics import MetricReading, Metrics
 from ..ports.http import TEXT, Answer, HttpServer, Routes
 from ..reading.key_index import KeyIndex
 from ..reading.polls import Polls
@@ -185,7 +185,7 @@ def _why_no_leader(status: RaftStatus) -> str:
 
 def node_readings(
     raft: RaftNode, replica: Replica, pipeline: AppendPipeline, polls: Polls
-) -> tuple[Reading, ...]:
+) -> tuple[MetricReading, ...]:
     """Return the gauges of what this node holds."""
     return (
         _gauge("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
@@ -201,7 +201,7 @@ def node_readings(
     )
 
 
-def disk_readings(pipeline: AppendPipeline, retention: RetentionView) -> tuple[Reading, ...]:
+def disk_readings(pipeline: AppendPipeline, retention: RetentionView) -> tuple[MetricReading, ...]:
     """Return the gauges of the disk and of what retention does about it."""
     return (
         _gauge(
@@ -230,7 +230,7 @@ def disk_readings(pipeline: AppendPipeline, retention: RetentionView) -> tuple[R
     )
 
 
-def index_readings(keys: KeyIndex) -> tuple[Reading, ...]:
+def index_readings(keys: KeyIndex) -> tuple[MetricReading, ...]:
     """Return the gauges of the key index."""
     return (
         _gauge(
@@ -251,5 +251,5 @@ def index_readings(keys: KeyIndex) -> tuple[Reading, ...]:
     )
 
 
-def _gauge(name: str, text: str, read: Callable[[], float]) -> Reading:
-    return Reading(name, "gauge", text, read)
+def _gauge(name: str, text: str, read: Callable[[], float]) -> MetricReading:
+    return MetricReading(name, "gauge", text, read)

@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from ledgermq.raft.errors import NotLeaderError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
 from ..cluster.known_leader import Leadership
 from ..replica import Replica

@@ -1,8 +1,9 @@
-"""Backlog of consumer groups: what `group lag` shows, a drain waits for, a removal would lose, and retention protects.
+"""Backlog of consumer groups, for `group lag`, drains, removals and retention.
 
-A consumer group that has a position in one queue of a topic, or a member that subscribes to it, consumes the topic: in its
-other queues it has everything before it, unless it begins at the latest message. Retention protects nothing for a group that
-only subscribes. Pure: reads the state, changes nothing.
+A consumer group that has a position in one queue of a topic, or a member that subscribes to it, consumes the
+topic: its other queues are unconsumed, unless the group begins at the latest message. Retention protects nothing
+for a consumer group that only subscribes. Pure: reads the state, changes nothing.
+
 Owns: the counting.   Must not: decide whether what is left may be given up.
 
 `apply` of SetBrokerGroupMode version 2 decides by `missed`, on every node: what it says of a state, and so what `progress`
@@ -142,7 +143,7 @@ def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicP
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A queue offset that a group has not consumed; the lowest one of all groups. `parked`: it is parked for that group.
+    """Lowest queue offset that a consumer group has not consumed. `parked`: it is parked for that group.
 
     `group_id` NOBODY_YET: no consumer group consumes the topic, which keeps what is unread.
     """
@@ -153,10 +154,11 @@ class Need:
 
 
 def unconsumed(state: Consumed, *, kept_only: bool = False) -> dict[QueueKey, Need]:
-    """Return the lowest offset that some group needs, of every queue where one needs something that is stored.
+    """Return the lowest offset that some consumer group needs, for every queue where one needs stored messages.
 
-    A group with a position in a topic needs what it has not acknowledged and what is parked for it. A topic that keeps what is
-    unread, and in which no group has a position, is needed as a whole. `kept_only`: of topics that keep what is unread.
+    A consumer group with a position in a topic needs what it has not acknowledged and what is parked for it. A
+    topic that keeps what is unread, and in which no consumer group has a position, is needed as a whole.
+    `kept_only`: only topics that keep what is unread.
     """
     lowest: dict[QueueKey, Need] = {}
     topics = [topic for topic in state.topics if topic.keep_unread or not kept_only]

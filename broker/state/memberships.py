@@ -21,7 +21,7 @@ from .topics import TopicTable
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A consumer of a group. `joined`: log index at which it came; `joined_at`: log time (ms)."""
 
     name: str
@@ -50,7 +50,7 @@ _UNTOUCHED: Final = Ownership("", 0)
 class GroupMembership:
     """Members by name and owners by queue, of one group that has members."""
 
-    members: Mapping[str, Member] = field(default_factory=dict)
+    members: Mapping[str, GroupMember] = field(default_factory=dict)
     owners: Mapping[QueueKey, Ownership] = field(default_factory=dict)
 
     def of(self, key: QueueKey) -> Ownership:
@@ -62,7 +62,7 @@ class GroupMembership:
         """Names of the topics that members subscribe to, whether they exist or not."""
         return {name for member in self.members.values() for name in member.topics}
 
-    def by_age(self) -> list[Member]:
+    def by_age(self) -> list[GroupMember]:
         """The members, oldest first."""
         return sorted(self.members.values(), key=lambda member: (member.joined, member.name))
 
@@ -93,7 +93,7 @@ class MembershipTable:
         group = self._groups.get(command.group_id, _EMPTY)
         known = group.members.get(command.member)
         joined, joined_at = (known.joined, known.joined_at) if known is not None else (index, timestamp)
-        member = Member(
+        member = GroupMember(
             command.member, joined, joined_at, command.topics, command.allocation, command.zone,
             command.filter, command.session_timeout_ms, command.release_ms,
         )  # fmt: skip

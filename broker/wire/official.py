@@ -152,7 +152,7 @@ def present_fields(run: bytes | memoryview) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class OutgoingDelivery:
     """What the server adds to a record when it hands it out."""
 
     queue_id: int
@@ -170,7 +170,7 @@ def message_id_text(record: RecordView) -> str:
     return prefix + record.message_id.hex().upper()
 
 
-def delivered_message(record: RecordView, delivery: Delivery) -> bytes:
+def delivered_message(record: RecordView, delivery: OutgoingDelivery) -> bytes:
     """Return the wire bytes of the `Message` that a consumer gets.
 
     Whoever writes records by hand may store runs that are no protobuf. One such message must not keep a group from all
@@ -210,7 +210,7 @@ def message_frame(message: bytes) -> bytes:
     return b"\x12" + varint(len(message)) + message
 
 
-def _server_properties(record: RecordView, delivery: Delivery, present: int) -> bytes:
+def _server_properties(record: RecordView, delivery: OutgoingDelivery, present: int) -> bytes:
     """Encode the server's fields, and those that every client needs but this producer left out."""
     extra = v2.SystemProperties(
         store_host=delivery.store_host,

@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Named)
 
 
 @dataclass(slots=True)
-class Comparison(Generic[T]):
+class RuleComparison(Generic[T]):
     """`missing` are to be created, `existing` are there alike, `conflicts` are there otherwise: sentences."""
 
     missing: list[T] = field(default_factory=list)
@@ -44,7 +44,7 @@ def compare_topics(
     there: Sequence[TopicInfo],
     sources: Mapping[str, Sequence[TopicInfo]],
     wanted: Iterable[str] = (),
-) -> Comparison[TopicInfo]:
+) -> RuleComparison[TopicInfo]:
     """Compare the topics of broker groups (by name) with those of the target; `wanted`: only these topics, if any are named."""
     names = set(wanted)
     kept = {
@@ -55,7 +55,7 @@ def compare_topics(
 
 def compare_consumer_groups(
     target: str, there: Sequence[ConsumerGroupInfo], sources: Mapping[str, Sequence[ConsumerGroupInfo]]
-) -> Comparison[ConsumerGroupInfo]:
+) -> RuleComparison[ConsumerGroupInfo]:
     """Compare the consumer groups of broker groups with those of the target."""
     return _compare(target, there, sources, "consumer group", _group_settings)
 
@@ -76,8 +76,8 @@ def _compare(
     sources: Mapping[str, Sequence[T]],
     what: str,
     settings: Callable[[T], str],
-) -> Comparison[T]:
-    found: Comparison[T] = Comparison()
+) -> RuleComparison[T]:
+    found: RuleComparison[T] = RuleComparison()
     known = {info.name: info for info in there}
     wanted: dict[str, dict[str, T]] = {}
     for source in sorted(sources):

@@ -27,8 +27,8 @@ from ..errors import FencedError, LedgerMQError, RouteError, UsageError, shorten
 from ..pauses import NAMESERVER_LOOK_S, NAMESERVER_WAIT_S
 from .broker_group_rules import (
     ORDERED_TYPES,
-    Comparison,
     OtherGroup,
+    RuleComparison,
     check_kept,
     compare_consumer_groups,
     compare_topics,
@@ -48,8 +48,8 @@ class AddedGroup:
     """What a broker group got, or (`dry_run`) would get."""
 
     group: str
-    topics: Comparison[route_pb2.TopicInfo]
-    consumer_groups: Comparison[pb.ConsumerGroupInfo]
+    topics: RuleComparison[route_pb2.TopicInfo]
+    consumer_groups: RuleComparison[pb.ConsumerGroupInfo]
     dry_run: bool
     draining: bool  # it was being drained before, and is left so
 

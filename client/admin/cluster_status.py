@@ -71,7 +71,10 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
 
 
 def log_address_of(answer: pb.GetStatusResponse, *others: str) -> str:
-    """Return where the node that answered serves its LogService, else the first of `others`. Raises: BrokerUnreachableError."""
+    """Return where the node that answered serves its LogService, else the first of `others`.
+
+    Raises: BrokerUnreachableError.
+    """
     own = [node.addresses.log_address for node in answer.nodes if node.node_id == answer.node_id]
     for address in filter(None, [*own, *others]):
         return address
@@ -119,7 +122,8 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
 async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """Ask one nameserver after the other.
 
-    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, NoBrokersError, LedgerMQError (several clusters).
+    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, NoBrokersError, LedgerMQError (several
+    clusters).
     """
     addresses, stranger = parse_addresses(nameserver), ""
     for address in addresses:

@@ -34,7 +34,7 @@ _DISK_NEARLY_FULL: Final = 0.85
 COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p99>", "DISK>", "")
 
 
-class Verdict(IntEnum):
+class GroupVerdict(IntEnum):
     """The state of a group; the value is the exit code."""
 
     HEALTHY = 0
@@ -51,7 +51,7 @@ class Verdict(IntEnum):
 class NodeRow:
     """One node as it is shown, and as `--json` has it. Numbers are None where nobody knows them.
 
-    A field that has its name in NodeStatus or, of the node's own answer, in GetStatusResponse is taken from there.
+    Fields named as in NodeStatus, or as in GetStatusResponse for the node's own answer, are copied from there.
     """
 
     node_id: str
@@ -95,11 +95,11 @@ class NodeRow:
 class GroupReport:
     """One broker group: verdict, the line above the table, the rows, and what to do.
 
-    A field that has its name in GetStatusResponse is taken from the answer that is believed, unless `report` judges it.
+    Fields named as in GetStatusResponse are copied from the answer that is believed, unless `report` judges them.
     """
 
     group: str
-    verdict: Verdict
+    verdict: GroupVerdict
     leader_id: str = ""
     term: int = 0
     term_age_ms: int = 0
@@ -120,7 +120,7 @@ class GroupReport:
     def headline(self) -> str:
         """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
         text = self.verdict.text
-        if self.master_id and self.verdict is Verdict.NO_QUORUM:
+        if self.master_id and self.verdict is GroupVerdict.NO_QUORUM:
             text = "TOO FEW SLAVES" if self.leader_id else "NO MASTER"
         parts = [f"GROUP {self.group}", text]
         if self.master_id:
@@ -168,7 +168,7 @@ def report(asked: GroupAnswers) -> GroupReport:
     if not asked.answers:
         rows = tuple(NodeRow(name, "unreachable", address) for name, address in sorted(asked.members.items()))
         return GroupReport(
-            asked.group, Verdict.NO_ANSWER, rows=rows, voters=len(rows), notes=(_nothing_answers(asked),)
+            asked.group, GroupVerdict.NO_ANSWER, rows=rows, voters=len(rows), notes=(_nothing_answers(asked),)
         )
     leader = _leader(asked.answers.values())
     view = leader or max(asked.answers.values(), key=lambda answer: answer.term)
@@ -177,8 +177,8 @@ def report(asked: GroupAnswers) -> GroupReport:
     voters = view.voters or len(rows)
     verdict, notes = _judge(view, leader, rows, voters, in_contact, _held_back_notes(asked.answers, leader))
     is_off = bool(asked.strangers) or any(each.disk_step > 1 for each in asked.answers.values())
-    if verdict is Verdict.HEALTHY and is_off:
-        verdict = Verdict.DEGRADED
+    if verdict is GroupVerdict.HEALTHY and is_off:
+        verdict = GroupVerdict.DEGRADED
     if asked.strangers:
         notes += (_strangers_note(asked),)
     if view.master_id:
@@ -234,10 +234,10 @@ def _as_master_and_slaves(rows: tuple[NodeRow, ...], master_id: str) -> tuple[No
 
 def exit_code(reports: Sequence[GroupReport]) -> int:
     """Return 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers; the worst group decides."""
-    answering = [each for each in reports if each.verdict is not Verdict.NO_ANSWER]
+    answering = [each for each in reports if each.verdict is not GroupVerdict.NO_ANSWER]
     if not answering:
-        return int(Verdict.NO_ANSWER)
-    return max(min(int(each.verdict), int(Verdict.NO_QUORUM)) for each in reports)
+        return int(GroupVerdict.NO_ANSWER)
+    return max(min(int(each.verdict), int(GroupVerdict.NO_QUORUM)) for each in reports)
 
 
 def cells(row: NodeRow) -> tuple[str, ...]:
@@ -371,7 +371,7 @@ def _judge(
     voters: int,
     in_contact: int,
     held_back: Sequence[str],
-) -> tuple[Verdict, tuple[str, ...]]:
+) -> tuple[GroupVerdict, tuple[str, ...]]:
     """Return the verdict and, for each thing that is wrong, a sentence with the next step."""
     notes: list[str] = []
     repairing = [row for row in rows if row.state.startswith("repairing")]
@@ -403,7 +403,7 @@ def _judge(
                 "meanwhile pull and push consumers of ledgermq.client read what is committed; sends, leases and official clients wait, "
                 "and get NO_QUORUM or HA_NOT_AVAILABLE"
             )
-        return Verdict.NO_QUORUM, tuple(notes)
+        return GroupVerdict.NO_QUORUM, tuple(notes)
     notes += _slaves_notes(leader, rows)
     if frozen := [row.node_id for row in rows if row.is_silent]:
         notes.append(
@@ -419,9 +419,9 @@ def _judge(
     if view.produce_refused:
         notes.append(f"produce is refused: {view.produce_refused_reason or 'see the metrics'}")
     if leader.slaves_in_contact < leader.slaves_needed:
-        return Verdict.NO_QUORUM, tuple(notes)
+        return GroupVerdict.NO_QUORUM, tuple(notes)
     well = all(row.is_well for row in rows) and in_contact == voters and not view.produce_refused
-    return (Verdict.HEALTHY if well else Verdict.DEGRADED), tuple(notes)
+    return (GroupVerdict.HEALTHY if well else GroupVerdict.DEGRADED), tuple(notes)
 
 
 def _start(missing: Sequence[str], silent: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..admin import status_report
 from ..admin.cluster_status import collect, groups_asked, log_address_of
-from ..admin.status_report import GroupReport, Verdict
+from ..admin.status_report import GroupReport, GroupVerdict
 from ..durations import duration, parse_duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 from ..local.cluster import require_server
@@ -87,10 +87,10 @@ def recover(
 
 _POLL_SECONDS = 0.25
 _COLOURS = {
-    Verdict.HEALTHY: "green",
-    Verdict.DEGRADED: "yellow",
-    Verdict.NO_QUORUM: "red",
-    Verdict.NO_ANSWER: "red",
+    GroupVerdict.HEALTHY: "green",
+    GroupVerdict.DEGRADED: "yellow",
+    GroupVerdict.NO_QUORUM: "red",
+    GroupVerdict.NO_ANSWER: "red",
 }
 
 
@@ -148,20 +148,20 @@ def leader(
         return 3
     if as_json:
         print_json([_leader_as_dict(each) for each in wanted])
-        lost = (Verdict.NO_QUORUM, Verdict.NO_ANSWER)
+        lost = (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER)
         return max(int(each.verdict) if each.verdict in lost else 0 for each in wanted)
     return max(_print_leader(each, quiet=quiet, several=len(wanted) > 1) for each in wanted)
 
 
 def _leader_as_dict(report: GroupReport) -> dict[str, object]:
-    has = report.verdict not in (Verdict.NO_QUORUM, Verdict.NO_ANSWER)
+    has = report.verdict not in (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER)
     address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")
     return {"group": report.group, "leader_id": report.leader_id if has else "", "address": address if has else "",
             "term": report.term}  # fmt: skip
 
 
 def _print_leader(report: GroupReport, *, quiet: bool, several: bool) -> int:
-    if report.verdict in (Verdict.NO_QUORUM, Verdict.NO_ANSWER):
+    if report.verdict in (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER):
         print_error(f"group {report.group} has no leader. See: ledgermq cluster status")
         return int(report.verdict)
     address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from ..demo.cluster import DemoCluster, LocalDemoCluster
+from ..demo.demo_cluster import DemoCluster, LocalDemoCluster
 from ..demo.display import DemoDisplay
 from ..demo.run import Demo, DemoFailedError, DemoPlan, versions
 from ..errors import LedgerMQError, UsageError

@@ -6,7 +6,7 @@
             ...
             await consumer.commit()
 
-Owns: what users call; the parts do the work (WantedQueues: which queues, QueueReader: their messages, GroupOffsets: the
+Owns: what users call; the parts do the work (WantedQueues: which queues, QueueFetcher: their messages, GroupOffsets: the
 brokers' view). `subscribe` reads *all* queues of the topic: consumers of one group that shall share a topic's queues use
 `assign` with queues of their own, or SimpleConsumer, which shares by leases.
 Messages come at least once: what was handed out and not committed comes again after a restart.
@@ -49,7 +49,7 @@ from ..message import MessageQueue, MessageView
 from .consume_trace import consume_trace
 from .fetch_buffer import MAX_BUFFER_BYTES
 from .offsets import GroupOffsets
-from .queue_reader import QueueReader
+from .queue_fetcher import QueueFetcher
 from .read_source import FetchSource
 from .statistics import PullStatistics
 from .wanted_queues import WantedQueues
@@ -105,7 +105,7 @@ class PullConsumer:
         self.group = group
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
-        self._reader = QueueReader(
+        self._reader = QueueFetcher(
             self._routes,
             self._channels,
             max_buffer_bytes=max_buffer_bytes,

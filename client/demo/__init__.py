@@ -2,5 +2,5 @@
 
 Owns the ledger of what was sent and seen, and the eight steps. Must not: be needed by anything else.
 
-Begin with `run.py`. Then: `cluster.py`, `load.py`, `ledger.py`, `failures.py`, `checks.py`.
+Begin with `run.py`. Then: `demo_cluster.py`, `load.py`, `ledger.py`, `failures.py`, `checks.py`.
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..admin.dump import DumpResult, dump_node
 from ..errors import LedgerMQError
-from .cluster import DemoCluster
+from .demo_cluster import DemoCluster
 
 EXIT_CONSISTENT = 0
 EXIT_INCONSISTENT = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..admin.status_report import size
 from ..errors import LedgerMQError
-from .cluster import DemoCluster, find_leader, wait_caught_up
+from .demo_cluster import DemoCluster, find_leader, wait_caught_up
 from .ledger import SendBook
 
 _POLL_SECONDS = 0.005

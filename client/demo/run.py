@@ -26,7 +26,7 @@ from ..admin.dump import DumpResult
 from ..admin.status_report import size
 from ..errors import LedgerMQError, error_of
 from . import checks as demo_checks
-from .cluster import DemoCluster, find_leader, wait_caught_up
+from .demo_cluster import DemoCluster, find_leader, wait_caught_up
 from .display import DemoDisplay
 from .failures import Striker
 from .ledger import ReceiveBook, SendBook, balance

@@ -31,12 +31,12 @@ class IdStem(NamedTuple):
         return self.raw + number.to_bytes(4, "big"), f"{self.text}{number:08X}"
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """Return the texts of many ids; `numbers` as `MessageIds.numbers` gives them."""
+        """Return the texts of many ids; `numbers` as `MessageIdSource.numbers` gives them."""
         text, digits = self.text, numbers.tobytes().hex().upper()
         return [text + digits[at : at + 8] for at in range(0, len(digits), 8)]
 
 
-class MessageIds:
+class MessageIdSource:
     """A source of ids. `next` takes the time so that the caller reads the clock once per batch."""
 
     __slots__ = ("_count", "_prefix", "_stem")
@@ -81,13 +81,13 @@ def time_of(message_id: str) -> int:
     return (int.from_bytes(raw[9:13], "big") + _EPOCH_S) * 1000
 
 
-_sources: list[MessageIds] = []
+_sources: list[MessageIdSource] = []
 
 
-def process_ids() -> MessageIds:
+def process_ids() -> MessageIdSource:
     """Return the source of this process."""
     if not _sources:
-        _sources.append(MessageIds(secrets.token_bytes(6), os.getpid()))
+        _sources.append(MessageIdSource(secrets.token_bytes(6), os.getpid()))
     return _sources[0]
 
 

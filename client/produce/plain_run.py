@@ -27,7 +27,7 @@ from ledgermq.proto.varint import varint
 
 from ..message import Message
 from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder, alike_sizes
-from .message_ids import MessageIds
+from .message_ids import MessageIdSource
 
 #: A stretch ends at about this many bytes of bodies, so that a long batch waits for room on its way.
 _MAX_BYTES: Final = 256 * 1024
@@ -95,7 +95,7 @@ class PlainRun:
     )
 
     def __init__(
-        self, encoder: RecordEncoder, distance: int, body_size: int, born_ms: int, ids: MessageIds
+        self, encoder: RecordEncoder, distance: int, body_size: int, born_ms: int, ids: MessageIdSource
     ) -> None:
         self.bodies: list[bytes] = []
         self.born_ms = born_ms

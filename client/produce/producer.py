@@ -55,6 +55,7 @@ from .one_way import OneWay
 from .outbox import Outbox
 from .plain_run import stretches
 from .produce_stream import GroupConnection, now_ms, removed
+from .producer_statistics import GroupStatistics, ProducerStatistics, statistics_of
 from .queue_selection import (
     CustomChoice,
     MessageSelector,
@@ -67,7 +68,6 @@ from .queue_selection import (
 from .reroute import OldRoutes
 from .send_trace import trace_section
 from .send_window import Delivered, Failed, Outcome, SendWindow
-from .statistics import GroupStatistics, ProducerStatistics, statistics_of
 from .topic_lanes import TopicLanes
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 Span = tuple[int, int]
 
 
-class Progress:
+class FinishedPrefix:
     """The finished prefix of one queue, from `position` on."""
 
     __slots__ = ("_ahead", "position")

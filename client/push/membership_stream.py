@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _NOT_FINAL: Final = frozenset({route_pb2.FENCED})
 
 
-class GroupMembership:
+class PushMembership:
     """Keeps one stream open, as long as it is not closed. `on_response` gets every answer."""
 
     def __init__(

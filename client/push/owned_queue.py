@@ -22,7 +22,7 @@ from ..arguments import whole
 from ..consume.fetched_records import FetchedRecords, open_section
 from ..consume.intake import FETCH_BYTES, AssignedQueue, Intake, Refused
 from ..message import MessageQueue, MessageView
-from .finished_prefix import Progress, Span, cut_out
+from .finished_prefix import FinishedPrefix, Span, cut_out
 
 _LEAST_FETCH: Final = 64 * 1024
 _FIRST_GUESS: Final = 1024  # bytes of a record, before any was seen
@@ -88,13 +88,13 @@ class OwnedQueue(AssignedQueue):
     running: int = 0  # batches that a listener has
     busy: bool = False  # the next batch has to wait for the one before, or for its retry
     listed: bool = False  # it stands in its consumer's list of queues with work
-    progress: Progress = field(init=False)
+    progress: FinishedPrefix = field(init=False)
     _full: bool = False
     _pieces: deque[FetchedRecords] = field(default_factory=deque)
     _again: deque[Batch] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.position)
+        self.progress = FinishedPrefix(self.position)
         self.end_offset = self.position
 
     @property

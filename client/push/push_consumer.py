@@ -53,7 +53,7 @@ from .offsets_file import OffsetsFile
 from .options import ExhaustedHook, Listener, PushOptions
 from .owned_queue import ByteBudget, OwnedQueue
 from .push_group import MemberGroup, QueueGroup, Shared
-from .statistics import ConsumerStatistics, statistics_of
+from .push_statistics import ConsumerStatistics, statistics_of
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from ..message import MessageQueue
 from ..pauses import RETRY_PAUSE_S
 from .assignment import QueueKey, changes
 from .listener_calls import ListenerCalls
-from .membership_stream import GroupMembership
+from .membership_stream import PushMembership
 from .offset_commits import GroupCommits, OffsetCommits
 from .options import PushOptions
 from .owned_queue import ByteBudget, OwnedQueue, PushIntake, Stage, owned_queue
@@ -234,7 +234,7 @@ class MemberGroup(QueueGroup):
             self.queues.values,
             self.lose,
         )
-        self._membership = GroupMembership(
+        self._membership = PushMembership(
             shared.consumer_group,
             shared.member_id,
             group,

@@ -36,8 +36,8 @@ from ..errors import ClosedError, GroupNotFoundError, LedgerMQError
 from ..message import LeasedMessage, Message, SendReceipt
 from ..produce.early_message import message_of
 from ..produce.producer import Producer as AsyncProducer
+from ..produce.producer_statistics import GroupStatistics, ProducerStatistics
 from ..produce.queue_selection import MessageSelector, selection_of
-from ..produce.statistics import GroupStatistics, ProducerStatistics
 from .admin import Admin, GroupAdmin
 from .handover import Handover
 from .loop_thread import Closing

@@ -19,7 +19,7 @@ from ..push.listener_calls import WrongListenerError
 from ..push.options import PushOptions, RetryLater
 from ..push.push_consumer import CLOSE_MS
 from ..push.push_consumer import PushConsumer as AsyncPushConsumer
-from ..push.statistics import ConsumerStatistics
+from ..push.push_statistics import ConsumerStatistics
 from .loop_thread import Closing
 
 _USE_ASYNCIO: Final = (

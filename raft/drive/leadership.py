@@ -28,7 +28,7 @@ from .driver import Driver
 logger = logging.getLogger(__name__)
 
 
-class Leadership:
+class LeaderDuties:
     """RaftNode passes it the core's events and the progress of apply."""
 
     def __init__(

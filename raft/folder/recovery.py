@@ -54,7 +54,7 @@ from ..log.segment import (
 from ..log.segment_keeper import LogFolders
 from ..log.segment_scan import SegmentScan, find_valid_entry, last_nonzero, scan_segment
 from ..log.writer import zero_tail
-from ..status import StartStep
+from ..node_status import StartStep
 from ..types import LogIndex, Term
 
 _log = logging.getLogger(__name__)

@@ -41,8 +41,8 @@ from ..log.repair_note import read_note_of, write_note
 from ..log.rewrite import renew_identity
 from ..log.segment import create_segment, segment_start
 from ..log.segment_keeper import LogFolders, SegmentKeeper, make_ballast
-from ..log.writer import LogWriter, PersistOp, Position
-from ..status import StartStep
+from ..log.writer import LogWriter, PersistOp, WritePosition
+from ..node_status import StartStep
 from ..types import HardState, LogIndex, NodeId, Term
 from .group_recovery import belongs_together, finish_recovery
 from .recovery import LogRecovery, RecoveredLog
@@ -130,7 +130,7 @@ class RaftStorage:
         self._keeper = SegmentKeeper(files, folders, config.segment_size, recovered.existing)
         end = recovered.end
         end_offset = recovered.segments[-1].end_offset if recovered.segments else base.first_offset
-        position = Position(end_offset, end.index, end.term)
+        position = WritePosition(end_offset, end.index, end.term)
         self._writer = LogWriter(
             self._keeper, hard, position, recovered.turn, config.segment_size, config.direct_write_bytes
         )

@@ -48,7 +48,7 @@ from .wire_batch import check_wire
 logger = logging.getLogger(__name__)
 
 
-class Progress(Enum):
+class RewriteProgress(Enum):
     """Result of writing one chunk of entries."""
 
     MORE = "more"  # more entries are needed
@@ -89,7 +89,7 @@ class LogRepair:
         """Index of the first missing entry."""
         return LogIndex(self.before.index + 1)
 
-    def take(self, wire: bytes) -> Progress:
+    def take(self, wire: bytes) -> RewriteProgress:
         """Verify entries that begin with `next_index` and durably write those that are needed.
 
         Raises: OtherHistoryError (then `go_back`), InvalidWireError (nothing was written, or only whole
@@ -104,8 +104,8 @@ class LogRepair:
             for file in opened.values():
                 file.close()
 
-    def _write_all(self, wire: memoryview, opened: dict[int, File]) -> Progress:
-        progress = Progress.MORE
+    def _write_all(self, wire: memoryview, opened: dict[int, File]) -> RewriteProgress:
+        progress = RewriteProgress.MORE
         for position, header in walk_wire(wire):
             is_filler = header.kind is EntryKind.FILLER
             if position == 0 and is_filler and header.crc == self.before.crc:
@@ -119,7 +119,7 @@ class LogRepair:
                 break
             self._step(header, wire[position : position + header.wire_size], opened)
             if self.connects():
-                progress = Progress.CONNECTED
+                progress = RewriteProgress.CONNECTED
                 break
         for file in opened.values():
             file.fdatasync()

@@ -65,7 +65,7 @@ class PersistOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class WritePosition:
     """A position in the log."""
 
     offset: int  # physical, just past the entry `index`
@@ -90,7 +90,7 @@ class LogWriter:
         self,
         supply: SegmentSupply,
         hard: HardStateFile,
-        end: Position,
+        end: WritePosition,
         turn: int,
         segment_size: int,
         direct_write_bytes: int,
@@ -228,7 +228,7 @@ class LogWriter:
         file = self._file_for(first.offset)
         buffers = first.buffers if len(run) == 1 else [part for action in run for part in action.buffers]
         self._pages.write(file, buffers, first.offset - self._start, self._segment_size)
-        self.written = Position(last.end, last.last_index, last.last_term)
+        self.written = WritePosition(last.end, last.last_index, last.last_term)
 
     def _file_for(self, offset: int) -> File:
         """Return the file to write at `offset`. Finishes the previous segment first."""
@@ -279,7 +279,7 @@ class LogWriter:
             # cut is repeated.
             self._turn += 1
             self._mark(self._file, FlushMark(self._turn, cut.offset, cut.offset))
-            position = Position(cut.offset, LogIndex(cut.index - 1), cut.prev_term)
+            position = WritePosition(cut.offset, LogIndex(cut.index - 1), cut.prev_term)
             self.written = self.flushed = position
 
 

@@ -22,7 +22,7 @@ from ..core.outputs import (
     TransferAborted,
 )
 from ..drive.applier import Applier
-from ..drive.leadership import Leadership
+from ..drive.leadership import LeaderDuties
 from ..drive.read_batcher import ReadBatcher
 from ..drive.voting_rights import VotingRights
 from ..errors import DamagedLogError
@@ -38,7 +38,7 @@ class CoreEvents:
         self,
         core: RaftCore,
         applier: Applier,
-        leadership: Leadership,
+        leadership: LeaderDuties,
         reads: ReadBatcher,
         rights: VotingRights,
         resets: Resets,

@@ -11,7 +11,7 @@ from ledgermq.proto.entry import Buffer
 
 from ..core.machine import RaftCore
 from ..drive.driver import Driver
-from ..drive.leadership import Leadership
+from ..drive.leadership import LeaderDuties
 from ..drive.voting_rights import VotingRights
 from ..metrics import RaftMetrics
 from ..transport.hello import Hello, Refusal, RefusalKind
@@ -28,7 +28,7 @@ class PeerGate:
         core: RaftCore,
         driver: Driver,
         rights: VotingRights,
-        leadership: Leadership,
+        leadership: LeaderDuties,
         view: StatusView,
         metrics: RaftMetrics,
     ) -> None:

@@ -18,8 +18,8 @@ from ..drive.voting_rights import VotingRights
 from ..errors import StorageError
 from ..folder.storage import RaftStorage
 from ..metrics import RaftMetrics
+from ..node_status import GAUGES, PeerStatus, RaftStatus
 from ..repair.while_running import RangeRepair
-from ..status import GAUGES, PeerStatus, RaftStatus
 from ..transport.hello import Hello, Standing
 from ..types import LogIndex, NodeId
 

@@ -48,7 +48,7 @@ TLS_HELLOS_AT_ONCE: Final = 8
 MAX_HELD_BYTES: Final = 32 << 20
 
 
-class Verdict(Enum):
+class PortVerdict(Enum):
     """Judgement on the first bytes of a connection."""
 
     PASS_ON = "pass on"  # to the server behind
@@ -57,7 +57,7 @@ class Verdict(Enum):
     TAKEN = "taken"  # the judge closed the connection, or gave it another protocol
 
 
-Judge = Callable[[asyncio.Transport, bytes], Verdict]
+Judge = Callable[[asyncio.Transport, bytes], PortVerdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PortFront:
         self.counts = counts or PortCounts("port")
         self.counts.limit = self._limits.max_connections
         self._folder = Path(mkdtemp(prefix="ledgermq-"))
-        self._doors = {Verdict.PASS_ON: UnixDoor(self._folder / "grpc")}
+        self._doors = {PortVerdict.PASS_ON: UnixDoor(self._folder / "grpc")}
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Inbound] = set()
@@ -94,12 +94,12 @@ class PortFront:
     @property
     def inner_address(self) -> str:
         """Address that the gRPC server must listen on, before `listen`."""
-        return self._doors[Verdict.PASS_ON].address
+        return self._doors[PortVerdict.PASS_ON].address
 
     @property
     def tls_address(self) -> str:
         """Address that it must listen on for TLS, if the judge ever passes TLS on."""
-        return self._doors.setdefault(Verdict.PASS_ON_TLS, UnixDoor(self._folder / "tls")).address
+        return self._doors.setdefault(PortVerdict.PASS_ON_TLS, UnixDoor(self._folder / "tls")).address
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on these sockets, which the front owns from now on. Raises: OSError."""
@@ -167,19 +167,19 @@ class PortFront:
             if not self._of_address[inbound.host]:
                 del self._of_address[inbound.host]
 
-    def judge(self, inbound: _Inbound, transport: asyncio.Transport, first: bytes) -> Verdict:
+    def judge(self, inbound: _Inbound, transport: asyncio.Transport, first: bytes) -> PortVerdict:
         """Judge a connection. One that is passed on or taken is not judged again."""
         verdict = self._judge(transport, first)
-        if verdict is Verdict.PASS_ON:
+        if verdict is PortVerdict.PASS_ON:
             if len(self._open) - len(self._silent) >= self._limits.max_connections - self._limits.reserve:
                 self.counts.refuse(Refused.LIMIT, inbound.host)
                 transport.abort()
-                return Verdict.TAKEN
+                return PortVerdict.TAKEN
             self.greeted(inbound)
             self._start(self._connect(inbound, _Pipe(transport), transport, verdict))
-        elif verdict is Verdict.PASS_ON_TLS:
+        elif verdict is PortVerdict.PASS_ON_TLS:
             self._greeting[inbound] = None
-        elif verdict is Verdict.TAKEN:
+        elif verdict is PortVerdict.TAKEN:
             self.left(inbound)
         return verdict
 
@@ -218,7 +218,7 @@ class PortFront:
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(
-        self, inbound: _Inbound, outbound: _Pipe, client: asyncio.Transport, door: Verdict
+        self, inbound: _Inbound, outbound: _Pipe, client: asyncio.Transport, door: PortVerdict
     ) -> None:
         try:
             inner = await self._doors[door].connect(outbound, lambda: not client.is_closing())
@@ -235,7 +235,7 @@ class PortFront:
             if client.is_closing():  # it waited too long
                 return
             outbound = _TlsOutbound(client, inbound)
-            await self._connect(inbound, outbound, client, Verdict.PASS_ON_TLS)
+            await self._connect(inbound, outbound, client, PortVerdict.PASS_ON_TLS)
             if not client.is_closing():
                 await outbound.has_answered.wait()
 
@@ -337,9 +337,9 @@ class _Inbound(_Pipe):
         self.transport.pause_reading()
         first = bytes(self._first)
         verdict = self._front.judge(self, self.transport, first)
-        if verdict is Verdict.WAIT:
+        if verdict is PortVerdict.WAIT:
             self.transport.resume_reading()
-        elif verdict is Verdict.PASS_ON_TLS:
+        elif verdict is PortVerdict.PASS_ON_TLS:
             self._records = ClientRecords()
             self._greet(first)
         else:

@@ -28,9 +28,9 @@ from ..log.repair_note import note_path
 from ..log.rewrite import LogRepair, StoppedLog
 from ..log.segment_keeper import LogFolders
 from ..metrics import RaftMetrics
-from ..status import StartStep
+from ..node_status import StartStep
 from ..types import LogIndex
-from .from_peers import Outcome, RoundResult, run_round
+from .from_peers import RoundOutcome, RoundResult, run_round
 from .refetch import RefetchClient, repair_text
 
 logger = logging.getLogger(__name__)
@@ -139,11 +139,11 @@ class StartRepair:
                 self._config, self._client, repair, told,
                 lambda repair: note.is_reached(repair.offset, repair.before.index),
             )  # fmt: skip
-            if result.outcome is Outcome.CONNECTED:
+            if result.outcome is RoundOutcome.CONNECTED:
                 # The log after the damage was not touched. Recovery judges it by itself.
                 await in_thread(self._log.end)
                 return
-            if result.outcome is Outcome.REACHED:
+            if result.outcome is RoundOutcome.REACHED:
                 return
             if result.is_deleted_everywhere(self._config, repair.next_index):
                 raise _deleted(self._config, error, repair.next_index)

@@ -19,14 +19,14 @@ from ledgermq.proto import raft_pb2 as pb
 from ..config import RaftConfig
 from ..disk.threads import in_thread
 from ..errors import InvalidWireError, OtherHistoryError
-from ..log.rewrite import LogRepair, Progress
+from ..log.rewrite import LogRepair, RewriteProgress
 from ..types import LogIndex
 from .refetch import CHUNK_BYTES, Offer, RefetchClient, RefetchError
 
 logger = logging.getLogger(__name__)
 
 
-class Outcome(Enum):
+class RoundOutcome(Enum):
     """Result of a round."""
 
     CONNECTED = "connected"  # the log continues with valid entries of its own
@@ -38,7 +38,7 @@ class Outcome(Enum):
 class RoundResult:
     """Result of one round, with the peers' answers."""
 
-    outcome: Outcome = Outcome.STUCK
+    outcome: RoundOutcome = RoundOutcome.STUCK
     offers: list[Offer] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
@@ -96,9 +96,9 @@ async def run_round(
                     )
                     continue
                 told.repaired_bytes = repair.written_bytes
-                if progress is Progress.CONNECTED or is_reached(repair):
-                    connected = progress is Progress.CONNECTED
-                    result.outcome = Outcome.CONNECTED if connected else Outcome.REACHED
+                if progress is RewriteProgress.CONNECTED or is_reached(repair):
+                    connected = progress is RewriteProgress.CONNECTED
+                    result.outcome = RoundOutcome.CONNECTED if connected else RoundOutcome.REACHED
                     return result
         except (RefetchError, InvalidWireError) as error:
             result.complaints.append(f"{offer.peer}: {error}")

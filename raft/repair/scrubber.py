@@ -31,7 +31,7 @@ from ..log.segment import segment_path
 from ..log.segment_keeper import LogFolders
 from ..log.segment_scan import last_nonzero, scan_segment
 from ..metrics import RaftMetrics
-from ..status import CheckCounts
+from ..node_status import CheckCounts
 from ..types import LogIndex
 from .scrub_plan import ScrubPlan
 from .while_running import RangeRepair

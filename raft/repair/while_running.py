@@ -35,9 +35,9 @@ from ..log.segment import segment_path, segment_start
 from ..log.segment_keeper import LogFolders
 from ..log.segment_scan import scan_segment
 from ..metrics import RaftMetrics
-from ..status import CheckCounts
+from ..node_status import CheckCounts
 from ..types import LogIndex
-from .from_peers import Outcome, run_round
+from .from_peers import RoundOutcome, run_round
 from .refetch import RefetchClient, repair_text
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class RangeRepair:
             result = await run_round(
                 self.config, client, damaged, told, lambda repair: repair.before.index >= last
             )
-            if result.outcome is not Outcome.STUCK:
+            if result.outcome is not RoundOutcome.STUCK:
                 return damaged.written_bytes
             if self.log.sketch(place.start) is None:
                 return None

@@ -26,7 +26,7 @@ from ledgermq.proto.foreign_text import safe_text
 from ..config import Member, StreamLimits
 from ..errors import AddressInUseError, DamagedFrameError
 from ..ports.counts import PortCounts
-from ..ports.front import FrontLimits, PortFront, Verdict, take_port
+from ..ports.front import FrontLimits, PortFront, PortVerdict, take_port
 from ..types import NodeId
 from .frame_stream import FrameStream, set_options
 from .greeting import MAX_GREETING_SIZE, encode_greeting, encode_reply, frames_with, read_greeting, read_reply
@@ -352,17 +352,17 @@ class Transport(Generic[ControlItem, AppendItem]):
         return bool(self._incoming[peer])
 
     # --- what comes in --------------------------------------------------------------------------------------
-    def _judge(self, connection: asyncio.Transport, first: bytes) -> Verdict:
+    def _judge(self, connection: asyncio.Transport, first: bytes) -> PortVerdict:
         """Accept a connection that opens like a stream between nodes. All others speak gRPC."""
         size = len(PREAMBLE) + 1
         kind = next((each for each in StreamKind if each.preamble.startswith(first[:size])), None)
         if kind is None:
-            return Verdict.PASS_ON
+            return PortVerdict.PASS_ON
         if len(first) < size:
-            return Verdict.WAIT
+            return PortVerdict.WAIT
         if self._silent:
             connection.abort()
-            return Verdict.TAKEN
+            return PortVerdict.TAKEN
         incoming = _Incoming(self, kind)
         if len(self._greeting) >= self._port_limits.reserve:  # the oldest makes room
             oldest = next(iter(self._greeting))
@@ -374,7 +374,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         incoming.stream.feed(first[size:])
         if not incoming.stream.is_held:
             connection.resume_reading()
-        return Verdict.TAKEN
+        return PortVerdict.TAKEN
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Handle one frame of an accepted stream."""

@@ -10,7 +10,7 @@ import pytest
 from ledgermq.broker.__main__ import parse_flags
 from ledgermq.broker.config import BrokerConfig, ConfigError, load, parse_size, split_address
 from ledgermq.broker.node import own_info
-from ledgermq.broker.ports.policy import port_policy
+from ledgermq.broker.ports.port_policy import port_policy
 
 
 def test_flags_are_stronger_than_the_environment_and_that_is_stronger_than_the_file(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.broker.cluster.calls import LeaderUnavailableError
+from ledgermq.broker.cluster.leader_calls import LeaderUnavailableError
 from ledgermq.broker.errors import TopicNotFoundError
 from ledgermq.broker.leader.pipeline import TooManyRequestsError
 from ledgermq.broker.refusals import RefusedError, refusal_of

@@ -14,16 +14,16 @@ import numpy as np
 from crc32c import crc32c
 
 from ledgermq.broker.admin import promotion_claims
-from ledgermq.broker.backup.files import _Notes
+from ledgermq.broker.backup.dump_files import _Notes
 from ledgermq.broker.checkpoint.layout import Snapshot, decode_snapshot, encode_snapshot, take_snapshot
 from ledgermq.broker.checkpoint.transfer import _LEADING, _runs
-from ledgermq.broker.cluster.calls import Call
 from ledgermq.broker.cluster.forwarding import ForwardError, answer_of
 from ledgermq.broker.cluster.lane_server import ForwardedContext
+from ledgermq.broker.cluster.leader_calls import Call
 from ledgermq.broker.errors import CheckpointError, InvalidReceiptHandleError, UnknownCommandError
 from ledgermq.broker.native.membership import check_request
 from ledgermq.broker.official.hand_out import deliveries_of_peer, release_of_peer
-from ledgermq.broker.official.service import _parsed
+from ledgermq.broker.official.messaging_service import _parsed
 from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, items_of
 from ledgermq.broker.reading.key_run import KeyRun, RunRange, RunReader, merged, open_run, write_run
 from ledgermq.broker.refusals import RefusedError
@@ -115,7 +115,7 @@ def _send(data: bytes) -> None:
 
 def _hand_out(record: Any) -> None:
     """Whatever was stored, a consumer gets a message that its own decoder reads."""
-    delivery = messaging_wire.Delivery(1, 2, 1_700_000_000_000, "h:1", "handle", 1, "orders")
+    delivery = messaging_wire.OutgoingDelivery(1, 2, 1_700_000_000_000, "h:1", "handle", 1, "orders")
     found = v2.Message.FromString(messaging_wire.delivered_message(record, delivery))
     assert found.system_properties.receipt_handle == "handle"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledgermq.nameserver.config import resolve
-from ledgermq.nameserver.errors import ConfigError
+from ledgermq.nameserver.errors import NameserverConfigError
 
 
 def test_the_default_is_one_listener_on_loopback() -> None:
@@ -42,7 +42,7 @@ def test_listeners_have_names() -> None:
 def test_a_wrong_setting_is_named_with_its_source_and_the_way_out(
     settings: dict[str, object], words: list[str]
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(NameserverConfigError) as caught:
         resolve(settings, {}, {}, file_name="x.toml")
     for word in [*words, "ledgermq nameserver --help"]:
         assert word in str(caught.value)

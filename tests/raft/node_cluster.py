@@ -13,7 +13,7 @@ from ledgermq.proto.entry import EntryHeader, EntryKind
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.disk.files import FileSystem
 from ledgermq.raft.errors import RaftError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.state_machine import Proposal
 from ledgermq.raft.types import LogIndex, NodeId, Term
 from tests.ports import free_port

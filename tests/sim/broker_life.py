@@ -37,7 +37,7 @@ from ledgermq.broker.wire.official import OutgoingRecord
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.raft.core.outputs import Accepted, BecameLeader, Event, LeaderChanged, SteppedDown
 from ledgermq.raft.drive.driver import _refusal
-from ledgermq.raft.drive.leadership import Leadership
+from ledgermq.raft.drive.leadership import LeaderDuties
 from ledgermq.raft.drive.proposals import PendingProposals
 from ledgermq.raft.errors import (
     DiskFullError,
@@ -141,7 +141,7 @@ class BrokerLife:
         )  # fmt: skip
         self.leadership.add_listener(self.coordination.on_leadership)
         self.coordination.on_leadership()
-        self.raft_leadership = Leadership(
+        self.raft_leadership = LeaderDuties(
             life.node.config, life.core, driver, self.replica, metrics, life.fail
         )
         with self.loop.running():

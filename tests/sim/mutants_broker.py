@@ -27,7 +27,7 @@ from ledgermq.broker.state.leases import Consumption
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.broker.state.memberships import MembershipTable
 from ledgermq.proto.record import SectionHeader
-from ledgermq.raft.drive.leadership import Leadership
+from ledgermq.raft.drive.leadership import LeaderDuties
 from ledgermq.raft.errors import BusyError
 from ledgermq.raft.types import LogIndex, Term
 
@@ -155,14 +155,14 @@ broker_mutant(
 )  # fmt: skip
 
 
-def _ready_at_once(self: Leadership, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
+def _ready_at_once(self: LeaderDuties, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
     self._noop_index = noop_index
     self.applied(noop_index)
 
 
 broker_mutant(
     "ServesBeforeItsNoopIsApplied", "B1.3", "A new leader serves before it has applied what it inherited.",
-    (Leadership, "gained", _ready_at_once),
+    (LeaderDuties, "gained", _ready_at_once),
 )  # fmt: skip
 
 

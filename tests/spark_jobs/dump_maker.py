@@ -15,7 +15,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from ledgermq.broker.backup.files import DumpPoint, QueueSource, covering, dump_chunks, write_dump
+from ledgermq.broker.backup.dump_files import DumpPoint, QueueSource, covering, dump_chunks, write_dump
 from ledgermq.proto.entry import (
     HEADER_SIZE,
     EntryHeader,

@@ -15,14 +15,14 @@ from ledgermq.spark_jobs.findings import ADVICE, Finding, Kind, Severity, advice
 from ledgermq.spark_jobs.group_checks import attribute_changes
 from ledgermq.spark_jobs.node_checks import totals
 from ledgermq.spark_jobs.report_page import draw_logs, human_bytes, render_page
-from ledgermq.spark_jobs.verdict import Making, Verdict, make_verdict
+from ledgermq.spark_jobs.verdict import DumpVerdict, Making, make_verdict
 from ledgermq.spark_jobs.verify import main, print_verdict
 
 from .dump_maker import make_dumps
 from .local_scan import scan_node
 
 
-def make_result(tmp_path: Path, *findings: Finding) -> Verdict:
+def make_result(tmp_path: Path, *findings: Finding) -> DumpVerdict:
     make_dumps(tmp_path / "dumps")
     dumps = find_dumps(tmp_path / "dumps")
     sums = {dump.node: totals(scan_node(Path(dump.folder))[1]) for dump in dumps}

@@ -11,7 +11,7 @@ import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, encode_entry
 from ledgermq.spark_jobs.findings import Severity
-from ledgermq.spark_jobs.verdict import Verdict
+from ledgermq.spark_jobs.verdict import DumpVerdict
 from ledgermq.spark_jobs.verification import verify
 
 from .dump_maker import Log, flip_bit, make_dumps, make_log, overwrite, reseal, segment_of, take_dump
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
-def run(spark: SparkSession, dumps: Path, *, strict: bool = False) -> Verdict:
+def run(spark: SparkSession, dumps: Path, *, strict: bool = False) -> DumpVerdict:
     return verify(spark, dumps, dumps / "report", strict=strict)
 
 
-def errors(verdict: Verdict) -> list[tuple[str, str, int]]:
+def errors(verdict: DumpVerdict) -> list[tuple[str, str, int]]:
     return [(f.node, str(f.kind), f.index) for f in verdict.findings if f.severity is Severity.ERROR]
 
 

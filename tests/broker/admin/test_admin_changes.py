@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ledgermq.broker.admin.changes import ConsumerGroupChanges, TopicChanges
-from ledgermq.broker.admin.reads import describe_topic
+from ledgermq.broker.admin.listings import describe_topic
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.errors import LimitReachedError

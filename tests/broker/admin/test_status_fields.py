@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from ledgermq.client.admin.status_report import NodeRow
 from ledgermq.proto.admin_pb2 import GetStatusResponse, NodeStatus
-from ledgermq.raft.status import GAUGES, PeerStatus, RaftStatus
+from ledgermq.raft.node_status import GAUGES, PeerStatus, RaftStatus
 
 #: What the broker asks its Raft node and tells nobody, or under a name of its own.
 NOT_TOLD = {

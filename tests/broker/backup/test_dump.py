@@ -12,7 +12,7 @@ import pytest
 from crc32c import crc32c
 
 from ledgermq.broker.backup import stream as dump
-from ledgermq.broker.backup.files import (
+from ledgermq.broker.backup.dump_files import (
     BLOCK_SIZE,
     QUEUE_UNIT_SIZE,
     DumpError,

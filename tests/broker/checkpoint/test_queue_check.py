@@ -20,8 +20,8 @@ from ledgermq.broker.state.consume_queue import UNIT_SIZE, ColdRead
 from ledgermq.broker.state.queue_sums import BLOCK_UNITS
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, decode_header
 from ledgermq.raft.disk.files import RealFile, RealFileSystem
+from ledgermq.raft.node_status import CheckCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
-from ledgermq.raft.status import CheckCounts
 from ledgermq.raft.types import LogIndex
 
 from ..entry_log import Node

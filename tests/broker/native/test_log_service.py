@@ -9,17 +9,17 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from ledgermq.broker.cluster.calls import LeaderCalls
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.leader_calls import LeaderCalls
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.leader.leader_view import Verdict
 from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.leader.works import ProduceWork, SectionOutcome
 from ledgermq.broker.metrics import Metrics
-from ledgermq.broker.native import offsets, produce
+from ledgermq.broker.native import consumer_offsets, produce
+from ledgermq.broker.native.consumer_offsets import ConsumerOffsets
 from ledgermq.broker.native.log_service import FetchStreams
-from ledgermq.broker.native.offsets import ConsumerOffsets
 from ledgermq.broker.native.produce import ProduceStreams
 from ledgermq.broker.reading.live_readers import LiveReaders
 from ledgermq.broker.refusals import RefusedError
@@ -412,7 +412,7 @@ def test_commits_beside_an_owner_are_refused_and_say_what_to_do() -> None:
 def test_a_commit_of_more_offsets_than_a_node_applies_in_one_go_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offsets, "MAX_COMMIT_ROWS", 2)
+    monkeypatch.setattr(consumer_offsets, "MAX_COMMIT_ROWS", 2)
 
     async def scenario() -> None:
         request = log_pb2.CommitOffsetsRequest(group="billing", offsets=[log_pb2.QueueOffset()] * 3)

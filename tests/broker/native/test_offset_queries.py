@@ -12,8 +12,8 @@ from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.metrics import Metrics
+from ledgermq.broker.native.consumer_offsets import ConsumerOffsets
 from ledgermq.broker.native.log_service import LogService
-from ledgermq.broker.native.offsets import ConsumerOffsets
 from ledgermq.broker.reading.log_reader import LogReader
 from ledgermq.broker.reading.queue_reader import QueueReader
 from ledgermq.broker.service import read_barrier

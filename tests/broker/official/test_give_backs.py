@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.cluster.calls import Call, LeaderUnavailableError
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.leader_calls import Call, LeaderUnavailableError
 from ledgermq.broker.leader import releases
 from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.leader.releases import LeaseReleases

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from ledgermq.broker.cluster.calls import Call
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.leader_calls import Call
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from ledgermq.broker.ports.policy import connections_per_port, raise_descriptor_limit
+from ledgermq.broker.ports.port_policy import connections_per_port, raise_descriptor_limit
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from ledgermq.broker.config import BrokerConfig, ListenerConfig, split_address
 from ledgermq.broker.errors import CertificateError
 from ledgermq.broker.ports.listeners import Listeners
-from ledgermq.broker.ports.policy import PortPolicy, server_credentials
+from ledgermq.broker.ports.port_policy import PortPolicy, server_credentials
 from ledgermq.raft.ports import front as port_front
 from ledgermq.raft.ports.counts import Ended, PortCounts, PortMetrics
 from tests.ports import free_ports

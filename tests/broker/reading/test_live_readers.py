@@ -9,7 +9,7 @@ from typing import Any, cast
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.native import log_service
 from ledgermq.broker.native.log_service import FetchStreams
-from ledgermq.broker.reading.live_readers import LiveReaders, Reading
+from ledgermq.broker.reading.live_readers import LiveReaders, LiveReading
 from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
 from ledgermq.broker.state.commands import CommitOffsets, position_rows
 from ledgermq.proto import log_pb2 as pb
@@ -36,10 +36,13 @@ def test_a_reader_is_behind_by_what_it_has_not_fetched_and_the_last_of_a_group_c
         first.request = request((orders, 0, 10), (orders, 1, 4), (bills, 0, 3))
         second.request = request((orders, 0, 1), (orders, 1, 9), (99, 0, 0))
         nameless.request = request((bills, 0, 1))
-        assert readers.unseen(node.state) == [Reading("", "bills", 1, 2), Reading("audit", "orders", 2, 10)]
+        assert readers.unseen(node.state) == [
+            LiveReading("", "bills", 1, 2),
+            LiveReading("audit", "orders", 2, 10),
+        ]
         first.request = request((orders, 0, 10), (orders, 1, 10))
         second.request = request((orders, 0, 12), (orders, 1, 10))
-        assert readers.unseen(node.state) == [Reading("", "bills", 1, 2)]
+        assert readers.unseen(node.state) == [LiveReading("", "bills", 1, 2)]
     assert readers.unseen(node.state) == []
 
 
@@ -49,7 +52,7 @@ def test_whose_progress_is_stored_here_is_counted_there() -> None:
     node.fill(orders, 0, 5)
     with readers.open("billing") as reader:
         reader.request = request((orders, 0, 2))
-        assert readers.unseen(node.state) == [Reading("billing", "orders", 1, 3)]
+        assert readers.unseen(node.state) == [LiveReading("billing", "orders", 1, 3)]
         node.command(CommitOffsets(group, position_rows([(orders, 0, 1)])))
         assert readers.unseen(node.state) == []
 
@@ -58,7 +61,7 @@ def test_a_fetch_stream_is_a_reader_until_it_ends() -> None:
     node, readers = Node(), LiveReaders()
     orders = node.topic("orders", queues=1)
     node.fill(orders, 0, 5)
-    seen: list[list[Reading]] = []
+    seen: list[list[LiveReading]] = []
 
     async def fetch(_request: object) -> bytes:
         seen.append(readers.unseen(node.state))
@@ -81,5 +84,5 @@ def test_a_fetch_stream_is_a_reader_until_it_ends() -> None:
         await FetchStreams(fetches, readers, identity, nothing).serve(None, stream)
 
     asyncio.run(scenario())
-    assert seen == [[Reading("audit", "orders", 1, 4)], [Reading("audit", "orders", 1, 1)]]
+    assert seen == [[LiveReading("audit", "orders", 1, 4)], [LiveReading("audit", "orders", 1, 1)]]
     assert readers.unseen(node.state) == []

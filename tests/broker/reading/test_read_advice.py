@@ -9,7 +9,7 @@ import pytest
 from ledgermq.broker import node as server
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.reading.read_advice import ReadAdvice
-from ledgermq.raft.status import PeerStatus
+from ledgermq.raft.node_status import PeerStatus
 from ledgermq.raft.types import LogIndex, NodeId
 
 

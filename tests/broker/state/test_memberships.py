@@ -23,7 +23,7 @@ from ledgermq.broker.state.commands import (
 )
 from ledgermq.broker.state.effects import CommitResult, GroupResult, RowsResult
 from ledgermq.broker.state.machine import BrokerState
-from ledgermq.broker.state.memberships import GroupMembership, Member, Ownership
+from ledgermq.broker.state.memberships import GroupMember, GroupMembership, Ownership
 
 from ..entry_log import START_MS, Node
 
@@ -182,7 +182,7 @@ def test_coming_again_keeps_age_and_queues_and_changes_the_subscription() -> Non
     ]
     effects = node.command(JoinGroup(group, "a", ("orders", "paid"), "circle", "z1", "x", 4000, 500))
     assert effects.members_changed == {group}
-    assert membership(node, group).members["a"] == Member(
+    assert membership(node, group).members["a"] == GroupMember(
         "a", before.joined, START_MS, ("orders", "paid"), "circle", "z1", "x", 4000, 500
     )
     assert membership(node, group).of((topic, 0)).member == "a"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ledgermq.broker.admin.reads import describe_topic
+from ledgermq.broker.admin.listings import describe_topic
 from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from ledgermq.broker.leader import selection
 from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest

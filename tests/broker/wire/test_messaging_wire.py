@@ -23,7 +23,7 @@ def sent(body: bytes = b"hello", **system: object) -> v2.Message:
 
 def delivered(message: v2.Message) -> v2.Message:
     record = decode_record(wire.outgoing_record(message).encode(SECTION_HEADER_SIZE))
-    delivery = wire.Delivery(3, 41, 1_700_000_000_123, "127.0.0.1:8081", "handle", 2)
+    delivery = wire.OutgoingDelivery(3, 41, 1_700_000_000_123, "127.0.0.1:8081", "handle", 2)
     frame = v2.ReceiveMessageResponse.FromString(wire.message_frame(wire.delivered_message(record, delivery)))
     return frame.message
 
@@ -46,7 +46,7 @@ def test_a_message_arrives_as_it_was_sent_with_the_fields_of_the_server() -> Non
 
 def test_one_system_properties_field_is_written() -> None:
     record = decode_record(wire.outgoing_record(sent()).encode(SECTION_HEADER_SIZE))
-    data = wire.delivered_message(record, wire.Delivery(0, 0, 0, "h:1", "x", 1))
+    data = wire.delivered_message(record, wire.OutgoingDelivery(0, 0, 0, "h:1", "x", 1))
     fields, position = [], 0
     while position < len(data):
         fields.append(data[position] >> 3)
@@ -115,7 +115,7 @@ def test_a_record_that_is_no_protobuf_is_delivered_with_what_can_be_read_of_it()
         message_id=bytes(16),
         born_timestamp=1 << 62,
     )
-    delivery = wire.Delivery(3, 77, 1_000, "127.0.0.1:8081", "handle", 1, "orders")
+    delivery = wire.OutgoingDelivery(3, 77, 1_000, "127.0.0.1:8081", "handle", 1, "orders")
     message = v2.Message.FromString(wire.delivered_message(decode_record(raw), delivery))
     assert (message.topic.name, message.body) == ("orders", b"body")
     system = message.system_properties
@@ -133,6 +133,6 @@ def test_a_record_without_a_topic_is_delivered_with_that_of_its_queue() -> None:
         message_id=bytes(16),
         born_timestamp=1,
     )
-    delivery = wire.Delivery(3, 77, 1_000, "127.0.0.1:8081", "handle", 1, "orders")
+    delivery = wire.OutgoingDelivery(3, 77, 1_000, "127.0.0.1:8081", "handle", 1, "orders")
     message = v2.Message.FromString(wire.delivered_message(decode_record(raw), delivery))
     assert (message.topic.name, message.body) == ("orders", b"body")

@@ -14,11 +14,11 @@ from ledgermq.client.arguments import check_name, check_tag_filter
 from ledgermq.client.errors import InvalidMessageError, InvalidNameError, MessageTooLargeError, UsageError
 from ledgermq.client.message import MessageQueue, MessageView
 from ledgermq.client.produce.encoding import RecordEncoder
-from ledgermq.client.produce.message_ids import MessageIds
+from ledgermq.client.produce.message_ids import MessageIdSource
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import MAX_BODY_SIZE, RecordFlags, decode_record, hash_text, pack_message_id
 
-IDS = MessageIds(b"\1\2\3\4\5\6", 4711)
+IDS = MessageIdSource(b"\1\2\3\4\5\6", 4711)
 NOW = 1_767_225_600_123
 
 

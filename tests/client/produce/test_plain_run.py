@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.produce.encoding import RecordEncoder, alike_sizes
-from ledgermq.client.produce.message_ids import MessageIds
+from ledgermq.client.produce.message_ids import MessageIdSource
 from ledgermq.client.produce.plain_run import PlainRun
 from ledgermq.client.produce.produce_stream import encoded
 from ledgermq.client.produce.send_window import SendWindow
@@ -22,7 +22,7 @@ from ledgermq.proto.record import SECTION_HEADER_SIZE, decode_section, record_po
 def one_by_one(bodies: list[bytes], distance: int, born_ms: int) -> bytes:
     encoder, ids = (
         RecordEncoder("orders", born_host="host-1", compress_above=None),
-        MessageIds(b"\1\2\3\4\5\6", 4711),
+        MessageIdSource(b"\1\2\3\4\5\6", 4711),
     )
     records = b""
     for body in bodies:
@@ -42,7 +42,7 @@ def test_a_run_gives_the_records_that_are_made_one_by_one(
 ) -> None:
     bodies = [rng.randbytes(rng.randint(*sizes)) for _ in range(count)]
     encoder = RecordEncoder("orders", born_host="host-1", compress_above=None)
-    run = PlainRun(encoder, distance, len(bodies[0]), born_ms, MessageIds(b"\1\2\3\4\5\6", 4711))
+    run = PlainRun(encoder, distance, len(bodies[0]), born_ms, MessageIdSource(b"\1\2\3\4\5\6", 4711))
     assert all(run.fits(encoder, len(body), born_ms) for body in bodies)
     run.bodies = list(bodies)
     ends = run.record_ends(bodies).tolist()
@@ -50,7 +50,7 @@ def test_a_run_gives_the_records_that_are_made_one_by_one(
     encoder.encode(64, b"another", (bytes(16), "another"), born_ms + 777)  # the encoder is used meanwhile
     out = bytearray(b"?" * (ends[-1] + 5))
     assert run.write(memoryview(out)) == ends[-1]
-    again = MessageIds(b"\1\2\3\4\5\6", 4711)
+    again = MessageIdSource(b"\1\2\3\4\5\6", 4711)
     assert run.message_ids() == [again.next(born_ms)[1] for _ in bodies]
     assert bytes(out) == one_by_one(bodies, distance, born_ms) + b"?????"
 
@@ -65,7 +65,7 @@ def test_only_bodies_whose_size_is_written_down_in_as_many_bytes_share_a_run() -
 def test_runs_and_single_records_share_a_section() -> None:
     encoder, ids, now = (
         RecordEncoder("orders", born_host="h"),
-        MessageIds(b"\1\2\3\4\5\6", 1),
+        MessageIdSource(b"\1\2\3\4\5\6", 1),
         1_700_000_000_001,
     )
     window = SendWindow(lambda: 7)

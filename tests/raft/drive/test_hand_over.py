@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.raft.drive.leadership import Leadership
+from ledgermq.raft.drive.leadership import LeaderDuties
 from ledgermq.raft.errors import TransferFailedError
 from ledgermq.raft.types import NodeId, Term
 
@@ -17,21 +17,21 @@ N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 AN_HOUR_MS = 3_600_000
 
 
-def leadership() -> Leadership:
+def leadership() -> LeaderDuties:
     """Transfer of n1, which leads, to n2."""
     core: Any = SimpleNamespace(transfer_leadership=lambda to: N2)
     driver: Any = SimpleNamespace(settle=lambda: None, pump=lambda: None)
     config: Any = SimpleNamespace(node_id=N1, election_ms_max=AN_HOUR_MS)
     machine: Any = SimpleNamespace(on_leader_changed=lambda leader, term: None)
     metrics: Any = SimpleNamespace(counter=lambda name: SimpleNamespace(inc=lambda: None))
-    return Leadership(config, core, driver, machine, metrics, lambda reason: None)
+    return LeaderDuties(config, core, driver, machine, metrics, lambda reason: None)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
-async def begun(led: Leadership) -> asyncio.Task[NodeId]:
+async def begun(led: LeaderDuties) -> asyncio.Task[NodeId]:
     task = asyncio.create_task(led.transfer(None))
     await asyncio.sleep(0)
     return task

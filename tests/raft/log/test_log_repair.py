@@ -16,7 +16,7 @@ from ledgermq.raft.damage import Before, RepairNote
 from ledgermq.raft.errors import DamagedLogError, InvalidWireError, LogCompactedError, OtherHistoryError
 from ledgermq.raft.folder.storage import open_storage
 from ledgermq.raft.log.repair_note import note_path, read_note
-from ledgermq.raft.log.rewrite import LogRepair, Progress, StoppedLog
+from ledgermq.raft.log.rewrite import LogRepair, RewriteProgress, StoppedLog
 from ledgermq.raft.log.segment import TRAILER_SIZE
 from ledgermq.raft.log.segment_keeper import LogFolders
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
@@ -65,7 +65,7 @@ def repair_once(disk: SimulatedDisk, error: DamagedLogError, peer: Peer) -> bool
         except OtherHistoryError:
             assert repair.go_back()
             continue
-        if progress is Progress.CONNECTED:
+        if progress is RewriteProgress.CONNECTED:
             stopped.end()
             return False
         if note.is_reached(repair.offset, repair.before.index):
@@ -363,7 +363,7 @@ def test_entries_that_do_not_fit_are_not_written() -> None:
         with pytest.raises(InvalidWireError):
             repair.take(wire)
     assert log_bytes(disk, whole.log.end_offset) == before
-    assert repair.take(good) is Progress.CONNECTED
+    assert repair.take(good) is RewriteProgress.CONNECTED
 
 
 def test_in_a_running_node_nothing_behind_the_settled_entries_is_written() -> None:
@@ -375,7 +375,7 @@ def test_in_a_running_node_nothing_behind_the_settled_entries_is_written() -> No
     before = Before(LogIndex(9), Term(header.term), header.crc, header.timestamp)
     repair = LogRepair(disk, LogFolders(DATA), SEGMENT, before, begin, LogIndex(12), keeps_indexes=True)
     while repair.before.index < 12:
-        assert repair.take(Peer(whole).wire(repair.next_index, 4000)) is Progress.MORE
+        assert repair.take(Peer(whole).wire(repair.next_index, 4000)) is RewriteProgress.MORE
     assert repair.before.index == 12
     behind = place_of(whole, 12)[1]
     assert log_bytes(disk, whole.log.end_offset)[behind:].count(0) == whole.log.end_offset - behind
@@ -392,7 +392,7 @@ def test_a_note_that_cannot_be_read_asks_for_everything() -> None:
     stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
     repair, note = stopped.begin(caught.value.damage)
     assert read_note(disk, DATA) == note == RepairNote(whole.log.end_offset, 0, open_ended=False)
-    assert repair.take(Peer(whole).wire(10)) is Progress.CONNECTED
+    assert repair.take(Peer(whole).wire(10)) is RewriteProgress.CONNECTED
     disk.flip(note_path(DATA), 60)
     with pytest.raises(DamagedLogError, match="where a repair was interrupted") as again:
         open_storage(storage_config(), disk)

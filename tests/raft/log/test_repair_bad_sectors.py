@@ -15,7 +15,7 @@ import pytest
 from ledgermq.proto.entry import MAGIC
 from ledgermq.raft.damage import Before
 from ledgermq.raft.disk.files import Buffer
-from ledgermq.raft.log.rewrite import LogRepair, Progress
+from ledgermq.raft.log.rewrite import LogRepair, RewriteProgress
 from ledgermq.raft.log.segment_keeper import LogFolders
 from ledgermq.raft.types import LogIndex, Term
 from tests.power_cut import Keep
@@ -90,7 +90,7 @@ def test_what_can_be_read_beside_a_sector_that_cannot_stays_as_it_is() -> None:
     repair = LogRepair(
         disk, LogFolders(DATA), SEGMENT, before, begin, LogIndex(LAST), whole.log.end_offset, True
     )
-    while repair.take(Peer(whole).wire(repair.next_index)) is Progress.MORE:
+    while repair.take(Peer(whole).wire(repair.next_index)) is RewriteProgress.MORE:
         pass
     assert not disk.bad
     assert log_bytes(disk, whole.log.end_offset) == log_bytes(whole.disk, whole.log.end_offset)

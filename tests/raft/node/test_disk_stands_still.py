@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ledgermq.raft.core.outputs import Role
-from ledgermq.raft.drive.leadership import Leadership
+from ledgermq.raft.drive.leadership import LeaderDuties
 from ledgermq.raft.errors import TransferFailedError
-from ledgermq.raft.node import node as node_module
+from ledgermq.raft.node import raft_node as node_module
 from ledgermq.raft.types import LogIndex, NodeId
 from tests.gated_disk import FLUSHES, Gate, GatedFileSystem
 
@@ -94,7 +94,7 @@ def test_a_node_that_closes_ends_the_hand_over_under_way(
     run(Cluster(tmp_path), scenario)
 
 
-class Watched(Leadership):
+class Watched(LeaderDuties):
     """Counts leadership transfers."""
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ import pytest
 from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.folder.group_recovery import clone_folder, inspect, recover_folder, stopped_folder
 from ledgermq.raft.node import status_view as node_status
-from ledgermq.raft.node.node import RaftNode
-from ledgermq.raft.status import PeerStatus
+from ledgermq.raft.node.raft_node import RaftNode
+from ledgermq.raft.node_status import PeerStatus
 from ledgermq.raft.transport.hello import Standing
 from ledgermq.raft.types import NodeId
 

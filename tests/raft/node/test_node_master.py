@@ -32,7 +32,7 @@ from ledgermq.raft.folder.opening import storage_config
 from ledgermq.raft.folder.storage import create_data_folder
 from ledgermq.raft.log.identity import Identity, read_identity, write_identity
 from ledgermq.raft.log.segment_keeper import LogFolders
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.transport.hello import Standing
 from ledgermq.raft.types import LogIndex, NodeId
 

@@ -18,7 +18,7 @@ from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.disk.files import RealFile, RealFileSystem
 from ledgermq.raft.errors import DamagedLogError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.repair import at_start as start_repair
 from ledgermq.raft.repair.at_start import PATIENCE
 from ledgermq.raft.repair.from_peers import RoundResult, run_round

@@ -14,7 +14,7 @@ from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.disk.files import FileSystem, RealFile, RealFileSystem
 from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.folder.reset_install import ResetPlan
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.reset import receiver as reset_receiver
 from ledgermq.raft.types import LogIndex, NodeId
 

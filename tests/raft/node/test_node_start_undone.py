@@ -10,7 +10,7 @@ import pytest
 
 from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.errors import DamagedFolderError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex
 
 from ..node_cluster import Cluster, RecordingStateMachine, run

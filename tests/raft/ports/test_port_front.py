@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from ledgermq.raft.ports import front as port_front
-from ledgermq.raft.ports.front import PortFront, Verdict, take_port
+from ledgermq.raft.ports.front import PortFront, PortVerdict, take_port
 from tests.ports import free_port
 
 WAIT_S = 20.0
@@ -27,8 +27,8 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
             runner.run(scenario())
 
 
-def pass_on(connection: asyncio.Transport, first: bytes) -> Verdict:
-    return Verdict.PASS_ON
+def pass_on(connection: asyncio.Transport, first: bytes) -> PortVerdict:
+    return PortVerdict.PASS_ON
 
 
 async def echo(request: bytes, context: Any) -> bytes:
@@ -84,7 +84,7 @@ def test_a_connection_that_does_not_say_what_it_is_for_is_closed(
 
     async def scenario() -> None:
         port = free_port()
-        front, server = PortFront(lambda connection, first: Verdict.WAIT), grpc.aio.server()
+        front, server = PortFront(lambda connection, first: PortVerdict.WAIT), grpc.aio.server()
         server.add_insecure_port(front.inner_address)
         await front.listen(take_port(f"127.0.0.1:{port}"))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -104,7 +104,7 @@ def test_what_comes_in_the_turn_in_which_listening_stops_is_not_left_open() -> N
 
     async def scenario() -> None:
         port = free_port()
-        front, server = PortFront(lambda connection, first: Verdict.WAIT), grpc.aio.server()
+        front, server = PortFront(lambda connection, first: PortVerdict.WAIT), grpc.aio.server()
         server.add_insecure_port(front.inner_address)
         await front.listen(take_port(f"127.0.0.1:{port}"))
         stopped = asyncio.get_running_loop().create_future()

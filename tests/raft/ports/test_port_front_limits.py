@@ -18,7 +18,7 @@ import uvloop
 from ledgermq.raft.ports import acceptor
 from ledgermq.raft.ports import front as port_front
 from ledgermq.raft.ports.counts import Ended, PortCounts, Refused
-from ledgermq.raft.ports.front import FrontLimits, Judge, PortFront, Verdict, take_port
+from ledgermq.raft.ports.front import FrontLimits, Judge, PortFront, PortVerdict, take_port
 from tests.ports import free_port
 
 WAIT_S = 20.0
@@ -35,13 +35,13 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
             runner.run(limited())
 
 
-def judge(connection: asyncio.Transport, first: bytes) -> Verdict:
+def judge(connection: asyncio.Transport, first: bytes) -> PortVerdict:
     """A peer's stream begins with "s" and is taken. Everything else is passed on."""
     if first[:1] == b"s":
         connection.write(b"taken")
         connection.resume_reading()
-        return Verdict.TAKEN
-    return Verdict.PASS_ON
+        return PortVerdict.TAKEN
+    return PortVerdict.PASS_ON
 
 
 class Echo(asyncio.Protocol):

@@ -14,7 +14,7 @@ import pytest
 
 from ledgermq.raft.ports import front as port_front
 from ledgermq.raft.ports.counts import Ended, Refused
-from ledgermq.raft.ports.front import FrontLimits, Verdict
+from ledgermq.raft.ports.front import FrontLimits, PortVerdict
 from tests.tls import CERTIFICATE, KEY
 
 from .test_port_front_limits import HERE, Echo, Port, run
@@ -23,8 +23,8 @@ from .test_port_front_limits import HERE, Echo, Port, run
 MANY = 5 * port_front.TLS_HELLOS_AT_ONCE
 
 
-def judge(connection: asyncio.Transport, first: bytes) -> Verdict:
-    return Verdict.PASS_ON_TLS if first[0] == 0x16 else Verdict.PASS_ON
+def judge(connection: asyncio.Transport, first: bytes) -> PortVerdict:
+    return PortVerdict.PASS_ON_TLS if first[0] == 0x16 else PortVerdict.PASS_ON
 
 
 @pytest.fixture(autouse=True)

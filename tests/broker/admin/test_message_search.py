@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ledgermq.broker.admin import message_query
-from ledgermq.broker.admin.message_query import MAX_LIMIT, MAX_RUNNING, MessageQueries
+from ledgermq.broker.admin import message_search
+from ledgermq.broker.admin.message_search import MAX_LIMIT, MAX_RUNNING, MessageQueries
 from ledgermq.broker.reading.key_hashes import ItemForm
 from ledgermq.broker.reading.key_index import KeyIndex
 from ledgermq.broker.reading.log_reader import LogReader
@@ -62,7 +62,7 @@ class Asking:
         while True:
             answer = await self.page(**request, before_offset=before)
             assert not answer.unsearched_bytes and not answer.stale and answer.node_id == "n1"
-            assert len(answer.messages) <= request.get("limit", message_query.DEFAULT_LIMIT)
+            assert len(answer.messages) <= request.get("limit", message_search.DEFAULT_LIMIT)
             found += answer.messages
             before = answer.next_before
             if not before:
@@ -161,7 +161,7 @@ def test_a_message_that_retention_hides_is_not_found(tmp_path: Path) -> None:
 
 def test_what_a_topic_hides_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic's own retention may hide a million messages with one key, which the log still holds."""
-    monkeypatch.setattr(message_query, "_MAX_LOOKED_AT", 5)
+    monkeypatch.setattr(message_search, "_MAX_LOOKED_AT", 5)
     node = MessageLog()
     topic = node.topic("orders", 2)
     for i in range(50):
@@ -202,7 +202,7 @@ def test_messages_of_deleted_segments_are_not_found(tmp_path: Path) -> None:
 def test_an_answer_is_cut_to_its_bytes_and_says_that_there_is_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_query, "MAX_BYTES", 3000)
+    monkeypatch.setattr(message_search, "MAX_BYTES", 3000)
     node = MessageLog()
     topic = node.topic("orders", 1)
     stored = [one for i in range(10) for one in node.send(topic, 0, (f"m{i}", ["k"]), pad=1000)]
@@ -269,8 +269,8 @@ def test_a_query_looks_at_a_bounded_number_of_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two bits of hash every message is a candidate; what is behind the bound comes with the next page."""
-    monkeypatch.setattr(message_query, "_MAX_LOOKED_AT", 7)
-    monkeypatch.setattr(message_query, "_CANDIDATES", 3)
+    monkeypatch.setattr(message_search, "_MAX_LOOKED_AT", 7)
+    monkeypatch.setattr(message_search, "_CANDIDATES", 3)
     node = MessageLog()
     topic = node.topic("orders", 1)
     (wanted,) = node.send(topic, 0, ("wanted", []))

@@ -21,7 +21,7 @@ from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import SECTION_HEADER_SIZE, RecordView, pack_message_id
 from ledgermq.raft.errors import LogCompactedError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex
 
 from ..errors import ConsumeQueueError, QueueNotFoundError

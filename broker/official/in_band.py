@@ -7,7 +7,7 @@ from typing import Final
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.raft.errors import BusyError, DiskFullError, StorageError
 
-from ..cluster.calls import LeaderUnavailableError
+from ..cluster.leader_calls import LeaderUnavailableError
 from ..errors import LimitReachedError
 from ..leader.pipeline import TooManyRequestsError
 from ..reading.polls import TooManyPollsError

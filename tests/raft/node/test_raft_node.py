@@ -15,7 +15,7 @@ import pytest
 from ledgermq.raft.core.messages import Heartbeat
 from ledgermq.raft.errors import DamagedFolderError, EntryTooLargeError, NotLeaderError
 from ledgermq.raft.folder.opening import check_state_fits
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.transport.hello import RefusalKind
 from ledgermq.raft.transport.out_stream import StreamKind
 from ledgermq.raft.transport.wire import encode_control

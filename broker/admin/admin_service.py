@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import NodeId
 
 from ..config import BrokerConfig
@@ -26,10 +26,10 @@ from .broker_group_view import NodeStatus
 from .changes import ConsumerGroupChanges, TopicChanges
 from .deliveries import Deliveries
 from .dump_call import Dumps
-from .message_query import MessageQueries
+from .listings import describe_group, describe_topic, list_groups, list_topics
+from .message_search import MessageQueries
 from .promotion import Promotions
 from .promotion_claims import GenerationClaims
-from .reads import describe_group, describe_topic, list_groups, list_topics
 
 SERVICE: Final = "ledgermq.v1.AdminService"
 

@@ -18,17 +18,17 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-from ..cluster.calls import Call, LeaderCalls
 from ..cluster.forwarding import ForwardError
+from ..cluster.leader_calls import Call, LeaderCalls
 from ..service.answers import ENDING, Refusals
 from ..service.signs_of_life import SignsOfLife
 from ..service.telemetry import TelemetryStreams
 from ..wire.status import StatusError, ok
 from ..wire.validation import check_client_id, check_resource
 from .acknowledge import Acknowledgements
+from .in_band import IN_BAND, in_band_status
 from .receive_at_follower import GrantedReceives
 from .receive_at_leader import LeaderReceives, last_frame
-from .refusals import IN_BAND, in_band_status
 from .send import Sends
 from .topic_answers import TopicAnswers
 

@@ -34,7 +34,7 @@ from .statistics import PulledQueue
 logger = logging.getLogger(__name__)
 
 
-class QueueReader:
+class QueueFetcher:
     """`read` queues, then `take` or `wait` for their messages. Call close()."""
 
     def __init__(
@@ -396,7 +396,7 @@ def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
 class _Fetcher(GroupFetcher[AssignedQueue]):
     """Reads the assigned queues of one broker group into its buffer."""
 
-    def __init__(self, owner: QueueReader, group: BrokerGroup, max_bytes: int) -> None:
+    def __init__(self, owner: QueueFetcher, group: BrokerGroup, max_bytes: int) -> None:
         self.buffer = FetchBuffer(max_bytes)
         self.topics: set[str] = set()
         self._owner = owner

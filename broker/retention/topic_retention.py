@@ -13,7 +13,7 @@ import time
 from typing import Final
 
 from ledgermq.raft.errors import LogCompactedError, RaftError
-from ledgermq.raft.node.node import RaftNode
+from ledgermq.raft.node.raft_node import RaftNode
 
 from ..cluster.known_leader import Leadership
 from ..config import BrokerConfig

@@ -31,7 +31,7 @@ from ..disk.threads import in_thread
 from ..drive.applier import Applier
 from ..drive.copies import Copies
 from ..drive.driver import Driver, RaftTransport
-from ..drive.leadership import Leadership
+from ..drive.leadership import LeaderDuties
 from ..drive.read_batcher import ReadBatcher
 from ..drive.ticker import Ticker
 from ..drive.voting_rights import VotingRights
@@ -40,13 +40,13 @@ from ..folder.opening import check_state_fits, open_node_storage, storage_config
 from ..folder.storage import RaftStorage
 from ..log.commit_log import CommitLog
 from ..metrics import RaftMetrics
+from ..node_status import RaftStatus, StartStep
 from ..repair.at_start import StartRepair
 from ..repair.care import LogCare
 from ..repair.refetch import RefetchService
 from ..reset.decision import Resets
 from ..reset.state_transfer import StateTransfer
 from ..state_machine import Proposal, StateMachine
-from ..status import RaftStatus, StartStep
 from ..transport.hello import Hello
 from ..transport.links import Transport
 from ..transport.outgoing_frames import make_append_frame, make_control_frame
@@ -97,7 +97,7 @@ class RaftNode:
         self._reads: ReadBatcher
         self._transport: RaftTransport
         self._rights: VotingRights
-        self._leadership: Leadership
+        self._leadership: LeaderDuties
         self._ticker: Ticker
         self._view: StatusView
         self._resets: Resets
@@ -197,7 +197,7 @@ class RaftNode:
             self._applier,
             self.metrics,
         )
-        self._leadership = Leadership(
+        self._leadership = LeaderDuties(
             config, self._core, self._driver, self._state_machine, self.metrics, self.fail
         )
         timeout_s = 2 * config.election_ms_max / 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgermq.client.push.finished_prefix import Progress, Span, cut_out
+from ledgermq.client.push.finished_prefix import FinishedPrefix, Span, cut_out
 
 
 @st.composite
@@ -25,7 +25,7 @@ def finishes(draw: st.DrawFn) -> tuple[int, list[list[Span]]]:
 @given(finishes())
 def test_the_position_is_behind_the_longest_finished_prefix(case: tuple[int, list[list[Span]]]) -> None:
     begin, calls = case
-    progress, finished = Progress(begin), set[int]()
+    progress, finished = FinishedPrefix(begin), set[int]()
     for spans in calls:
         before = progress.position
         moved = progress.finish(spans)
