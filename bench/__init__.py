@@ -1,3 +1,5 @@
 """Benchmarks: ours beside other replicated brokers, in one run. Not part of the installed packages."""
 
-import ledgermq.client.cluster.grpc_loading  # noqa: F401  # as every user of the client has it
+from ledgermq.client.cli.grpc_settings import load_grpc
+
+load_grpc()  # with the settings of the brokers and the command line

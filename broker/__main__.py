@@ -22,11 +22,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     # While modules are loaded nothing is begun: Ctrl-C just ends it, without a traceback. `run` stops a node in order.
     signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
 
-# Before gRPC is loaded. An idle or stopping cluster is silent; and without the event engine's own threads a message on
-# a stream wakes one thread less at each end (measured: docs/performance.md).
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
-
 from ledgermq.raft.disk.files import FileSystem, RealFileSystem
 from ledgermq.raft.errors import AddressInUseError, RaftError
 from ledgermq.raft.folder.quarantine import is_under_way
@@ -50,6 +45,12 @@ SWITCH_INTERVAL: Final = 0.0005
 PORT_PATIENCE: Final = 30.0
 #: Objects made and not yet freed that start a collection of the youngest; what serving makes has hardly any cycles.
 GC_THRESHOLD: Final = 20_000
+#: An idle or stopping cluster is silent. Without the event engine's threads a message on a stream wakes one
+#: thread less at each end (measured: docs/performance.md).
+GRPC_SETTINGS: Final = {
+    "GRPC_VERBOSITY": "ERROR",
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+}
 _ALIASES: Final = {"data_dir": "--data", "node_id": "--node"}
 _SWITCHES: Final = {"rejoin"}
 _HELP: Final = {
@@ -307,6 +308,8 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    for name, value in GRPC_SETTINGS.items():
+        os.environ.setdefault(name, value)  # `run` loads gRPC, which reads them then
     try:
         import uvloop
     except ImportError:

@@ -4,6 +4,8 @@
 `from ledgermq.client.sync import Producer, PullConsumer, SimpleConsumer, Admin`: the same without asyncio, and Consumer, a loop.
 
 Names are loaded when they are first used: the command line has its help on the screen before gRPC and numpy are.
+Importing has no side effects: no environment variable, signal handler, log handler or thread. gRPC's settings are the
+application's (README).
 """
 
 from __future__ import annotations
@@ -192,7 +194,6 @@ def __getattr__(name: str) -> Any:
         return version("ledgermq")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import_module(".cluster.grpc_loading", __name__)
     value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     return value
 

@@ -18,15 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # While modules load nothing has begun, so Ctrl-C ends the process without a traceback. `serve` stops in
-    # order.
-    signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
-
-# gRPC's own lines on stderr would mix with our error messages. Its errors reach us as exceptions.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# Without the event engine's threads a message on a stream wakes one thread less (docs/performance.md).
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # While modules load nothing has begun, so Ctrl-C ends the process without a traceback. `serve` stops in
+        # order.
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
+    # gRPC reads both while the imports below load it.
+    # Its own lines on stderr would mix with our error messages. Its errors reach us as exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Without the event engine's threads a message on a stream wakes one thread less (docs/performance.md).
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from .config import NameserverConfig, resolve
 from .errors import NameserverConfigError, NameserverError

@@ -17,6 +17,7 @@ import typer.core
 import typer.main
 
 from ..interrupts import EXIT_INTERRUPTED, raise_on_interrupt
+from .grpc_settings import load_grpc
 from .standard_streams import close_output
 
 #: Modules of this package that add commands to the app by `register(app: typer.Typer) -> None`, in help order, with what the
@@ -95,7 +96,7 @@ def load(module: str) -> dict[str, Any]:
     """Return the commands of a module, by name."""
     app = typer.Typer(rich_markup_mode=None, context_settings=_HELP_OPTIONS)
     app.callback()(lambda: None)  # so that one command alone is a group, too
-    importlib.import_module("ledgermq.client.cluster.grpc_loading")
+    load_grpc()  # before the commands, which import it
     importlib.import_module(f"{__package__}.{module}").register(app)
     group: Any = typer.main.get_command(app)
     return dict(group.commands)

@@ -9,6 +9,7 @@ recognise repeated sends by the id. One source per process, safe to use from sev
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import secrets
@@ -87,8 +88,12 @@ _sources: list[MessageIdSource] = []
 def process_ids() -> MessageIdSource:
     """Return the source of this process."""
     if not _sources:
+        _forget_in_children()
         _sources.append(MessageIdSource(secrets.token_bytes(6), os.getpid()))
     return _sources[0]
 
 
-os.register_at_fork(after_in_child=_sources.clear)
+@functools.cache
+def _forget_in_children() -> None:
+    """Register for forks, once per process; children inherit it. An import must not do it."""
+    os.register_at_fork(after_in_child=_sources.clear)

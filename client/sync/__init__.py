@@ -25,9 +25,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future
 from typing import Any, Final
 
-from ..cluster import grpc_loading  # noqa: F401  # first
-
-# isort: split
 from ..admin.admin import Admin as AsyncAdmin
 from ..arguments import a_flag, an_iterable, check_count, check_lease, check_name, check_start, check_wait
 from ..consume.simple_consumer import INVISIBLE_MS, RECEIVE_BATCH

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import functools
 import os
 import threading
 import weakref
@@ -164,11 +165,18 @@ _shared_lock = threading.Lock()
 def _shared_thread() -> _Thread:
     with _shared_lock:
         if not _shared:
+            _follow_process()
             _shared.append(_Thread())
         return _shared[0]
 
 
-@atexit.register
+@functools.cache
+def _follow_process() -> None:
+    """Register for exit and forks, once per process; children inherit it. An import must not do it."""
+    atexit.register(_close_all)
+    os.register_at_fork(after_in_child=_forget_all)
+
+
 def _close_all() -> None:
     for each in list(_open):
         each.close()
@@ -185,9 +193,6 @@ def _forget_all() -> None:
     _open.clear()
     _shared.clear()
     _shared_lock = threading.Lock()  # another thread may have held it
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 class Closing(ABC):

@@ -29,6 +29,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from ledgermq.client.cli.grpc_settings import load_grpc
+
 _COUNT = 3
 _START_TIMEOUT = 60.0
 #: What a node imports, also later than at its start.
@@ -194,6 +196,7 @@ def _become(birth: Birth) -> None:
 if __name__ == "__main__":
     # Ctrl-C is for the tests, which end what they started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    load_grpc()  # with the settings of the nodes, which find it loaded
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.collect()

@@ -208,24 +208,6 @@ def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "from ledgermq.client import Producer",
-        "import ledgermq.client.sync",
-        "from ledgermq.client.cli import run_cli; run_cli(['topic', '--help'])",
-    ],
-)
-def test_grpc_is_loaded_with_the_settings_of_the_client_and_leaves_the_environment_as_it_was(
-    first: str,
-) -> None:
-    code = (
-        f"import os, sys; before = dict(os.environ); {first}\n"
-        "assert sys.modules['ledgermq.client.cluster.grpc_loading'] and 'grpc' in sys.modules and dict(os.environ) == before"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
 def test_every_public_name_of_the_client_is_found() -> None:
     assert sorted(client.__all__) == sorted([*client._HOMES, "__version__"])
     assert client.__version__ == version("ledgermq")

@@ -1,0 +1,33 @@
+"""gRPC's settings for processes of our own: the command line, and tests and benchmarks that stand for it.
+
+They hold for a whole process and are read once, while gRPC is loaded, so a library must not make them: importing
+`ledgermq.client` leaves them to the application (README). Brokers and nameservers have theirs in their `__main__`.
+
+* no "Got goaway" on stderr whenever a broker stops: what gRPC has to say reaches us as exceptions
+* without the event engine's own threads a message wakes one thread less (docs/performance.md)
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Final
+
+_SETTINGS: Final = {
+    "GRPC_VERBOSITY": "ERROR",
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+}
+
+
+def load_grpc() -> None:
+    """Load gRPC with these settings unless the environment has others. Must come before any import of it.
+
+    They are set for the loading only, so that processes started by this one decide for themselves.
+    """
+    ours = _SETTINGS.keys() - os.environ.keys()
+    os.environ.update({name: _SETTINGS[name] for name in ours})
+    try:
+        importlib.import_module("grpc")
+    finally:
+        for name in ours:
+            del os.environ[name]
