@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import repeat
-from typing import Final, Protocol
+from typing import Final
 
 from ..message import MessageQueue, SendReceipt
 from .lanes import Section
@@ -19,16 +19,6 @@ from .send_window import SendWindow
 
 #: SendReceipt of its six fields, without a call of Python code for each.
 _RECEIPT: Final = partial(tuple.__new__, SendReceipt)
-
-
-class Ticket(Protocol):
-    """Stands for the records that it was put into a section with."""
-
-    def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
-        """They are stored from `base_offset` on; return their number."""
-
-    def fail(self, error: Callable[[], Exception]) -> None:
-        """They are given up: `error()` makes the exception, one for each caller."""
 
 
 def receipts(

@@ -22,7 +22,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
@@ -232,6 +232,19 @@ class Closing(ABC):
             self._thread.call(self._finish())
         finally:
             self._thread.stop()
+
+    def _now(self, call: Callable[[], T]) -> T:
+        """Make a call that does not wait, on the loop."""
+        return self._thread.call(make(call))
+
+    def _until_closed(self, receive: Callable[[], list[T]]) -> Iterator[T]:
+        """Yield what `receive` returns, again and again, until this is closed."""
+        while not self._closed:
+            try:
+                found = receive()
+            except ClosedError:
+                return  # closed by another thread
+            yield from found
 
     @abstractmethod
     async def _finish(self) -> None:

@@ -11,19 +11,16 @@ Owns: nothing but the way to its asyncio twin, whose methods it has, with the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ..arguments import an_iterable
 from ..consume.pull_consumer import COMMIT_TIMEOUT_MS, POLL_BATCH
 from ..consume.pull_consumer import PullConsumer as AsyncPullConsumer
 from ..consume.read_source import FetchSource
 from ..consume.statistics import PullStatistics
-from ..errors import ClosedError
 from ..message import MessageQueue, MessageView
-from .loop_thread import Closing, make
-
-T = TypeVar("T")
+from .loop_thread import Closing
 
 
 class PullConsumer(Closing):
@@ -157,16 +154,7 @@ class PullConsumer(Closing):
 
     def __iter__(self) -> Iterator[MessageView]:
         """Yield messages one by one until the consumer is closed; each counts as handed out when it is yielded."""
-        while not self._closed:
-            try:
-                messages = self.poll(1)
-            except ClosedError:
-                return  # closed by another thread
-            yield from messages
-
-    def _now(self, call: Callable[[], T]) -> T:
-        """Make a call that does not wait, on the loop."""
-        return self._thread.call(make(call))
+        return self._until_closed(lambda: self.poll(1))
 
     async def _finish(self) -> None:
         await self._consumer.close()

@@ -140,11 +140,7 @@ class PushConsumer(Closing):
     def statistics(self) -> ConsumerStatistics:
         """Return figures of this moment."""
         self._check_open()
-
-        async def read() -> ConsumerStatistics:
-            return self._consumer.statistics()
-
-        return self._thread.call(read())
+        return self._now(self._consumer.statistics)
 
     def lag(self) -> dict[MessageQueue, int]:
         """Ask the brokers how many messages of each queue are not finished."""

@@ -17,9 +17,8 @@ from typing import Any
 from ..consume.simple_consumer import RECEIVE_BATCH
 from ..consume.simple_consumer import SimpleConsumer as AsyncSimpleConsumer
 from ..consume.statistics import LeaseStatistics
-from ..errors import ClosedError
 from ..message import LeasedMessage
-from .loop_thread import Closing, make
+from .loop_thread import Closing
 
 
 class SimpleConsumer(Closing):
@@ -68,16 +67,11 @@ class SimpleConsumer(Closing):
 
     def statistics(self) -> dict[str, LeaseStatistics]:
         """Return what this consumer did so far, by broker group."""
-        return self._thread.call(make(self._consumer.statistics))
+        return self._now(self._consumer.statistics)
 
     def __iter__(self) -> Iterator[LeasedMessage]:
         """Yield messages until close()."""
-        while not self._closed:
-            try:
-                messages = self.receive()
-            except ClosedError:
-                return  # closed by another thread
-            yield from messages
+        return self._until_closed(self.receive)
 
     async def _finish(self) -> None:
         await self._consumer.close()
