@@ -46,13 +46,26 @@ def test_the_tables_of_mutants_say_how_each_was_found_last() -> None:
     }
 
 
-def test_links_between_documents_lead_to_files() -> None:
-    """Or to pages of the site that are made from the code. `make docs` looks at anchors, too."""
+def anchors(page: Path) -> set[str]:
+    """Return the names under which the headings of a page can be linked to."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_documents_lead_to_files_and_headings() -> None:
+    """Or to pages of the site that are made from the code, whose headings `make docs` looks at."""
     made = {ROOT / "docs" / page for page in docs_reference.pages()}
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")):
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
-            target = (document.parent / link).resolve()
+        for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", document.read_text()):
+            target = (document.parent / link).resolve() if link else document
             assert target.exists() or target in made, f"{document.name} links to {link}"
+            found = not anchor or target in made or anchor in anchors(target)
+            assert found, f"{document.name} links to {link}#{anchor}"
+
+
+def test_the_architecture_can_be_read_in_twenty_minutes() -> None:
+    """Its limit is 4,000 words: reasons belong into docs/decisions, details into the pages that it names."""
+    assert len((ROOT / "docs/architecture.md").read_text().split()) <= 4000
 
 
 def test_metrics_are_called_in_the_documents_what_they_are_called_where_they_are_read() -> None:
