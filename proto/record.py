@@ -59,7 +59,7 @@ SECTION_HEADER_SIZE: Final = 64
 RECORD_HEADER_SIZE: Final = 64
 COMMAND_HEADER_SIZE: Final = 8
 SECTION_VERSION: Final = 1
-#: A larger body is refused (features.md A2.8: 4 MiB).
+#: A larger body is refused (A2.8: 4 MiB).
 MAX_BODY_SIZE: Final = 4 * 1024 * 1024
 #: Tag, keys and user properties together, in bytes of text.
 MAX_PROPERTIES_SIZE: Final = 16 * 1024

@@ -1,6 +1,6 @@
 """What the front of a messaging port looks for: the TLS hello of clients that speak TLS unless told otherwise.
 
-Official clients in four languages do (protocol.md 2.2). Where the port speaks TLS, a hello (0x16) goes to the server's
+Official clients in four languages do (docs/protocol.md, TLS and plaintext). Where the port speaks TLS, a hello (0x16) goes to the server's
 door for TLS. Where it does not, the connection is closed at once, and logged once per peer with what to
 switch. Anything else goes to the gRPC server behind, or is closed where the port speaks nothing but TLS.
 """

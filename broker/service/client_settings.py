@@ -1,4 +1,4 @@
-"""The settings that a server must send so that official clients start and behave (protocol.md 2.4).
+"""The settings that a server must send so that official clients start and behave (docs/protocol.md, Settings).
 
 Pure: the client's own settings, echoed with the server's values merged in.
 """

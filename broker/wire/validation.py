@@ -1,6 +1,6 @@
 """What MessagingService accepts: names and messages, with the codes and texts that official clients know.
 
-Pure. Limits and order of the checks: protocol.md 1.0 and 1.3.
+Pure. Limits and order of the checks: docs/protocol.md, Sending.
 """
 
 from __future__ import annotations

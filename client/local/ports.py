@@ -1,6 +1,6 @@
 """Which ports a local cluster gets: the well-known ones for n1, ten more per node, the next free ones when busy.
 
-Owns: the default ports (1 of the architecture), the search, and the reservations. Must not: start anything.
+Owns: the default ports (docs/architecture.md, Parts), the search, and the reservations. Must not: start anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Message traces: what producers and consumers tell, and its format (A5.12).
+"""Message traces: what producers and consumers tell, and its format (D34).
 
 Owns the tracer, which never holds up who is traced. Must not: need a trace topic to be there.
 

@@ -88,7 +88,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Base point of a log (raft.md 1.3): the state just before its first entry."""
+    """Base point of a log (D8): the state just before its first entry."""
 
     first_index: LogIndex = _FIRST_INDEX
     first_offset: int = 0  # start of its first segment

@@ -3,7 +3,7 @@
 Owns: which segment files exist.
 Must not: write log bytes, or delay the flusher unless the flusher itself waits for a segment.
 Invariants: a segment has its full length and a durable name before anything is written to it (P17). The
-manifest is durable before a segment that it no longer names is unlinked (raft.md 1.3).
+manifest is durable before a segment that it no longer names is unlinked (D8).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Simulated network: every directed link delays, loses, repeats, reorders, blocks, and can be cut one way.
 
-The shapes are those of raft.md 4.6: isolation, halves, chain, ring of overlapping majorities, bridge, one
-way.
+The shapes: isolation, halves, chain, ring of overlapping majorities, bridge, one way.
 """
 
 from __future__ import annotations

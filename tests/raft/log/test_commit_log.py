@@ -313,7 +313,7 @@ def test_a_cold_read_that_retention_overtakes_is_no_damage(
 
 
 def test_late_report_about_truncated_entries_does_not_evict_the_new_ones() -> None:
-    """The ABA problem of raft.md P7 in the cache: an unwritten entry must never be evicted."""
+    """The ABA problem of rule P7 in the cache: an unwritten entry must never be evicted."""
     rig = LogRig(SimulatedDisk(), cache_bytes=0)
     fill(rig, 2)
     for _ in range(3):
