@@ -4,7 +4,7 @@ Owns: one record per node, its expiry and suspicion, the leader of each broker g
 Must not: read clocks (callers pass `now` in ms of any monotonic clock), send, know listeners' sockets.
 Invariants: `revision` grows with every change visible in an answer, and only then. The view of a broker group
 is the one with the highest (term, version), so an old leader never wins over a new one. The nodes of a broker
-group belong to one group, not to two that were given the same name.
+group belong to one broker group, not to two of the same name.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RouteTable:
 
         Returns whether they were forgotten.
 
-        A single left-over node of another broker group must not keep a whole group out just because it
+        A single left-over node of another broker group must not keep a whole one out just because it
         registered first.
         """
         group = (route.cluster, route.group)
@@ -101,7 +101,7 @@ class RouteTable:
             return False
         before = self._shown(group)
         for key in keys:
-            del self._nodes[key]  # not `_forget`: their group has not left, it is refused
+            del self._nodes[key]  # not `_forget`: their broker group has not left, it is refused
         self._bump_if_changed(group, before)
         return True
 
@@ -197,8 +197,8 @@ class RouteTable:
     def remove(self, cluster: str, group: str, node_id: str, group_id: int = 0) -> bool:
         """Forget a whole broker group that has left the cluster for good, as one of its nodes reports.
 
-        Returns whether a view changed. A node that was away when its group was restored reports the same. So
-        while another node of the group lives and takes messages, only the reporting node is forgotten.
+        Returns whether a view changed. A node that was away when its broker group was restored reports the
+        same. So while another node of it lives and takes messages, only the reporting node is forgotten.
         Nothing is forgotten if another broker group now has the name.
         """
         route = pb.GroupRoute(cluster=cluster, group=group, group_id=group_id)
@@ -242,7 +242,7 @@ class RouteTable:
         return gone
 
     def _forget(self, key: NodeKey) -> None:
-        """Forget a node. If it was the last of its broker group, remember that the group was here."""
+        """Forget a node. If it was the last of its broker group, remember that it was here."""
         if key not in self._nodes:
             return
         group = key[:2]

@@ -14,11 +14,11 @@ RaftError                     base; `retryable` tells whether the same call may 
 ├── StateTransferError        the leader's state did not reach a follower; tried again
 └── StorageError              the data folder and the log
     ├── DataFolderError       the folder cannot be used; nothing was changed
-    │   ├── ForeignFolderError    belongs to another node, group or cluster, or has another segment size
+    │   ├── ForeignFolderError    of another node, broker group or cluster, or of another segment size
     │   ├── LockedFolderError     another process uses it
     │   ├── NewerFolderError      written by a newer LedgerMQ
     │   ├── DamagedFolderError    identity, hard state or manifest is missing or damaged
-    │   └── GroupRecoveryError    a group that lost its majority cannot be recovered from this folder
+    │   └── GroupRecoveryError    a broker group that lost its majority cannot be recovered from it
     ├── DamagedLogError       an entry that must be there is damaged or missing; carries file and offset
     ├── InvalidWireError      entries from a peer that do not fit: checksum, chain, index, offset, size
     │   └── OtherHistoryError     they are intact, but continue another log
@@ -139,7 +139,7 @@ class DataFolderError(StorageError):
 
 
 class ForeignFolderError(DataFolderError):
-    """The folder belongs to another node, group or cluster, or to other settings."""
+    """The folder belongs to another node, broker group or cluster, or to other settings."""
 
 
 class LockedFolderError(DataFolderError):
@@ -172,7 +172,7 @@ class OldHardStateError(DamagedFolderError):
 
 
 class GroupRecoveryError(DataFolderError):
-    """A group cannot be recovered from this folder, or a copy of it cannot become a member."""
+    """A broker group cannot be recovered from this folder, or a copy of it cannot become a member."""
 
 
 class DamagedLogError(StorageError):

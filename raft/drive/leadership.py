@@ -61,7 +61,7 @@ class LeaderDuties:
         self._noop_index = noop_index
         self._elections.inc()
         logger.info("leads node=%s group=%s term=%d", self._config.node_id, self._config.group, term)
-        self.applied(applied_index)  # a single-node group may have applied the no-op already
+        self.applied(applied_index)  # alone in its broker group: the no-op may already be applied
 
     def lost(self, term: Term) -> None:
         """Note that this node no longer leads `term`."""

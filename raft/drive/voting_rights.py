@@ -316,7 +316,7 @@ class VotingRights:
         if self._was_voter or self._promotion_seq is not None or self._core.is_silent:
             return
         if len(known_group_ids(self.hellos.values())) > 1:
-            return  # two groups answer at the members' addresses; `_identify` has logged it
+            return  # two broker groups answer at the members' addresses; `_identify` has logged it
         if self.standing is Standing.FRESH:
             me, incarnation = self._config.node_id, self._storage.incarnation
             if may_become_voter(me, incarnation, self._others, self.hellos, self.group_id):

@@ -16,10 +16,10 @@ help to elect a leader that lacks acknowledged entries. Therefore:
   none has an id yet. Every greeting carries both. So a node that could compute another id, after a member was
   replaced, learns the first one instead.
 - A broker group that lost its majority for good is recreated from one folder and its copies
-  (group_recovery.py). These are FRESH, like the members of a new group, but start with the same log and the
-  new id. An empty or old folder lacks that id. The members refuse it, it does not take the id over from a
-  node that refuses it, and it does not count them as fresh (`may_become_voter`). So the first voters hold the
-  recovered log, and the rules above apply.
+  (group_recovery.py). These are FRESH, like the members of a new broker group, but start with the same log
+  and the new id. An empty or old folder lacks that id. The members refuse it, it does not take the id over
+  from a node that refuses it, and it does not count them as fresh (`may_become_voter`). So the first voters
+  hold the recovered log, and the rules above apply.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class MemberRecord:
             return None
         if hello.group_id not in (0, recovery.replaced_group_id):
             return None
-        # A node with an id of its own is only told, with a kind that differs from its own view of two groups,
-        # so that both texts are logged. For a node without an id this group decides: the node stops.
+        # A node with an id of its own is only told, with a kind that differs from its own view of two broker
+        # groups, so that both texts are logged. For a node without an id this side decides: the node stops.
         kind = RefusalKind.GROUP if hello.group_id else RefusalKind.INCARNATION
         return Refusal(
             kind,
@@ -194,7 +194,7 @@ def find_group_id(
 
 
 def known_group_ids(hellos: Iterable[Hello]) -> set[int]:
-    """Return the group ids that the senders know. More than one: groups with the same names are mixed up."""
+    """Return the group ids that the senders know. More than one: broker groups of one name are mixed up."""
     return {hello.group_id for hello in hellos if hello.group_id}
 
 

@@ -14,7 +14,7 @@ and start over by themselves.
 One atomic replacement of `identity` decides each change. It names the incarnation that the hard state still
 has. The next opening of the folder writes the matching hard state (`finish_recovery`), so a crash at any
 point leaves either the old folder or the new one. The change commits every entry of this log as soon as a
-leader of the new group has committed its first own entry.
+leader of the new broker group has committed its first own entry.
 """
 
 from __future__ import annotations
@@ -387,7 +387,7 @@ def _credible_term(stored: Term, last_term: Term) -> Term:
 
     Votes of the old broker group do not count in the new one.
 
-    A stored term far above the log came from a damaged or forged message. This is how a group gets rid of it.
+    A stored term far above the log came from a damaged or forged message. This is how to get rid of it.
     """
     if last_term > LAST_TERM - MAX_TERM_JUMP:
         raise GroupRecoveryError(

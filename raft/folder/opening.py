@@ -87,9 +87,9 @@ def _open_for_rejoin(
     """Move the old log and state aside and start as a learner under a new incarnation.
 
     A folder that already began that way is kept, because the flag may still be set at a restart. The folder
-    of any other learner is replaced: its group may have been recovered without it, and no member would send
-    it what it lacks. It is also replaced if a file `asked` for it, because that file does not survive the
-    move it asks for.
+    of any other learner is replaced: its broker group may have been recovered without it, and no member would
+    send it what it lacks. It is also replaced if a file `asked` for it, because that file does not survive
+    the move it asks for.
     """
     storage = None if asked else _open_rejoined(wanted, files, install_state)
     if storage is not None:

@@ -452,7 +452,7 @@ def _begin_run(
 
     A reboot may have lost acknowledged entries (D7). The node then comes back as a learner under a new
     incarnation: acknowledgements and votes of the old one that are still in flight must not count. A new
-    member has promised nothing and stays one: as learners, a group of new members would wait for a leader for
+    member has promised nothing and stays one: as learners, new members would wait for a leader for
     ever.
     """
     state = hard.state

@@ -60,7 +60,7 @@ class PeerGate:
     def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
         """Handle a peer that does not know this node's data folder. If most peers agree, this node must stop.
 
-        A peer that is not known to be in the same group has no say: the ports of two groups may be mixed up.
+        A peer that is not known to be in the same broker group has no say: the ports of two may be mixed up.
         """
         if refusal.kind is RefusalKind.INCARNATION and self._rights.group_id in (0, hello.group_id):
             self._rights.weigh_refusal(peer, refusal, hello)

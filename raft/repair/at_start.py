@@ -36,7 +36,7 @@ from .refetch import RefetchClient, repair_text
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 0.5  # between two rounds
-#: Rounds in which a group with a leader offers nothing more, before the vote is given up. The commit index
+#: Rounds in which peers with a leader offer nothing more, before the vote is given up. The commit index
 #: may need that long to arrive.
 PATIENCE = 4
 REMIND_S = 30.0  # interval at which a waiting node logs it again
@@ -71,8 +71,8 @@ class StartRepair:
     async def open(self) -> RaftStorage:
         """Open the data folder, repairing its log for as long as that takes.
 
-        Raises: DataFolderError subclasses; DamagedLogError if no peer can help: a single-node group, a folder
-        that does not know its group id yet, or `rejoin` is set.
+        Raises: DataFolderError subclasses; DamagedLogError if no peer can help: a node without peers, a
+        folder that does not know its group id yet, or `rejoin` is set.
         """
         try:
             while True:

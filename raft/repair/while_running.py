@@ -1,8 +1,9 @@
 """Repair while running: fetches a damaged range that a reader found from a peer and writes it in place.
 
 Only entries that are committed and locally durable are repaired: nothing writes there any more. Damage after
-them, or in a single-node group, ends the node; its next start knows what is allowed (repair/at_start.py). For
-the rest the process need not stop: no reader was given wrong bytes, and only these bytes can belong there.
+them, or in a node without peers, ends the node; its next start knows what is allowed (repair/at_start.py).
+For the rest the process need not stop: no reader was given wrong bytes, and only these bytes can belong
+there.
 
 Owns: the ranges under repair, and what was found and repaired since the start.   Must not: block the event
 loop, or give up a vote. A failed write or flush is terminal (P15).

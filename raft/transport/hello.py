@@ -313,7 +313,7 @@ def _are_rivals(mine: Hello, theirs: Hello) -> bool:
 def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
     """Return the reign that superseded the sender of `mine`, or None.
 
-    A learner that does not know its group yet holds nothing to be superseded: it follows the newest
+    A learner that does not know its group id yet holds nothing to be superseded: it follows the newest
     generation. If two masters were promoted beside each other and one of them is such a learner, a person
     gave it up. It follows the other one, and its slaves, given up with it, accept that.
     """
