@@ -48,7 +48,7 @@ _READY: Final = "ready"
 
 # --- drain --------------------------------------------------------------------------------------------------
 async def drain(nameserver: str, count: int, runs: int) -> None:
-    """Fill a topic once, and read all of it with one consumer of a new group in each run."""
+    """Fill a topic once, and read all of it with one consumer of a new consumer group in each run."""
     topic = "drained"
     async with Admin(nameserver) as admin:
         await admin.create_topic(topic, queues=8)
@@ -87,7 +87,7 @@ async def _drained(nameserver: str, topic: str, group: str, stored: int) -> floa
 
 # --- rebalance ----------------------------------------------------------------------------------------------
 class Group:
-    """Consumers of one group in this process, and the time of each queue's last message."""
+    """Consumers of one consumer group in this process, and the time of each queue's last message."""
 
     def __init__(self, nameserver: str, topic: str, queues: int) -> None:
         self.nameserver, self.topic, self.queues = nameserver, topic, queues
@@ -193,7 +193,7 @@ async def _send(producer: Producer, topic: str, rate: int) -> None:
 
 @contextmanager
 def _member_elsewhere(nameserver: str, topic: str) -> Iterator[subprocess.Popen[str]]:
-    """A consumer of the group in a separate process."""
+    """A consumer of the consumer group in a separate process."""
     command = [sys.executable, "-m", "bench.exclusive_bench", "--member", nameserver, topic]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -3,7 +3,7 @@
     python -m bench.key_bench [--messages 10000000] [--segment-mib 1024] [--lookups 1000] [--folder DIR]
                               [--rebuild]
 
-A single-node group takes the messages through its own proposals, without clients: small messages with a key
+A single node takes the messages through its own proposals, without clients: small messages with a key
 each, every key four times, in entries of 1,000. Then another process asks it for existing keys, missing keys
 and ids; each again after the files were evicted from the page cache. `--rebuild` deletes the index and
 measures its reconstruction.

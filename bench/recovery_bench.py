@@ -6,8 +6,8 @@
 Restart: writes a log through the CommitLog layer (full segments of 1 GiB, random payloads), kills the writer
 with SIGKILL, and times `open_storage` in a new process. "cold": the files were evicted from the page cache
 before.
-Catch-up: a group of three RaftNode processes with gRPC between them. One is stopped, the others take `--gib`
-of entries, it starts again. The time runs from opening its folder until everything is durable there.
+Catch-up: a broker group of three RaftNode processes with gRPC between them. One is stopped, the others take
+`--gib` of entries, it starts again. The time runs from opening its folder until everything is durable there.
 Prints one JSON object per line. On a busy machine the CPU seconds say more than the wall clock.
 """
 

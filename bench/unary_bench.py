@@ -3,8 +3,8 @@
     python -m bench.unary_bench [--callers 64] [--seconds 3] [--runs 3] [--size 1024]
 
 The echo (bench.echo) is a grpc.aio server in a separate process whose handler returns a ready answer: the
-minimum cost of a call. It takes turns with the group in every run, because only the ratios are meaningful on
-a shared machine.
+minimum cost of a call. It takes turns with the broker group in every run, because only the ratios are
+meaningful on a shared machine.
 Prints calls/s, the ratio to the echo, and CPU per call of the called process (medians of the runs).
 """
 # ruff: noqa: I001 (the order of imports matters here)

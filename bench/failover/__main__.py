@@ -1,7 +1,7 @@
 """Measure the write gap of a failover: `python -m bench.failover [--times 20] [--ways kill,hand-over,...]`.
 
-Ends the leader of a group of three nodes repeatedly. Two steady writers run meanwhile: our client, and the
-official Python client in a separate process. Ways:
+Ends the leader of a broker group of three nodes repeatedly. Two steady writers run meanwhile: our client, and
+the official Python client in a separate process. Ways:
 
     control         nothing ends: stalls of this machine itself
     kill            kill -9

@@ -91,7 +91,7 @@ class Writer:
 
 
 class Trials:
-    """All trials with one group of nodes."""
+    """All trials with one broker group of nodes."""
 
     def __init__(
         self, group: Group, folder: Path, *, pause_ms: float, steady_s: float, official: bool
@@ -105,7 +105,7 @@ class Trials:
             self._writers.append(Writer("rocketmq-python", [str(official_python()), script], folder))
 
     async def start(self) -> None:
-        """Start the group and the writers."""
+        """Start the broker group and the writers."""
         await asyncio.to_thread(self._group.start)
         async with Admin(self._group.nameservers) as admin:
             for writer in self._writers:

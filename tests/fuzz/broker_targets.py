@@ -167,7 +167,7 @@ def _membership(data: bytes) -> None:
     check_request(parsed(log_pb2.MembershipRequest, data), first=data[:1] != b"\x12")
 
 
-# --- nodes of the group -------------------------------------------------------------------------------------
+# --- nodes of the broker group ------------------------------------------------------------------------------
 def _forwarded(data: bytes) -> None:
     calls: peer_pb2.ForwardedCalls = answer_of("n2", peer_pb2.ForwardedCalls, data)
     for each in calls.calls:

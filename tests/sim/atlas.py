@@ -1,7 +1,7 @@
 """Account of the nodes that lost, or may lose, acknowledged entries.
 
-At any time these are at most a minority: losing data beyond that is legitimate. In a group with a master the
-master is never among them, and all of the slaves may be.
+At any time these are at most a minority: losing data beyond that is legitimate. In a broker group with a
+master the master is never among them, and all of the slaves may be.
 
 A node is hurt from the fault until it votes again after fetching everything as a learner. A node that only
 lost power keeps its log, so it is hurt until it votes again. A node with a bad byte in its log stays hurt

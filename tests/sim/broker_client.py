@@ -117,5 +117,5 @@ class Client:
         return self.rng.choice(topics) if topics else None
 
     def a_group(self, name: str) -> Group | None:
-        """Return the group of that name."""
+        """Return the consumer group of that name."""
         return next((group for group in self.world.model.groups.values() if group.name == name), None)

@@ -167,7 +167,7 @@ class Consumer(Client):
 
 
 class Drainer(Consumer):
-    """At the end of a run: receives all that is left of one group, and acknowledges it."""
+    """At the end of a run: receives all that is left of one consumer group, and acknowledges it."""
 
     think_ms = (20, 60)
 
@@ -179,7 +179,7 @@ class Drainer(Consumer):
         return self.world.is_draining
 
     def left(self) -> str:
-        """Return what the group has not finished; "" if nothing is left."""
+        """Return what the consumer group has not finished; "" if nothing is left."""
         model, group = self.world.model, self.a_group(self._group)
         if group is None:
             return ""
@@ -270,7 +270,7 @@ class Puller(Client):
 
 
 class Administrator(Client):
-    """Creates and deletes topics and groups; hides old messages."""
+    """Creates and deletes topics and consumer groups; hides old messages."""
 
     def step(self) -> None:
         command = self._command()

@@ -25,12 +25,12 @@ class Group:
 
 
 class MemberModel:
-    """All groups with members, and every owner that a queue ever had."""
+    """All consumer groups with members, and every owner that a queue ever had."""
 
     def __init__(self) -> None:
         self.groups: dict[int, Group] = {}
-        self.owned: dict[tuple[int, Key, int], str] = {}  # group, queue, epoch -> owner
-        self.newest: dict[tuple[int, Key], int] = {}  # group, queue -> its last epoch
+        self.owned: dict[tuple[int, Key, int], str] = {}  # consumer group, queue, epoch -> owner
+        self.newest: dict[tuple[int, Key], int] = {}  # consumer group, queue -> its last epoch
 
     def join(self, raw: bytes, index: int, stamp: int) -> tuple[int, bool]:
         group_id, timeout, release, count = struct.unpack_from("<IIIH", raw)

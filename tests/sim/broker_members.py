@@ -80,8 +80,8 @@ class GroupMember(Client):
 
 
 def unshared(world: BrokerWorld, members: list[GroupMember]) -> str:
-    """Return what the group lacks although all its members live; "" if each queue has an owner and each
-    member its share.
+    """Return what the consumer group lacks although all its members live; "" if each queue has an owner and
+    each member its share.
     """
     model = world.model
     group_id = next((group.group_id for group in model.groups.values() if group.name == EXCLUSIVE), 0)

@@ -66,7 +66,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Position:
-    """Position of one group in one queue."""
+    """Position of one consumer group in one queue."""
 
     position: int
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class BrokerModel:
         self.stored_at: dict[bytes, int] = {}  # log time
         # deduplication may have forgotten everything before this log time
         self.ids_before = self.streams_before = -1
-        #: (lease, group, topic, queue, offset) -> attempt
+        #: (lease, consumer group, topic, queue, offset) -> attempt
         self.granted: dict[tuple[int, int, int, int, int], int] = {}
         self.reset_at: dict[tuple[int, int, int], int] = {}  # entry that last moved a position by a reset
         self.results: list[Any] = []
@@ -200,7 +200,7 @@ class BrokerModel:
         before.append(place)
         self.stored_at[value] = self.stamp
 
-    # --- topics and groups ----------------------------------------------------------------------------------
+    # --- topics and consumer groups -------------------------------------------------------------------------
     def _create_topic(self, raw: bytes, version: int) -> tuple[int, bool]:
         count, _, retention = (
             (*struct.unpack_from("<IB", raw), 0) if version == 1 else struct.unpack_from("<IBq", raw)
@@ -345,7 +345,7 @@ class BrokerModel:
         return given
 
     def _judge_attempt(self, place: tuple[int, int, int, int], attempt: int, found: Position) -> None:
-        """Check that a group with parking gets no message too often.
+        """Check that a consumer group with parking gets no message too often.
 
         In order, those after a failing one may come again.
         """

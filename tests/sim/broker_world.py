@@ -81,7 +81,7 @@ class BrokerWorld:
         self._digests: dict[int, int] = {}
         self.acked: dict[bytes, Place] = {}  # message id -> place in the first answer
         self.refused: dict[bytes, None] = {}  # definitely refused, every time
-        #: (group, topic, queue, offset) -> index of the ack
+        #: (consumer group, topic, queue, offset) -> index of the ack
         self.done: dict[tuple[int, int, int, int], int] = {}
         self.delivered_count = 0
         self.is_lively = False  # no faults, and clients behave as usual
@@ -116,7 +116,7 @@ class BrokerWorld:
 
     @property
     def is_quiet(self) -> bool:
-        """True while the group is judged by its peace: no requests, no periodic work."""
+        """True while the broker group is judged by its peace: no requests, no periodic work."""
         return not (self.world.faults.active or self.is_lively or self.is_draining)
 
     def open(self, node: SimNode, storage: RaftStorage) -> BrokerLife | None:

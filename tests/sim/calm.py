@@ -1,4 +1,4 @@
-"""Behaviour of a healthy group at the end of a run, with no fault left but the one under test.
+"""Behaviour of a healthy broker group at the end of a run, with no fault left but the one under test.
 
 E7   a node that was away comes back and disturbs no other node: the term stays
 E8   a follower that cannot reach the leader, but others can, deposes no leader
@@ -23,7 +23,7 @@ RESIGN_US = SECOND * 2 // 5  # the shortest election timeout: no node may have w
 
 
 class Calm:
-    """Last part of a run: the group is steady, its leader is known."""
+    """Last part of a run: the broker group is steady, its leader is known."""
 
     def __init__(self, world: World, agree: Callable[[list[SimNode], SimNode], bool]) -> None:
         self._world = world

@@ -1,4 +1,4 @@
-"""Liveness phase: a majority is healed, the rest stays broken, and the group must recover (I9, I10)."""
+"""Liveness phase: a majority is healed, the rest stays broken, the broker group must recover (I9, I10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of groups with a master: slaves with a vote, and slaves that override the master.
+"""Bugs of broker groups with a master: slaves with a vote, and slaves that override the master.
 
 Test-only. V1 is the rule that a node without a configured vote never uses one.
 """

@@ -144,7 +144,7 @@ class SimNode:
 
     # --- life -----------------------------------------------------------------------------------------------
     def make_member(self, incarnations: dict[NodeId, int]) -> None:
-        """Give it the folder of a voter in a group that has run before."""
+        """Give it the folder of a voter in a broker group that has run before."""
         storage = open_storage(self.settings(), self.files)
         storage.learn_members(incarnations)
         storage.close(clean=False)

@@ -22,7 +22,7 @@ class SimState(Protocol):
     """Deterministic state machine without clock, disk or randomness."""
 
     last_applied: int  # last entry in this state; 0: none
-    log_start: int  # beginning of the log as decided by the group (retention)
+    log_start: int  # beginning of the log as decided by the broker group (retention)
 
     def apply(self, entry: Entry) -> None:
         """Apply the entry last_applied + 1, of any kind."""

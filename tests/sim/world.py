@@ -32,7 +32,7 @@ from .resets import simulated_modules
 SECOND = 1_000_000
 SAFETY_US = 15 * SECOND
 BROKER_EVERY = 8  # one in this many seeds has brokers on its nodes
-#: One in this many seeds has a group with a master: one voter, and slaves. Its number modulo 16 is 11.
+#: One in this many seeds has a broker group with a master: one voter, and slaves. Its number modulo 16 is 11.
 MASTER_EVERY, MASTER_TURN = 16, 11
 MAX_EVENTS = 3_000_000  # of one run; more means that it loops for ever
 CROWDED = 200  # messages in flight to a node above which none is repeated
@@ -99,7 +99,7 @@ class World:
             self._make_nodes()
 
     def _draw_settings(self, *, has_broker: bool) -> None:
-        """Draw the size of the group and the settings of its nodes."""
+        """Draw the size of the broker group and the settings of its nodes."""
         rng = self.rng
         count = rng.choice((3, 3, 3, 5, 5, 1) if self.seed % 10 == 0 else (3, 5))
         self.names = [f"n{i + 1}" for i in range(count)]

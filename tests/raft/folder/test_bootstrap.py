@@ -214,7 +214,7 @@ def test_another_group_with_the_same_names_is_refused_without_the_advice_to_rejo
         assert refusal_of(hello(N1, 1, group_id=known), hello(N2, 2, group_id=told), members) is None
 
 
-# --- a group that was recovered after the loss of its majority ----------------------------------------------
+# --- a broker group that was recovered after the loss of its majority ---------------------------------------
 LOST, NEW = 7, 8
 RECOVERY = Recovery(replaced_group_id=LOST, from_incarnation=1, term=6, last_index=10, last_crc=1)
 

@@ -1,4 +1,4 @@
-"""Recovery of a group from a survivor's folder: reports, refusals, no state between old and new."""
+"""Recovery of a broker group from a survivor's folder: reports, refusals, no state between old and new."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OLD_GROUP_ID = 77
 def survivor_disk(
     *, clean: bool = True, entries: int = 30, seed: int = 1
 ) -> tuple[SimulatedDisk, list[Stored]]:
-    """A stopped voter of a group of three, with entries of terms 2 and 3 in several segments."""
+    """A stopped voter of a broker group of three, with entries of terms 2 and 3 in several segments."""
     disk, rng = SimulatedDisk(), random.Random(seed)
     rig = LogRig(disk)
     rig.storage.learn_members({N2: 22, N3: 33})

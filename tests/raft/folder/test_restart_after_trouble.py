@@ -207,7 +207,7 @@ class Booted(Machine):
 def test_a_new_member_in_an_asynchronous_mode_is_still_new_after_a_power_cut() -> None:
     """It promised nothing.
 
-    As a learner, a group whose machines lost power while it formed would never elect.
+    As learners, the nodes of a broker group that lost power while it formed would never elect.
     """
     disk = SimulatedDisk()
     config = replace(storage_config(flush="async_timed"), learner_after_reboot=True, machine=Booted(1))

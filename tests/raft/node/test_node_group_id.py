@@ -1,4 +1,4 @@
-"""Groups with the same names on one machine: their nodes tell each other apart and survive a mix-up."""
+"""Broker groups with the same names on one machine: their nodes tell each other apart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_two(
     scenario: Callable[[Cluster, Cluster], Coroutine[Any, Any, None]],
     names: tuple[str, ...] = ("n1", "n2", "n3"),
 ) -> None:
-    """Run a scenario with two groups of the same names."""
+    """Run a scenario with two broker groups of the same names."""
 
     async def both(mine: Cluster) -> None:
         other = Cluster(folder / "other", names)

@@ -22,7 +22,7 @@ ALL = [b"one", b"two", b"three"]
 
 
 async def lose_the_majority(cluster: Cluster) -> None:
-    """Commit `ALL` and stop everything. n1's folder becomes a new group, the others stay as `old-n2`,
+    """Commit `ALL` and stop everything. n1's folder becomes a new broker group, the others stay as `old-n2`,
     `old-n3`.
     """
     await cluster.start()

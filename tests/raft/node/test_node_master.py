@@ -1,4 +1,4 @@
-"""Real nodes of a group with a master: which node leads, and what a promotion changes and keeps."""
+"""Real nodes of a broker group with a master: which node leads, and what a promotion changes and keeps."""
 
 from __future__ import annotations
 
