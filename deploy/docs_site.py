@@ -1,10 +1,10 @@
-"""What the documentation site has besides docs/: a hook of MkDocs (mkdocs.yml), run by `make docs`.
+"""MkDocs hook (mkdocs.yml), run by `make docs`: adds to the site what is not in docs/.
 
 * The reference pages of docs_reference.py.
 * Files of the repository that a page links to (README.md, raw figures, examples), below `repository/`. Links
-  into folders of the code become plain text, since the site does not show code. A link to what does not exist
+  into folders of the code become plain text, because the site does not show code. A link to a missing file
   stays, and MkDocs warns.
-* In the navigation, pages that mkdocs.yml does not name: a new page of docs/ appears without a change there.
+* Pages that mkdocs.yml does not name, in the navigation: a new page of docs/ appears without a change there.
 """
 
 from __future__ import annotations

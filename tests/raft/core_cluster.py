@@ -1,7 +1,7 @@
 """Cores on a synchronous network, for tests that script every step.
 
-Vocabulary: elect, propose, tick, settle, partition, heal, hold_disk, release_disk, crash, restart. Messages travel at
-once, in order, unless the link is cut; a disk is done at once, unless it is held.
+Vocabulary: elect, propose, tick, settle, partition, heal, hold_disk, release_disk, crash, restart. Messages
+are delivered at once, in order, unless the link is cut. A disk completes at once, unless it is held.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def make_core(
 
 
 class Member:
-    """One node: its core, its disk, and everything it ever said."""
+    """One node: its core, its disk, and everything that it ever sent."""
 
     def __init__(self, core: RaftCore) -> None:
         self.core = core
@@ -105,7 +105,7 @@ class Cluster:
         return self.members[name].core
 
     def load(self, name: str, terms: list[int], term: int, voted_for: str | None = None) -> None:
-        """Start a member again on a disk with these entries."""
+        """Restart a member on a disk with these entries."""
         member = self.members[name]
         member.disk_terms = list(terms)
         member.disk_hard = HardState(Term(term), NodeId(voted_for) if voted_for else None)
@@ -113,7 +113,7 @@ class Cluster:
         self.restart(name)
 
     def elect(self, name: str) -> None:
-        """Make a member the leader of a new term; every reachable one must forget the present leader."""
+        """Make a member the leader of a new term. Every reachable member must forget the current leader."""
         for each in self.names:
             if each != name and self.members[each].up and self[each].role is not Role.LEADER:
                 self[each].forget_leader()
@@ -122,7 +122,7 @@ class Cluster:
         assert self[name].role is Role.LEADER, f"{name} is {self[name].role}"
 
     def propose(self, name: str, count: int = 1) -> LogIndex:
-        """Propose entries; return the last index."""
+        """Propose entries. Returns the last index."""
         answer = self[name].propose([10] * count)
         self.members[name].terms.extend([self[name].term] * count)
         assert getattr(answer, "term", None) == self[name].term, f"refused: {answer}"
@@ -137,7 +137,7 @@ class Cluster:
             self.settle()
 
     def settle(self) -> None:
-        """Deliver everything until nobody has anything to say."""
+        """Deliver everything until no member has output."""
         while True:
             for name in self.names:
                 self._pump(name)
@@ -150,7 +150,7 @@ class Cluster:
                 self._pump(message.to, message)
 
     def settle_until(self, reached: Callable[[], bool]) -> None:
-        """Deliver one message after another until something holds; the rest stays on the wire, unsent."""
+        """Deliver one message after another until `reached`. The rest stays on the wire, undelivered."""
         while True:
             for name in self.names:
                 if reached():
@@ -163,7 +163,7 @@ class Cluster:
                 self.members[message.to].core.step(message)
 
     def partition(self, *groups: list[str]) -> None:
-        """Only members of one group hear each other."""
+        """Let only members of the same side hear each other."""
         self.cut = {
             (a, b)
             for a in self.names
@@ -189,7 +189,7 @@ class Cluster:
         self.settle()
 
     def crash(self, name: str) -> None:
-        """Power goes; what a held disk was asked for is lost."""
+        """Cut the power: pending operations of a held disk are lost."""
         self.members[name].up = False
         self.members[name].held = None
 

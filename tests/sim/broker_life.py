@@ -176,10 +176,10 @@ class BrokerLife:
         """Nothing more."""
 
     def on_queue_damage(self, error: ConsumeQueueError) -> None:
-        """Whoever reads is told."""
+        """Do nothing: readers get the error."""
 
     async def queue_rebuilt(self, error: ConsumeQueueError) -> bool:
-        """Nobody checks queue files here."""
+        """Return False: queue files are not checked here."""
         return False
 
     # --- the loop -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Bugs that other systems had, as scenarios: elections (E...) and commit, append, truncation (C...)."""
+"""Bugs of other systems as scenarios: elections (E...) and commit, append, truncation (C...)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,10 @@ def test_e10_after_a_resignation_the_next_leader_is_there_within_a_few_ticks() -
 
 @pytest.mark.parametrize("late", ["heartbeat", "append"])
 def test_e10_what_a_leader_said_before_it_resigned_does_not_bring_it_back(late: str) -> None:
-    """It comes on another connection, or was overtaken; believed, it would protect nobody for an election timeout."""
+    """It came on another connection, or was overtaken.
+
+    If accepted, it would protect a missing leader for a timeout.
+    """
     core = make_core("n2")
     core.step(Heartbeat(Term(1), N1, N2, LogIndex(0)))
     core.step(Resign(Term(1), N1, N2))
@@ -204,7 +207,7 @@ def test_timeout_now_of_an_old_leader_is_ignored() -> None:
 
 
 def figure_8(core_class: type[RaftCore]) -> Cluster:
-    """Paper, figure 8: n1 led term 2 and leads term 4; n5 led term 3 with an entry that nobody else has."""
+    """Paper, figure 8: n1 led term 2 and leads term 4; n5 led term 3 with an entry that no other node has."""
     cluster = Cluster("n1", "n2", "n3", "n4", "n5", core_class=core_class)
     cluster.load("n1", [1, 2], 3)
     cluster.load("n2", [1, 2], 3)
@@ -323,7 +326,7 @@ def test_a_follower_below_the_first_entry_is_reported_once_and_shown_the_base() 
 
 
 def test_a_voter_that_lost_what_it_had_acknowledged_is_reported_and_gets_it_again() -> None:
-    """Found with real processes: the leader ignored its refusals as old ones, and it never caught up."""
+    """Found with real processes: the leader ignored its refusals as outdated, and it never caught up."""
     cluster = Cluster("n1", "n2", "n3")
     cluster.elect("n1")
     last = cluster.propose("n1", 5)
@@ -365,7 +368,7 @@ def test_an_append_that_the_shell_shortens_goes_on_behind_it() -> None:
 
 
 def test_e7_a_leader_whose_election_took_long_is_protected_from_its_first_moment() -> None:
-    """A slow disk: the candidate's own vote was durable only after an election timeout's minimum."""
+    """A slow disk: the candidate's own vote became durable only after the minimum election timeout."""
     core = make_core()
     core.campaign()
     core.step(RequestVoteReply(Term(1), N2, N1, True, pre_vote=True))

@@ -1,4 +1,4 @@
-"""What a core does at the edges of its interface: late reports, forged messages, calls on the wrong role."""
+"""Core at the edges of its interface: late reports, forged messages, calls on the wrong role."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ N1, N2, N3, N4 = (NodeId(f"n{i}") for i in range(1, 5))
 
 
 def outputs_of(core: RaftCore) -> list[Output]:
-    """Poll until None; every storage operation is done at once."""
+    """Poll until None. Every storage operation completes at once."""
     outputs = []
     while (output := core.poll()) is not None:
         outputs.append(output)
@@ -59,7 +59,7 @@ def open_appends(core: RaftCore) -> list[AppendEntries]:
 
 
 def make_leader(max_inflight_messages: int = 256) -> RaftCore:
-    """n1 leads term 1 of three; its no-op is on its disk only, and nothing that it gave to its shell is reported."""
+    """n1 leads term 1 of three. Its no-op is only on its own disk, and its shell has reported nothing."""
     core = make_core(max_inflight_messages=max_inflight_messages)
     core.campaign()
     core.step(RequestVoteReply(Term(1), N2, N1, True, pre_vote=True))
@@ -73,7 +73,7 @@ def acknowledge(core: RaftCore, peer: NodeId, index: int) -> None:
     core.step(AppendEntriesReply(core.term, peer, N1, True, match_index=LogIndex(index)))
 
 
-# --- reports of the shell ------------------------------------------------------------------------------------------
+# --- reports of the shell -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("report", ["sent", "dropped"])
 def test_a_report_about_an_append_of_before_a_broken_link_changes_nothing(report: str) -> None:
     core = make_leader()
@@ -113,7 +113,9 @@ def test_an_append_whose_shell_never_reports_is_tried_again_after_an_election_ti
 
 
 def test_a_follower_that_answers_many_heartbeats_at_once_gets_one_copy_of_the_probe() -> None:
-    """One that was stopped for seconds and goes on: copies of all entries since kept the leader from writing."""
+    """A follower that was stopped for seconds and resumes: copies of all entries since kept the leader from
+    writing.
+    """
     core = make_leader()
     for message in open_appends(core):
         core.append_sent(message, message.hi, 100)
@@ -148,7 +150,7 @@ def test_a_probe_that_was_lost_goes_again_with_the_answer_to_a_later_heartbeat()
 
 
 def test_a_cut_in_the_turn_of_a_proposal_is_an_operation_of_its_own() -> None:
-    """The new leader's append comes before the shell has asked what to do with the proposal."""
+    """The new leader's append arrives before the shell has asked what to do with the proposal."""
     core = make_leader()
     outputs_of(core)
     assert isinstance(core.propose([10, 10]), Accepted)
@@ -196,7 +198,7 @@ def test_a_vote_of_an_incarnation_that_was_replaced_does_not_count() -> None:
     assert core.role is Role.PRE_CANDIDATE, "one refusal of two loses nothing"
 
 
-# --- calls on the wrong role -----------------------------------------------------------------------------------------
+# --- calls on the wrong role --------------------------------------------------------------------------------
 def test_who_does_not_lead_knows_no_followers_and_hands_nothing_over() -> None:
     core = make_core()
     core.step(Heartbeat(Term(1), N2, N1, LogIndex(0)))
@@ -332,7 +334,7 @@ def test_a_promoted_learner_keeps_the_vote_that_it_remembers() -> None:
     assert (core.voted_for, core.is_voter) == (N2, True)
 
 
-# --- messages that make no sense ---------------------------------------------------------------------------------------
+# --- messages that make no sense ----------------------------------------------------------------------------
 WELL_FORMED = AppendEntries(
     Term(3), N2, N1, LogIndex(1), Term(1), LogIndex(2), LogIndex(4), LogIndex(0),
     ((LogIndex(2), Term(2)), (LogIndex(4), Term(3))),
@@ -422,9 +424,9 @@ def test_a_configuration_that_cannot_work_is_refused(settings: dict[str, Any]) -
         replace(fits, **settings)
 
 
-# --- learners ------------------------------------------------------------------------------------------------------------
+# --- learners -----------------------------------------------------------------------------------------------
 def make_learner() -> tuple[RaftCore, int]:
-    """A learner that has asked its leader what to catch up to; return it and the number of that question."""
+    """A learner that has asked its leader what to catch up to. Returns it and the number of that request."""
     core = make_core(hard=HardState(Term(1), is_voter=False))
     core.step(Heartbeat(Term(1), N2, N1, LogIndex(0)))
     questions = [m for m in sent_by(core) if isinstance(m, ReadIndexRequest)]
@@ -481,9 +483,11 @@ def test_a_learner_has_caught_up_once() -> None:
     assert events == [CaughtUp(LogIndex(1))]
 
 
-# --- retention -------------------------------------------------------------------------------------------------------------
+# --- retention ----------------------------------------------------------------------------------------------
 def lagging_follower(change: Callable[[RaftCore], None]) -> RaftCore:
-    """A leader with twenty committed entries, n3 stopped at the first one with a full window; then `change`."""
+    """A leader with twenty committed entries and n3 stopped at the first one with a full window; then
+    `change`.
+    """
     core = make_leader(max_inflight_messages=1)
     for append in open_appends(core):
         core.append_sent(append, append.hi, 10)
@@ -501,7 +505,7 @@ def lagging_follower(change: Callable[[RaftCore], None]) -> RaftCore:
 
 
 def test_a_window_that_was_lost_and_then_deleted_by_retention_ends_in_a_reset() -> None:
-    """All that was sent to n3 was lost, and meanwhile retention deleted it here: that must be found out."""
+    """Everything sent to n3 was lost, and retention has deleted it here since. The leader must find out."""
     core = lagging_follower(lambda core: core.compacted(LogIndex(15)))
     events = []
     for _ in range(4):
@@ -534,7 +538,7 @@ def test_retention_of_the_whole_log_keeps_its_base() -> None:
     assert core.propose([10]) == Accepted(LogIndex(2), Term(1))
 
 
-# --- faults -------------------------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------
 def test_a_storage_failure_is_told_once() -> None:
     cluster = Cluster("n1", "n2", "n3")
     cluster.elect("n1")
@@ -545,7 +549,7 @@ def test_a_storage_failure_is_told_once() -> None:
 
 
 def asked_for_votes(core: RaftCore, ticks: int) -> int:
-    """Count the pre-votes that a core asks of n3 within so many ticks."""
+    """Count the pre-votes that a core requests from n3 within that many ticks."""
     asked = 0
     for _ in range(ticks):
         core.tick()
@@ -554,7 +558,10 @@ def asked_for_votes(core: RaftCore, ticks: int) -> int:
 
 
 def test_who_asked_in_vain_for_a_majority_asks_a_voter_that_comes_back_within_a_few_ticks() -> None:
-    """A second leader was killed before the first one was back: the survivor waited for its next election timeout."""
+    """A second leader was killed before the first one was back.
+
+    The survivor waited for its next election timeout.
+    """
     core = make_core("n2", [1, 1])
     while core.role is not Role.PRE_CANDIDATE:
         core.tick()
@@ -567,7 +574,10 @@ def test_who_asked_in_vain_for_a_majority_asks_a_voter_that_comes_back_within_a_
 
 
 def test_a_voter_that_did_not_answer_a_pre_vote_is_asked_again_at_each_heartbeat_interval() -> None:
-    """It had not missed the leader yet, and has a shorter log itself: both waited for a whole election timeout."""
+    """It had not missed the leader yet, and has a shorter log itself.
+
+    Both waited for a whole election timeout.
+    """
     core = make_core("n2", [1, 1])
     while core.role is not Role.PRE_CANDIDATE:
         core.tick()

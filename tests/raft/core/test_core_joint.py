@@ -1,4 +1,4 @@
-"""A core whose voters change: both majorities decide, as long as there are two (thesis 4.3)."""
+"""A core with changing voters: while there are two majorities, both must agree (thesis 4.3)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N1, N2, N3, N4, N5 = (NodeId(f"n{i}") for i in range(1, 6))
 
 
 def joint_candidate() -> RaftCore:
-    """n1 of {n1 n2 n3}, on the way to {n3 n4 n5}: thesis 4.3."""
+    """n1 of {n1 n2 n3}, changing to {n3 n4 n5}: thesis 4.3."""
     quorum = Joint(Majority((N1, N2, N3)), Majority((N3, N4, N5)))
     assert quorum.voters == {N1, N2, N3, N4, N5}
     config = CoreConfig(node_id=N1, voters=(N1, N2, N3, N4, N5))

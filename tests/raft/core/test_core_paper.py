@@ -1,4 +1,4 @@
-"""One test per sentence of the Raft paper that matters, and of the thesis where the paper is silent."""
+"""One test per relevant sentence of the Raft paper, or of the thesis where the paper is silent."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_leader_brings_a_followers_log_to_its_own(terms: list[int]) -> None:
 
 
 def test_the_log_may_start_at_ten() -> None:
-    """The consistency check works at the horizon: the base entry is known by index and term."""
+    """The consistency check at the horizon: the base entry is known by index and term."""
     core = make_core()
     view = LogView(LogIndex(11), Term(3), (), LogIndex(10), LogIndex(10), LogIndex(10))
     core = RaftCore(core.config, HardState(Term(3)), view, core.rng)
@@ -281,7 +281,7 @@ def test_a_follower_asks_the_leader_for_a_read_index() -> None:
 
 
 def test_a_hand_over_takes_one_round() -> None:
-    """Thesis 3.10; bypasses pre-vote and the protection of the leader."""
+    """Thesis 3.10; bypasses pre-vote and leader protection."""
     cluster = Cluster("n1", "n2", "n3")
     cluster.elect("n1")
     assert cluster["n1"].transfer_leadership(N2) == "n2"

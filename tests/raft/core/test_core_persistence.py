@@ -1,4 +1,4 @@
-"""What must be durable before what is sent: rules P2 to P16 of the persistence rules, one test each."""
+"""Durability before sending: rules P2 to P16 of the persistence rules, one test each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 
 
 def drain(core: RaftCore) -> tuple[list[Message], int]:
-    """Poll until None; return what is sent and the number of the last storage operation."""
+    """Poll until None. Returns the sent messages and the number of the last storage operation."""
     sent: list[Message] = []
     seq = 0
     while (output := core.poll()) is not None:
@@ -238,7 +238,9 @@ def test_p19_a_learner_is_told_when_it_holds_all_that_was_committed() -> None:
 
 
 def test_p19_a_vote_counts_no_more_when_its_voter_came_back_without_its_disk() -> None:
-    """The candidate hears of the new incarnation before its voter may vote again (VotingRights waits for that)."""
+    """The candidate learns of the new incarnation before its voter may vote again (VotingRights waits for
+    that).
+    """
     core = make_core(voters=("n1", "n2", "n3", "n4", "n5"))
     core.campaign()
     drain(core)

@@ -1,4 +1,4 @@
-"""A group with one voter (D24): the master votes and commits alone; the slaves get the log, and nothing else is theirs."""
+"""Broker group with one voter (D24): the master votes and commits alone; the slaves only receive the log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def test_slaves_get_everything() -> None:
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_slave_shows_of_what_it_holds_what_the_master_has_told_it_to_be_committed(is_told: bool) -> None:
-    """The master's next heartbeat tells. Before it a master that goes leaves confirmed entries which no slave shows."""
+    """The master's next heartbeat tells them.
+
+    A master lost before it leaves confirmed entries that no slave shows.
+    """
     cluster = one_voter()
     cluster.tick(20)
     before = cluster["n2"].commit_index
@@ -129,7 +132,7 @@ def test_the_master_leads_on_when_no_slave_answers() -> None:
 
 
 def test_a_master_that_is_back_cuts_off_what_it_never_held_durably() -> None:
-    """A slave may have flushed an entry before the master did; it was not committed, so it does not stay."""
+    """A slave may have flushed an entry before the master did. It was not committed, so it does not stay."""
     cluster = one_voter()
     cluster.hold_disk("n1")
     cluster.propose("n1", 5)
@@ -153,7 +156,7 @@ def test_a_read_is_answered_by_the_master_alone() -> None:
 
 
 def test_a_configured_non_voter_and_a_learner_are_two_things() -> None:
-    """The one is what the configuration says, the other what the disk has lost; each alone is enough to be without a vote."""
+    """One comes from the configuration, the other from a lost disk. Each alone takes the vote away."""
     slave = make_core("n2", [1], voters=("n1",), non_voters=SLAVES)
     assert (slave.is_voter, slave.may_vote) == (True, False)
     learner = make_core("n1", [1], voters=("n1",), non_voters=SLAVES, hard=HardState(Term(1), is_voter=False))

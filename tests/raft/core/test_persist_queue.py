@@ -1,4 +1,4 @@
-"""The fold of rule P7: what is durable, whatever is reported late."""
+"""Fold of rule P7: what is durable, whatever is reported late."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_cut_after_an_append_is_an_operation_of_its_own() -> None:
 
 @given(st.lists(st.one_of(st.integers(1, 5), st.integers(-8, -1)), max_size=25), st.data())
 def test_stable_is_what_no_pending_cut_touches(changes: list[int], data: st.DataObject) -> None:
-    """Against a dumb model: an entry is stable when it is on the disk and nothing pending cuts at or below it."""
+    """Against a simple model: an entry is stable if it is on disk and nothing pending cuts at or below it."""
     queue = PersistQueue(LogIndex(0))
     last = 0
     ops: list[tuple[int | None, int]] = []  # (cut, end afterwards)

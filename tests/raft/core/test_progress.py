@@ -1,4 +1,4 @@
-"""A leader's view of one follower."""
+"""Leader's view of one follower."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which slave has everything that sync_master confirmed: random histories of a master and its slaves, on the cores alone.
+"""Choice of a slave with everything that sync_master confirmed, over random histories of cores.
 
-An entry is confirmed when the master has committed it and so many slaves hold it. Then the master is gone for good, and as
-many slaves as may be missing do not answer.
+An entry is confirmed once the master has committed it and the required number of slaves holds it. Then the
+master is lost for good, and as many slaves as may be missing do not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Choose = Callable[[Mapping[str, pb.GetStatusResponse]], str]
 
 
 class History:
-    """What happens to a group until its master is lost; `needed` is min_insync_slaves."""
+    """Events of a broker group until its master is lost. `needed`: min_insync_slaves."""
 
     def __init__(self, seed: int, needed: int) -> None:
         self.rng = random.Random(seed)
@@ -66,7 +66,7 @@ class History:
         self.cluster.tick(100)
 
     def _confirm(self) -> None:
-        """As SlaveGate does."""
+        """Like SlaveGate."""
         master = self.cluster["n1"]
         if master.role is Role.LEADER:
             copies = Copies(master)
@@ -75,11 +75,14 @@ class History:
                     self.confirmed[index] = int(master.log.term(LogIndex(index)) or 0)
 
     def on_disk(self, name: str) -> list[int]:
-        """Return the terms of the entries that a power cut leaves, from index 1."""
+        """Return the terms of the entries that survive a power cut, from index 1."""
         return self.cluster.members[name].disk_terms
 
     def answers(self) -> dict[str, pb.GetStatusResponse]:
-        """Return what the slaves say that answer: one fewer may be missing than must hold what is confirmed."""
+        """Return the reports of the answering slaves.
+
+        Fewer may be missing than must hold a confirmed entry, by one.
+        """
         there = self.rng.sample(SLAVES, len(SLAVES) - self.needed + 1)
         return {
             name: pb.GetStatusResponse(
@@ -90,7 +93,7 @@ class History:
         }
 
     def lost_with(self, choose: Choose) -> list[int]:
-        """Return the confirmed entries that the group has not when the chosen slave becomes its master."""
+        """Return the confirmed entries that are lost if the chosen slave becomes the master."""
         disk = self.on_disk(choose(self.answers()))
         return [i for i, term in self.confirmed.items() if i > len(disk) or disk[i - 1] != term]
 

@@ -1,4 +1,4 @@
-"""How many ticks the core calls quiet: it must never decide anything in one of them, and the next one must be worth a wake-up."""
+"""Number of quiet ticks: the core must decide nothing in them, and the next tick must be worth a wake-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIONS = st.sampled_from(["tick", "quiet", "propose", "read", "cut", "heal", "d
 
 
 def tick_quietly(core: RaftCore, limit: int) -> int:
-    """Give the core its quiet ticks, at most `limit`; fail when one of them decides something."""
+    """Give the core its quiet ticks, at most `limit`. Fails if one of them decides something."""
     count = min(core.quiet_ticks(), limit)
     for _ in range(count):
         core.tick()
@@ -90,7 +90,7 @@ def test_an_input_that_brings_a_decision_nearer_wakes_the_clock_sooner() -> None
         ticker.start()
         quiet = 0
         ticker.after_input()
-        async with asyncio.timeout(20):  # the sleep that was planned is one of 10 s
+        async with asyncio.timeout(20):  # the planned sleep is 10 s
             await ticked.wait()
         ticker.stop()
         assert 1 <= counts[0] < 900

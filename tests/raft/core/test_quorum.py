@@ -1,4 +1,4 @@
-"""Quorums against a dumb count."""
+"""Quorums against a simple count."""
 
 from __future__ import annotations
 

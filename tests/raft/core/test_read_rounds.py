@@ -1,4 +1,4 @@
-"""Rounds of heartbeats that confirm reads: only answers to the round that began after the question count (thesis 6.4)."""
+"""Rounds of heartbeats that confirm reads: only replies to a later round count (thesis 6.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations of a group with a master: who wins, who is left behind, who is of another group."""
+"""Generations of a broker group with a master: which one wins, is superseded, or is unrelated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMBERS = frozenset((N1, N2, N3))
 FIRST = Reign(master=N1)
 SECOND = FIRST.next(N2, 0xA, LogIndex(70))
 THIRD = SECOND.next(N3, 0xB, LogIndex(90))
-BESIDE = FIRST.next(N3, 0xA, LogIndex(80))  # SECOND, whose master did not know of it
+BESIDE = FIRST.next(N3, 0xA, LogIndex(80))  # SECOND's master did not know of it
 
 
 def hello(node: NodeId, reign: Reign | None, group_id: int, **changes: Any) -> Hello:
@@ -56,7 +56,7 @@ def test_the_list_of_former_groups_is_bounded() -> None:
 def test_a_generation_begins_above_every_term_of_the_one_before() -> None:
     assert first_term_of(1, Term(12)) == TERMS_PER_GENERATION + 1
     assert first_term_of(1, Term(TERMS_PER_GENERATION + 40)) == TERMS_PER_GENERATION + 41
-    assert first_term_of(0, Term(12)) == 13  # a quorum group that is recovered
+    assert first_term_of(0, Term(12)) == 13  # a recovered quorum group
 
 
 def test_a_greeting_carries_the_reign_over_the_wire() -> None:
@@ -79,7 +79,7 @@ def test_who_missed_several_generations_goes_with_the_newest() -> None:
 
 
 def test_a_slave_that_followed_tells_the_former_master() -> None:
-    """It need not know the new group's id yet."""
+    """It need not know the new group id yet."""
     follower = hello(N3, SECOND, 0, standing=Standing.LEARNER)
     assert successor_of(hello(N1, FIRST, 0xA), follower) == SECOND
 

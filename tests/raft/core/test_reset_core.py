@@ -1,4 +1,4 @@
-"""A follower behind the leader's first entry is reset (D8): what the core offers, takes, refuses, and keeps promised."""
+"""Reset of a follower behind the leader's first entry (D8), as the core offers and accepts it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 def offer(
     term: int, base: int, base_term: int, *, to: NodeId = N1, commit: int | None = None
 ) -> AppendEntries:
-    """The leader n2 shows its base, and that nothing before it is left."""
+    """The leader n2 shows its base: nothing before it is left."""
     return AppendEntries(
         Term(term), N2, to, LogIndex(base), Term(base_term), LogIndex(base + 1), LogIndex(base),
         LogIndex(base if commit is None else commit), offers_reset=True,
@@ -45,14 +45,15 @@ def offers(core: RaftCore) -> list[ResetOffered]:
 
 
 def install(cluster: Cluster, name: str, leader: str, *, state_index: int = 0) -> RaftCore:
-    """Do what the shell does after `begin_reset`: a new core on an empty log behind the leader's base."""
+    """Do what the shell does after `begin_reset`: a new core on an empty log after the leader's base."""
     old, base = cluster.members[name], cluster[leader].log.base_index
     base_term = cluster[leader].log.base_term
     view = LogView(
         first_index=LogIndex(base + 1), base_term=base_term, last_index=base, stable_index=base,
         applied_index=base, state_index=LogIndex(state_index),
     )  # fmt: skip
-    core = RaftCore(cluster[leader].config.__class__(node_id=NodeId(name), voters=cluster[leader].config.voters),
+    core = RaftCore(cluster[leader].config.__class__(node_id=NodeId(name),
+    voters=cluster[leader].config.voters),
                     old.disk_hard, view, random.Random(name))  # fmt: skip
     fresh = cluster.members[name] = Member(core)
     fresh.disk_terms = cluster.members[leader].disk_terms[:base]
@@ -61,7 +62,7 @@ def install(cluster: Cluster, name: str, leader: str, *, state_index: int = 0) -
 
 
 def behind() -> Cluster:
-    """n1 leads, its log begins at 5, n3 holds less than that."""
+    """n1 leads, its log begins at 5, and n3 holds less than that."""
     cluster = Cluster("n1", "n2", "n3")
     cluster.elect("n1")
     cluster.partition(["n1", "n2"], ["n3"])
@@ -108,7 +109,9 @@ def test_a_node_that_was_reset_can_win_an_election_and_bring_the_others_on() -> 
 
 
 def test_term_and_vote_are_kept_through_a_reset() -> None:
-    """The promise of a vote is the node's, not the log's: after the reset it votes for nobody else in that term."""
+    """A vote is a promise of the node, not of the log: after the reset it votes for no other node in that
+    term.
+    """
     cluster = behind()
     term = cluster["n1"].term
     assert cluster["n3"].begin_reset(N1, term, LogIndex(4), cluster["n1"].log.base_term)
@@ -122,7 +125,9 @@ def test_term_and_vote_are_kept_through_a_reset() -> None:
 
 
 def test_a_node_that_was_reset_votes_only_for_logs_that_hold_the_base() -> None:
-    """What it acknowledged before is covered by the base: no candidate without it may get its vote (P2, P6)."""
+    """The base covers its earlier acknowledgements: no candidate without the base may get its vote
+    (P2, P6).
+    """
     cluster = behind()
     assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
     core = install(cluster, "n3", "n1")
@@ -159,7 +164,7 @@ def test_an_offer_of_a_past_leader_is_ignored() -> None:
 
 
 def test_a_state_that_came_from_a_leader_of_before_is_not_installed() -> None:
-    """The leader changed while the chunks were on their way."""
+    """The leader changed while the chunks were in flight."""
     core = make_core(terms=[1, 1])
     core.step(offer(3, 9, 1))
     assert offers(core)
@@ -173,7 +178,7 @@ def test_a_state_that_came_from_a_leader_of_before_is_not_installed() -> None:
     [(2, 1, "it holds the base"), (1, 1, "the base is below what it knows to be committed")],
 )
 def test_a_follower_that_has_the_base_by_now_keeps_its_log(base: int, base_term: int, why: str) -> None:
-    """A repeated or late offer: what was streamed and acknowledged since must not be lost."""
+    """A repeated or late offer: entries streamed and acknowledged since must not be lost."""
     core = make_core(terms=[1, 1, 1])
     core.step(offer(1, base, base_term, commit=1))
     assert offers(core) == [], why
@@ -191,7 +196,7 @@ def test_a_base_at_or_below_the_commit_index_never_resets() -> None:
 
 
 def test_a_log_that_parted_from_the_leaders_at_the_base_is_replaced() -> None:
-    """It holds an entry at the base, but another one: nothing from there on was ever committed."""
+    """It holds another entry at the base, so none of its entries from there on was ever committed."""
     core = make_core(terms=[1, 2, 2, 2])
     core.step(offer(3, 3, 1))
     assert offers(core) == [ResetOffered(N2, Term(3), LogIndex(3))]
@@ -199,7 +204,7 @@ def test_a_log_that_parted_from_the_leaders_at_the_base_is_replaced() -> None:
 
 
 def test_a_core_that_is_being_reset_is_silent() -> None:
-    """Between the decision and the new log it must not say anything of the old one."""
+    """Between the decision and the new log it must not report anything about the old one."""
     core = make_core(terms=[1, 1])
     core.step(offer(2, 9, 1))
     offers(core)
@@ -237,7 +242,10 @@ def test_what_waited_for_the_disk_is_not_said_after_the_decision() -> None:
 
 
 def test_a_node_whose_state_is_not_whole_does_not_campaign() -> None:
-    """It received the state of entry 8 with a log that begins behind 4: until it has taken 8 it may not lead."""
+    """It received the state of entry 8 with a log that begins after 4.
+
+    Before it has applied 8 it may not lead.
+    """
     cluster = behind()
     assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
     core = install(cluster, "n3", "n1", state_index=7)
@@ -258,7 +266,10 @@ def test_a_node_whose_state_is_not_whole_does_not_campaign() -> None:
 def test_a_node_that_holds_its_state_campaigns_before_it_knows_that_this_is_committed(
     last_index: int, campaigns: bool
 ) -> None:
-    """It started again amid a rebuild and its leader is lost: if the others hold less, nobody else can win."""
+    """It restarted during a rebuild and its leader is lost.
+
+    If the others hold less, no other node can win.
+    """
     view = LogView(
         first_index=LogIndex(5), base_term=Term(1), term_runs=((LogIndex(5), Term(2)),),
         last_index=LogIndex(last_index), stable_index=LogIndex(last_index), applied_index=LogIndex(4),
@@ -271,7 +282,10 @@ def test_a_node_that_holds_its_state_campaigns_before_it_knows_that_this_is_comm
 
 
 def test_the_leader_of_a_longer_log_brings_a_reset_follower_on() -> None:
-    """The next leader's log begins earlier: what it shows below the base counts as held, for the base is committed."""
+    """The next leader's log begins earlier.
+
+    Entries below the base count as held, because the base is committed.
+    """
     cluster = behind()
     assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
     core = install(cluster, "n3", "n1")

@@ -1,8 +1,8 @@
-"""Random runs of cores whose logs are compacted and reset, over a network and disks that do their worst.
+"""Random runs of cores whose logs are compacted and reset, over an adversarial network and adversarial disks.
 
-After every step: an index has one committed term for ever, everywhere; when it is first committed a majority of the
-durable disks holds it (or lies behind it); a term has one leader. Offers are served late, kept, and used again. A
-core with a bug shows that the runs would see it.
+After every step: an index has one committed term for ever, on all nodes. When it is first committed, a
+majority of the durable disks holds it (or is past it). A term has one leader. Offers are served late, kept,
+and reused. A core with a bug shows that the runs would detect it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS = 2500
 
 @dataclass
 class Plan:
-    """What a leader gave: the base of its log."""
+    """A leader's offer: the base of its log."""
 
     leader: NodeId
     term: Term
@@ -36,7 +36,7 @@ class Plan:
 
 @dataclass
 class Disk:
-    """What is durable: entries base + 1 … as their terms."""
+    """Durable contents: entries base + 1 … as their terms."""
 
     base: int = 0
     base_term: int = 0
@@ -62,7 +62,7 @@ class Disk:
 
 
 class Member:
-    """A core, its disk, the operations on their way to it, and the states that it was ever given."""
+    """A core, its disk, its pending operations, and the states that it was ever given."""
 
     def __init__(self, name: str, core_class: type[RaftCore], rng: random.Random) -> None:
         self.name = NodeId(name)
@@ -83,13 +83,13 @@ class Member:
         self.queue: list[tuple[Persist, list[int]]] = []
 
     def crash(self) -> None:
-        """Any part of what was asked of the disk is done, in order."""
+        """Complete any part of the disk's pending operations, in order."""
         for persist, terms in self.queue[: self.rng.randint(0, len(self.queue))]:
             self.disk.write(persist, terms)
         self.start()
 
     def install(self, plan: Plan) -> None:
-        """What reset_install.py does, after `begin_reset` agreed."""
+        """Do what reset_install.py does once `begin_reset` agreed."""
         for persist, terms in self.queue[: self.rng.randint(0, len(self.queue))]:
             self.disk.write(persist, terms)
         hard = self.disk.hard
@@ -100,7 +100,7 @@ class Member:
 
 
 class World:
-    """Use: `step()` again and again."""
+    """Usage: call `step()` repeatedly."""
 
     def __init__(self, seed: int, core_class: type[RaftCore]) -> None:
         self.rng = random.Random(seed)
@@ -130,7 +130,7 @@ class World:
                 return
             at = self.rng.randrange(len(self.wire)) if self.rng.random() < 0.2 else 0
             message = self.wire[at]
-            if self.rng.random() > 0.03:  # else it comes again
+            if self.rng.random() > 0.03:  # otherwise it comes again
                 del self.wire[at]
             if self.offline not in (message.from_, message.to) and self.rng.random() > 0.02:
                 self.members[message.to].core.step(message)
@@ -164,7 +164,7 @@ class World:
             disk.compact(first)
 
     def serve(self) -> None:
-        """A leader answers an offer that was taken, now or later."""
+        """Let a leader answer an accepted offer, now or later."""
         member = self.any_member()
         if member.offers:
             offer = self.rng.choice(member.offers[-5:])
@@ -174,7 +174,7 @@ class World:
                 member.plans.append(Plan(offer.leader_id, offer.term, log.base_index, log.base_term))
 
     def finish(self) -> None:
-        """A state is whole: any that this node was ever given, again and again."""
+        """Complete any state that this node was ever given, also repeatedly."""
         member = self.any_member()
         if member.plans:
             plan = self.rng.choice(member.plans[-4:])
@@ -236,7 +236,7 @@ def test_no_committed_entry_is_lost_by_resets() -> None:
 
 
 class ResetsWhateverComes(RaftCore):
-    """Takes a state whose base it holds: one that comes again wipes what was acknowledged since."""
+    """Accepts a state whose base it holds. A repeated one wipes what was acknowledged since."""
 
     def begin_reset(self, leader_id: NodeId, term: Term, base_index: LogIndex, base_term: Term) -> bool:
         if self.role is not Role.FOLLOWER or base_index < self.log.base_index:

@@ -1,4 +1,4 @@
-"""The elections and commits that the seed articles tell as examples (docs/seeds.md, A4.11, A4.14 and A4.15)."""
+"""Elections and commits given as examples in the seed articles (docs/seeds.md, A4.11, A4.14 and A4.15)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ class Sleeps(random.Random):
 
 
 def test_after_three_votes_for_themselves_the_node_that_sleeps_least_is_elected() -> None:
-    """All campaign in the same moment and vote for themselves; then they sleep for 3, 5 and 4, so n1 wakes first."""
+    """All campaign at the same moment and vote for themselves.
+
+    They then sleep for 3, 5 and 4, so n1 wakes first.
+    """
     cluster = Cluster("n1", "n2", "n3")
     for name, sleep in zip(cluster.names, (3, 5, 4), strict=True):
-        cluster[name].rng = Sleeps(19, sleep)  # the second refusal decides that the round is lost
+        cluster[name].rng = Sleeps(19, sleep)  # the second refusal makes the round lost
         cluster[name].timeout = _TOGETHER
     for _ in range(_TOGETHER):
         for name in cluster.names:
@@ -64,13 +67,15 @@ def test_after_three_votes_for_themselves_the_node_that_sleeps_least_is_elected(
 def test_an_entry_that_a_majority_holds_uncommitted_is_committed_by_the_next_leader(
     holders: list[str],
 ) -> None:
-    """A majority of nodes is enough: the leader and one follower; "of followers", as two seeds have it, would be both."""
+    """A majority of nodes is enough: the leader and one follower. "Of followers", as in two seeds, would mean
+    both.
+    """
     cluster = Cluster("n1", "n2", "n3")
     cluster.elect("n1")
     cluster.tick(40)  # until all know what is committed
     committed = cluster["n1"].commit_index
     for name in ("n2", "n3"):
-        cluster.cut_one_way(name, "n1")  # no answer arrives
+        cluster.cut_one_way(name, "n1")  # no reply arrives
         if name not in holders:
             cluster.cut_one_way("n1", name)
     entry = cluster.propose("n1")
@@ -87,7 +92,9 @@ def test_an_entry_that_a_majority_holds_uncommitted_is_committed_by_the_next_lea
 
 
 def test_the_leader_has_committed_and_answers_before_its_followers_know() -> None:
-    """A4.14: they hold the entry, as its two phases want it, and hear with the next message that it is committed."""
+    """A4.14: they hold the entry, as its two phases demand, and learn with the next message that it is
+    committed.
+    """
     cluster = Cluster("n1", "n2", "n3")
     cluster.elect("n1")
     cluster.tick(40)

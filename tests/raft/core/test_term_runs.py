@@ -1,4 +1,4 @@
-"""Term runs against a dumb list of terms."""
+"""Term runs against a simple list of terms."""
 
 from __future__ import annotations
 
