@@ -35,7 +35,7 @@ from ledgermq.client.admin.broker_groups import AddedGroup, Left
 from ledgermq.client.cli.command_line import build_app
 from ledgermq.client.consume.statistics import LeaseStatistics, PulledQueue, PullStatistics
 from ledgermq.client.errors import LedgerMQError
-from ledgermq.client.push.statistics import ConsumerStatistics, QueueStatistics
+from ledgermq.client.push.push_statistics import ConsumerStatistics, QueueStatistics
 from ledgermq.nameserver import __main__ as nameserver_program
 from ledgermq.nameserver.config import ENVIRONMENT_PREFIX
 
