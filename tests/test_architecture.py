@@ -436,8 +436,8 @@ def test_no_module_is_a_drawer_for_everything(path: Path) -> None:
     assert not names & {"common", "utils", "util", "helpers", "misc"}, name_of(path)
 
 
-#: Modules that may share their name: each package has its own, in its top folder; `config` also has the core's, and each
-#: of the two state machines, Raft's core and the replicated state, is the `machine` of its room.
+#: Modules that may share their name: each package has its own, in its top folder; `config` also has the core's,
+#: and each of the two state machines, Raft's core and the replicated state, is the `machine` of its room.
 SHARED_MODULES = {"config", "errors", "machine", "metrics"}
 #: Rooms whose modules are named after something else: commands of the command line, and asyncio twins.
 NAMED_AFTER_OTHERS = ("client/cli/", "client/sync/")

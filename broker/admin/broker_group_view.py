@@ -190,7 +190,7 @@ class NodeStatus:
 
 
 def _passed_on(status: RaftStatus | PeerStatus, message: type[Message]) -> dict[str, Any]:
-    """Return the fields of `status` that `message` has by the same name, without those that are None (unknown)."""
+    """Return the fields of `status` that `message` has by the same name, except those that are None."""
     known = message.DESCRIPTOR.fields_by_name
     told = {field.name: getattr(status, field.name) for field in fields(status) if field.name in known}
     if "log_check" in told:

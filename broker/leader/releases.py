@@ -1,15 +1,15 @@
 """Releases of leases whose messages never reached a consumer.
 
-The leader proposes them, another node sends them to the leader, until one is applied. A lease of a session does
-not expire, so a release that is refused or lost would withhold its message from everybody while that client
-lives. Proposing one twice is harmless: it names the lease that it ends. Any later leader can end a lease, because
-the grant is in its state too.
+The leader proposes them, another node sends them to the leader, until one is applied. A lease of a session
+does not expire, so a release that is refused or lost would withhold its message from everybody while that
+client lives. Proposing one twice is harmless: it names the lease that it ends. Any later leader can end a
+lease, because the grant is in its state too.
 
-Owns: the releases that are owed, and the task that sends them. Must not: know why a lease is given back, or drop
-a release whose lease the replicated state still has.
+Owns: the releases that are owed, and the task that sends them. Must not: know why a lease is given back, or
+drop a release whose lease the replicated state still has.
 
-Owed leases are kept as ranges of offsets, small by merging; none is dropped. A row whose lease is gone from the
-replicated state is owed no more.
+Owed leases are kept as ranges of offsets, small by merging; none is dropped. A row whose lease is gone from
+the replicated state is owed no more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Protection of unconsumed messages: where the log must begin, for which consumer group, and what would free it.
+"""Protection of unconsumed messages: where the log must begin, for which consumer group, how to free it.
 
 Owns: the way from queue offsets that are needed (`state/backlog.py`) to a place in the log.
 Must not: touch files (a read that must be done first is returned), decide what goes.

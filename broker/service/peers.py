@@ -34,7 +34,8 @@ _METHOD: Final = "/ledgermq.v1.PeerService/Report"
 class Peers:
     """`client_ids` gives the clients here whose turn it is; `on_clients` takes those of another node.
 
-    `check_contact` does what is due for members out of contact, and returns how long (ms) each has been silent.
+    `check_contact` does what is due for members out of contact, and returns how long (ms) each has been
+    silent.
     """
 
     def __init__(

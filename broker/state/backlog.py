@@ -1,8 +1,8 @@
 """Backlog of consumer groups, for `group lag`, drains, removals and retention.
 
-A consumer group that has a position in one queue of a topic, or a member that subscribes to it, consumes the
-topic: its other queues are unconsumed, unless the group begins at the latest message. Retention protects nothing
-for a consumer group that only subscribes. Pure: reads the state, changes nothing.
+A consumer group that has a position in one queue of a topic, or a member that subscribes to it, consumes
+the topic: its other queues are unconsumed, unless the group begins at the latest message. Retention
+protects nothing for a consumer group that only subscribes. Pure: reads the state, changes nothing.
 
 Owns: the counting.   Must not: decide whether what is left may be given up.
 
@@ -154,10 +154,10 @@ class Need:
 
 
 def unconsumed(state: Consumed, *, kept_only: bool = False) -> dict[QueueKey, Need]:
-    """Return the lowest offset that some consumer group needs, for every queue where one needs stored messages.
+    """Return the lowest offset that a consumer group needs, for every queue where one needs messages.
 
-    A consumer group with a position in a topic needs what it has not acknowledged and what is parked for it. A
-    topic that keeps what is unread, and in which no consumer group has a position, is needed as a whole.
+    A consumer group with a position in a topic needs what it has not acknowledged and what is parked for
+    it. A topic that keeps what is unread, and in which no consumer group has a position, is needed as a whole.
     `kept_only`: only topics that keep what is unread.
     """
     lowest: dict[QueueKey, Need] = {}

@@ -122,8 +122,8 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
 async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """Ask one nameserver after the other.
 
-    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, NoBrokersError, LedgerMQError (several
-    clusters).
+    Raises: InvalidAddressError, NameserversDownError, NotANameserverError, NoBrokersError, LedgerMQError
+    (several clusters).
     """
     addresses, stranger = parse_addresses(nameserver), ""
     for address in addresses:

@@ -51,7 +51,7 @@ class GroupVerdict(IntEnum):
 class NodeRow:
     """One node as it is shown, and as `--json` has it. Numbers are None where nobody knows them.
 
-    Fields named as in NodeStatus, or as in GetStatusResponse for the node's own answer, are copied from there.
+    Fields named as in NodeStatus, or as in GetStatusResponse for the node's own answer, come from there.
     """
 
     node_id: str
@@ -95,7 +95,7 @@ class NodeRow:
 class GroupReport:
     """One broker group: verdict, the line above the table, the rows, and what to do.
 
-    Fields named as in GetStatusResponse are copied from the answer that is believed, unless `report` judges them.
+    Fields named as in GetStatusResponse come from the answer that is believed, unless `report` judges them.
     """
 
     group: str

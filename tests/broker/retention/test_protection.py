@@ -48,14 +48,15 @@ def test_who_holds_the_log_is_told_with_what_to_do() -> None:
     found = protection(node.state, {}, kept_only=True)
     assert isinstance(found, Protection)
     assert found.hold == (
-        "The log, which all topics of the broker group share, is held by consumer group billing in topic orders: that topic keeps "
-        "what is unread. To free it: let billing consume (not while all writes are refused), ledgermq group delete billing (when another one consumes the topic), or "
+        "The log, which all topics of the broker group share, is held by consumer group billing in topic "
+        "orders: that topic keeps what is unread. To free it: let billing consume (not while all writes are "
+        "refused), ledgermq group delete billing (when another one consumes the topic), or "
         "ledgermq topic update orders --no-keep-unread; else more disk"
     )
 
 
 def test_the_place_of_the_log_is_found_whatever_the_cache_of_cold_queues_holds() -> None:
-    """The units of more queues than the cache has blocks, on a file system where each read has to be done by somebody else."""
+    """More queues than the cache has blocks, on a file system where every read is a cold one."""
     count = 300
     disk = SimulatedDisk()
     disk.make_directory(DATA)
