@@ -22,7 +22,10 @@ class Leadership:
         self._listeners: list[Callable[[], None]] = []
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after every change."""
+        """Call `listener` after every change.
+
+        Not the constructor's argument: who follows the lead is made after the Raft node, which feeds this object.
+        """
         self._listeners.append(listener)
 
     def on_ready(self, term: int) -> None:
