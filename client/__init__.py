@@ -4,8 +4,8 @@
 `from ledgermq.client.sync import Producer, PullConsumer, SimpleConsumer, Admin`: the same without asyncio, and Consumer, a loop.
 
 Names are loaded when they are first used: the command line has its help on the screen before gRPC and numpy are.
-Importing has no side effects: no environment variable, signal handler, log handler or thread. gRPC's settings are the
-application's (README).
+Importing has no side effects: no environment variable, signal handler, log handler or thread. gRPC's settings
+are the application's (README).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from typing import Any
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # While modules load nothing has begun, so Ctrl-C ends the process without a traceback. `serve` stops in
-        # order.
+        # While modules load nothing has begun, so Ctrl-C ends the process without a traceback. `serve` stops
+        # in order.
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
     # gRPC reads both while the imports below load it.
     # Its own lines on stderr would mix with our error messages. Its errors reach us as exceptions.

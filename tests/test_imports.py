@@ -1,4 +1,4 @@
-"""Importing a package changes nothing in the process; processes of our own make gRPC's settings where they begin."""
+"""Importing a package changes nothing in the process; our own processes set gRPC up where they begin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ COMPARE = """
 import atexit, gc, importlib, logging, os, resource, signal, sys, threading, warnings
 
 changes = []
-EVENTS = {"os.putenv", "os.unsetenv", "os.chdir", "os.fork", "subprocess.Popen", "socket.bind", "socket.connect"}
+EVENTS = {
+    "os.putenv", "os.unsetenv", "os.chdir", "os.fork", "subprocess.Popen", "socket.bind", "socket.connect",
+}
 
 def noted(register):
     def call(*arguments, **named):
@@ -37,11 +39,12 @@ def state():
     return {
         "environment": dict(os.environ),
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals()},
-        "loggers": [(each.name, each.level, each.handlers[:], each.filters[:]) for each in loggers if each is logging.root
-                    or each.level or each.handlers or each.filters],
+        "loggers": [(each.name, each.level, each.handlers[:], each.filters[:]) for each in loggers
+                    if each is logging.root or each.level or each.handlers or each.filters],
         "warnings": warnings.filters[:],
         "sys.path": sys.path[:],
-        "threads": (threading.enumerate(), len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0),
+        "threads": threading.enumerate(),
+        "tasks": len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 0,
         "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook),
         "interpreter": (sys.getswitchinterval(), sys.getrecursionlimit(), gc.isenabled(), gc.get_threshold()),
         "limits": (resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE)),
@@ -132,7 +135,7 @@ def test_a_name_of_the_client_that_is_used_first_changes_nothing_in_the_process(
         ("logging.basicConfig()", "['loggers'] []"),
         ("warnings.simplefilter('ignore')", "['warnings'] []"),
         ("sys.path.append('/nowhere')", "['sys.path'] []"),
-        ("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "['threads'] []"),
+        ("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "['threads', 'tasks'] []"),
         ("__name__ = 'ledgermq.x'; atexit.register(print)", "[] [('register', (<built-in function print>,), {})]"),
     ],
 )  # fmt: skip

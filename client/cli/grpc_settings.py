@@ -1,7 +1,8 @@
 """gRPC's settings for processes of our own: the command line, and tests and benchmarks that stand for it.
 
-They hold for a whole process and are read once, while gRPC is loaded, so a library must not make them: importing
-`ledgermq.client` leaves them to the application (README). Brokers and nameservers have theirs in their `__main__`.
+They hold for a whole process and are read once, while gRPC is loaded, so a library must not make them:
+importing `ledgermq.client` leaves them to the application (README). Brokers and nameservers have theirs in
+their `__main__`.
 
 * no "Got goaway" on stderr whenever a broker stops: what gRPC has to say reaches us as exceptions
 * without the event engine's own threads a message wakes one thread less (docs/performance.md)
