@@ -61,7 +61,7 @@ def test_the_document_says_what_was_measured_where_and_how(
     running: Served[MessagingCluster], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "bench.json"
-    command = ["bench", "--seconds", "0.5", "--warm-up", "0", "--size", "16", "--in-flight", "64"]
+    command = ["bench", "--seconds", "1.5", "--warm-up", "0", "--size", "16", "--in-flight", "64"]
     assert run_cli([*command, "--batch", "16", "--json", str(file), "--queues", "2"]) == 0
     assert "Latencies of W2 and W3 are those of batches of 16." in capsys.readouterr().out
     document = json.loads(file.read_text())

@@ -141,7 +141,7 @@ def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_does_n
     change: Callable[[GroupAdmin], Awaitable[object]],
 ) -> None:
     async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=200) as admin:
+        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
             left, dead = cluster.groups
             await admin.create_group("billing")
             left.queues[1, 0].end, left.committed["billing", "orders", 0] = 9, 7
@@ -161,7 +161,7 @@ def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_does_n
 
 def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
     async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=200) as admin:
+        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
             node = cluster.node(group="g1")
             node.drop_answers = 1 << 20
             with pytest.raises(PartlyChangedError, match=r"Changed: g0\. Perhaps changed: g1") as caught:
@@ -177,7 +177,7 @@ def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
 
 def test_cleaning_goes_on_in_the_groups_before_one_that_does_not_answer_and_says_so() -> None:
     async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=200) as admin:
+        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
             await cluster.node(group="g1").stop()
             with pytest.raises(PartlyChangedError, match='at broker group "g1"'):
                 await admin.clean()
