@@ -71,7 +71,7 @@ EXEMPT: Final = {
         "fixed offsets in 64 bytes; the entry is verified before anybody believes it"
     ),
     "broker/admin/message_search.py _system": "the caller is told of a DecodeError",
-    "broker/admin/message_search.py _place_of": "a fixed offset in a header that is there",
+    "broker/admin/message_search.py MessageQueries._place_of": "a fixed offset in a header that is there",
     # Streams: the contents of their messages have targets.
     "raft/transport/frame_stream.py FrameStream._read_header": (
         "the older form: a length; tests/raft/transport/test_frame_stream.py"
