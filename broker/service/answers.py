@@ -1,8 +1,8 @@
-"""How errors become answers of `ledgermq.v1`, and its unary calls that the leader serves.
+"""Answers to failed calls of `ledgermq.v1`, and handlers of its unary calls that the leader serves.
 
-A call that another node passed on to this one, which does not lead (any more), ends without an answer: that
-node looks for the leader again, or tells its client. A call that a client made to this node itself must not
-end so.
+A call that another node forwarded to this one ends with a gRPC status if this node does not lead (any more).
+The forwarding node then looks for the leader again, or answers its client. A call that a client made to this
+node directly is always answered with a refusal instead.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..metrics import Metrics
 from ..refusals import REFUSABLE, RefusedError, refusal_of
 from .broker_group_identity import BrokerGroupIdentity
 
-#: What ends a call so. The first two are definite: nothing was done.
+#: Errors that end a forwarded call. After the first two, certainly nothing was done.
 ENDING: Final = (NotLeaderError, TransferringError, ProposalLostError, NodeStoppedError)
 
 Serve = Callable[[Any], Awaitable[Any]]
 
 
 def parsed(kind: Any, raw: bytes) -> Any:
-    """Decode a request. Raises: RefusedError: gRPC itself would answer UNKNOWN and log a trace."""
+    """Decode a request. Raises: RefusedError (gRPC itself would answer UNKNOWN and log a traceback)."""
     try:
         return kind.FromString(raw)
     except DecodeError:
@@ -51,7 +51,7 @@ class Refusals:
         self._metrics = metrics
 
     def of(self, error: Exception, listener: str) -> route_pb2.Refusal:
-        """Return the refusal for an error, with the leader's address as that listener's callers reach it."""
+        """Return the refusal for an error, with the leader's address on that listener."""
         leader_id = self._leadership.leader_id
         found = refusal_of(error, leader_id, self._members.addresses(leader_id, listener))
         if found.code == route_pb2.NO_QUORUM and (text := self.without_master()):
@@ -74,7 +74,7 @@ class Refusals:
         self._metrics.refusals.labels(code).inc()
 
     def without_master(self) -> str:
-        """Return what to say when a broker group with a master has no leader; "" in a quorum group."""
+        """Return the text for a broker group with a master and without a leader; "" in a quorum group."""
         config = self._raft.config
         if config.reign is None:
             return ""

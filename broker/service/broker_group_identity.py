@@ -1,7 +1,8 @@
-"""Refuses calls that mean another broker group of this name, whose ids, offsets and epochs mean nothing here.
+"""Refuses calls that are meant for another broker group of the same name or at the same address.
 
-Two broker groups were given one name, or this one was made anew (its folders were deleted) while clients
-still have the old routes. Their ids differ.
+Two broker groups may have been given one name, or this one was created anew (its folders were deleted) while
+clients still hold the old routes. The ids of the two differ, and the ids, offsets and epochs of one mean
+nothing in the other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class BrokerGroupIdentity:
         self._raft = raft
 
     def check_names(self, cluster: str, group: str) -> None:
-        """Refuse a call to a node of another broker group or cluster that had this address before; "": any.
+        """Refuse a call to another broker group or cluster that had this address before; "" matches any.
 
         Raises: RefusedError.
         """
@@ -47,13 +48,13 @@ class BrokerGroupIdentity:
         )
 
     def check_id(self, broker_group_id: int) -> None:
-        """Compare the id of the broker group that is meant; 0: any. Raises: RefusedError."""
+        """Check the id of the broker group that a call is meant for; 0: any. Raises: RefusedError."""
         if not broker_group_id:
             return
         own, config = self._raft.group_id, self._config
-        # Of each request: the former ids are made only for one that means another id.
+        # Checked for each request: the former ids are computed only when the ids differ.
         if own == broker_group_id or are_related(own, self._raft.former_group_ids, broker_group_id, ()):
-            # Who has the route from before a recovery, or a promotion, perhaps finds no nameserver now.
+            # A client with a route from before a recovery or promotion may reach no nameserver to refresh it.
             return
         raise RefusedError(
             route_pb2.OTHER_GROUP,
@@ -67,15 +68,15 @@ class BrokerGroupIdentity:
         )
 
     def meant_by(self, grpc_context: Any) -> MeantBrokerGroup:
-        """Return the broker group that a call or stream means, by its metadata."""
+        """Return the broker group that a call or stream is meant for, from its metadata."""
         return MeantBrokerGroup(self, grpc_context)
 
 
 class MeantBrokerGroup:
-    """The broker group that a call or stream means.
+    """The broker group that a call or stream is meant for.
 
-    `check` each request, and again after waiting: a node without data learns its broker group's id while
-    callers wait.
+    Call `check` for each request, and again after waiting: a node without data learns its broker group's id
+    while callers wait.
     """
 
     def __init__(self, identity: BrokerGroupIdentity, grpc_context: Any) -> None:
@@ -87,7 +88,7 @@ class MeantBrokerGroup:
             self._problem = str(error)
 
     def check(self) -> None:
-        """Raises: RefusedError, it is for another broker group."""
+        """Check the call's broker group. Raises: RefusedError when the call is meant for another one."""
         if self._problem:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, self._problem)
         self._identity.check_id(self._id)

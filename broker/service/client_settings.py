@@ -1,6 +1,6 @@
-"""The settings that a server must send so that official clients start and behave (docs/protocol.md, Settings).
+"""Settings that official clients need to start and behave (docs/protocol.md, Settings).
 
-Pure: the client's own settings, echoed with the server's values merged in.
+Pure: echoes the client's own settings with the server's values merged in.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from ..wire.status import ok
 
 LONG_POLLING_SECONDS: Final = 20
 RECEIVE_BATCH_SIZE: Final = 32
-#: Clients send again at once, by the next entry of their route, and keep a route for 30 s: a node that died stays in it so long,
-#: and threads take turns at the entries, so that of three nodes each attempt meets the dead one with a chance of 1/3. Its port
-#: refuses at once, and a repeated send is stored once: attempts cost little. 3 let 4 % of the sends beside a dead node fail.
+#: Clients retry at once with the next entry of their route, and keep a route for 30 s: a dead node stays in
+#: it that long. A client's threads take turns at the entries, so with three nodes each attempt meets the dead
+#: one with probability 1/3. Attempts are cheap: a dead node's port refuses at once, and a repeated send is
+#: stored once. With 3 attempts, 4 % of the sends beside a dead node failed.
 PRODUCER_MAX_ATTEMPTS: Final = 10
 #: Delay before each redelivery, seconds; the last one repeats.
 RETRY_DELAYS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

@@ -1,6 +1,6 @@
-"""Topics and consumer groups that come into being by use, and the limits of how many there may be.
+"""Creation of topics and consumer groups on first use, and the limits on their number.
 
-For the node that leads.
+Runs on the leader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..wire.validation import topic_problem
 
 
 class Creation:
-    """Finds topics and consumer groups by name, and creates those that are missing where that is allowed."""
+    """Finds topics and consumer groups by name, and creates missing ones where that is allowed."""
 
     def __init__(
         self, config: BrokerConfig, replica: Replica, pipeline: AppendPipeline, leadership: Leadership
@@ -30,7 +30,7 @@ class Creation:
         self._leadership = leadership
 
     def check_room_for_topic(self, queue_count: int) -> None:
-        """Whoever reaches a port may create topics: there is a limit. Raises: LimitReachedError."""
+        """Check the limits: anyone who reaches a port may create topics. Raises: LimitReachedError."""
         state, config = self._replica.state, self._config
         room = "Delete what nobody needs (ledgermq topic list, ledgermq topic delete)"
         if len(state.topics) >= config.max_topics:
@@ -43,7 +43,7 @@ class Creation:
             raise LimitReachedError(what, config.max_queues, "max_queues", room)
 
     def check_room_for_group(self) -> None:
-        """As `check_room_for_topic`: consumer groups come into being by use. Raises: LimitReachedError."""
+        """Check the limit of consumer groups, which first use creates. Raises: LimitReachedError."""
         count, config = len(self._replica.state.groups), self._config
         if count >= config.max_consumer_groups:
             what = f"broker group {config.group} has {count} consumer groups"
@@ -51,7 +51,7 @@ class Creation:
             raise LimitReachedError(what, config.max_consumer_groups, "max_consumer_groups", room)
 
     async def ensure_topic(self, name: str) -> Topic | None:
-        """Return the topic; create it when `auto_create_topics` is on; None when there is none.
+        """Return the topic, or None when there is none; create it first when `auto_create_topics` is on.
 
         Raises: LimitReachedError, and what the pipeline raises.
         """
@@ -67,7 +67,7 @@ class Creation:
         return created
 
     async def ensure_group(self, name: str) -> ConsumerGroup:
-        """Return the consumer group; create it when there is none.
+        """Return the consumer group; create it if it does not exist.
 
         Raises: LimitReachedError, and what the pipeline raises.
         """

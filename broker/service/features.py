@@ -1,9 +1,9 @@
-"""What older builds cannot apply, and whether every node of this group can (D23).
+"""Feature levels: what older builds cannot apply, and whether every node of this broker group can (D23).
 
-A node says in its greeting how far its build goes. A command above level 1 is proposed only when every node of the group has
-said that it knows it. The group remembers that in its replicated level, by a command that all builds know, so that a node
-that is away later holds nothing up.
-Owns: the levels, and the question.   Must not: propose what is asked for.
+A node's greeting says which level its build supports. A command above level 1 is proposed only after every
+node of the broker group has said that it knows it. A command that all builds know then stores the level in
+the replicated state, so that a node that is away later delays nothing.
+Owns: the levels, and the check.   Must not: propose the command that needs the level.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 #: Drain, take back and remove a broker group: SetBrokerGroupMode, versions 1 and 2.
 BROKER_GROUP_MODES: Final = 2
-#: How far this build goes.
+#: The highest level that this build supports.
 SUPPORTED: Final = KEEP_UNREAD
 
 _RETRY_AFTER_MS: Final = 500
 
 
 class Features:
-    """What every node of the broker group can apply, and its memory of that."""
+    """The level that every node of the broker group supports, and the level that is stored."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Features:
         self._leadership = leadership
 
     async def require(self, level: int, what: str) -> None:
-        """Return when every node of the group knows what belongs to a level, and the group remembers that.
+        """Return when every node of the broker group supports a level and the level is stored.
 
         Leader only.
 
-        `what`: that which is asked for, as it stands behind "does not know how to". Raises: RefusedError, and
+        `what`: the requested operation, worded to follow "does not know how to". Raises: RefusedError, and
         what the pipeline raises.
         """
         older, unmet = self._lagging(level)
@@ -83,22 +83,21 @@ class Features:
         await self._pipeline.run(FeatureLevel(level))
 
     def remember(self) -> None:
-        """Let the group remember what its nodes know, if this node leads and has met them all.
+        """Store the level that all nodes support, if this node leads and has met them all.
 
-        Call it after each change of the leadership, and now and then: the last node is perhaps replaced
-        later.
+        Call it after each leadership change and periodically: the last old node may be replaced later.
         """
         if not self._leadership.ready or self._replica.state.feature_level >= SUPPORTED:
             return
         if any(self._lagging(SUPPORTED)):
             return
         try:
-            self._pipeline.run(FeatureLevel(SUPPORTED))  # what fails is tried again
+            self._pipeline.run(FeatureLevel(SUPPORTED))  # a failure is retried by the next call
         except REFUSABLE as error:
             logger.debug("feature level not stored, the next try follows reason=%s", error)
 
     def _lagging(self, level: int) -> tuple[list[str], list[str]]:
-        """Return the other nodes whose build does not go so far, and those that were not met in this run."""
+        """Return the nodes whose build is below the level, and those not met since this node started."""
         older, unmet = [], []
         for peer in self._raft.status().peers:
             if peer.node_id == self._config.node_id:

@@ -1,8 +1,10 @@
-"""Keeps the nodes of the group acquainted: addresses, liveness and client sessions, over the Raft port.
+"""Exchange of addresses, liveness and client sessions between the nodes of a broker group (Raft port).
 
-A follower reports to the leader every second and after each change of leader, some of its clients each time; the answer is
-the leader's view of all nodes. After a second without any leader nodes report to each other, and learn at least where those are that live: in a
-group with a master there may be none for days. Owns: the reporting task and the Report handler. Must not: judge liveness (Members does, from Raft's view).
+A follower reports to the leader every second and after each change of leader, each time with some of its
+clients. The answer is the leader's view of all nodes. After a second without any leader, nodes report to each
+other and learn at least the addresses of the live ones: a broker group with a master may lack a leader for
+days. Owns: the reporting task and the Report handler. Must not: judge liveness (Members does, from Raft's
+view).
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from .answers import parsed
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL: Final = 1.0  # seconds
-#: Of a report so many clients are taken: nodes send fewer.
+#: The most clients taken from one report; nodes send fewer.
 _MOST_CLIENTS: Final = 20_000
 _METHOD: Final = "/ledgermq.v1.PeerService/Report"
 
 
 class Peers:
-    """`client_ids` gives the clients here whose turn it is; `on_clients` takes those of another node.
+    """Sends reports and answers those of other nodes.
 
-    `check_contact` does what is due for members out of contact, and returns how long (ms) each has been
-    silent.
+    `client_ids` returns the local clients to report now; `on_clients` takes those of another node.
+    `check_contact` handles members out of contact, and returns how long (ms) each has been silent.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Peers:
         self._on_clients = on_clients
         self._check_contact = check_contact
         self._on_change = on_change
-        self._unsaid: list[str] = []  # clients whose report was lost
+        self._unsaid: list[str] = []  # clients of the last report, until it is answered
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -69,7 +71,7 @@ class Peers:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        quiet = False  # nothing has changed for a second
+        quiet = False  # no leadership change during the last second
         while True:
             if self._leadership.ready:
                 self._on_clients(self._client_ids())
@@ -92,13 +94,13 @@ class Peers:
             view = answer_of(to, peer_pb2.GroupView, answer)
         except ForwardError as error:
             logger.debug("no answer to a report node=%s reason=%s", to, error)
-            return  # it is gone or new: Raft tells, and the next round asks again
+            return  # Raft notices a node that is gone; the next round asks again
         self._unsaid = []
         if not view.refusal.code and self._members.take_view(view.nodes):
             self._on_change()
 
     def handler(self) -> Any:
-        """Return what the Raft port serves for other nodes' reports."""
+        """Return the handler of other nodes' reports for the Raft port."""
 
         async def report(raw: bytes, context: Any) -> peer_pb2.GroupView:
             try:

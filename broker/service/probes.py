@@ -1,11 +1,12 @@
-"""What /livez, /startupz, /readyz, /healthz and /metrics say of a node.
+"""Answers of /livez, /startupz, /readyz, /healthz and /metrics.
 
-live: the process runs and has not faulted: a restart would help nobody who opens, verifies or repairs a log for hours.
-started: the node runs, its log is whole, and its ports are open. ready: a leader is known and this node has applied up to what was committed when
-it first heard of one. healthy: ready, and messages are taken. Every answer says in one line what the node is doing.
+live: the process runs and has not faulted. A node that opens, verifies or repairs a log for hours is live: a
+restart would not help. started: the node runs, its log is whole, and its ports are open. ready: a leader is
+known, and this node has applied what was committed when it first heard of one. healthy: ready, and messages
+are accepted. Every answer states in one line what the node is doing.
 
-How far consumer groups are is told by the node that leads, of its own broker group. Their names are users' choice, so there may be any
-number of them: the farthest behind are told one by one, the rest as one. Nothing of it is kept.
+The leader exports the lag of its own broker group's consumer groups. Users choose their names, so their
+number has no bound: those farthest behind get a line each, the rest are summed up in one. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from ..state.machine import BrokerState
 from .disk_steps import RetentionView
 from .shutdown import Shutdown
 
-#: Pairs of consumer group and topic with a line of their own.
+#: Pairs of consumer group and topic that get a line of their own.
 MAX_PAIRS: Final = 500
 _OTHERS: Final = "(others)"
 _LABELS: Final = ("consumer_group", "topic")
 
 
 class LagMetrics(Collector):
-    """`state` gives the state while this node leads, else None."""
+    """Lag of consumer groups. `state` returns the state while this node leads, else None."""
 
     def __init__(self, state: Callable[[], BrokerState | None]) -> None:
         self._state = state
@@ -77,13 +78,13 @@ class LagMetrics(Collector):
 
 
 class Probed(Protocol):
-    """A node: its answers."""
+    """A node that answers probes."""
 
     def routes(self) -> Routes: ...
 
 
 def starting(doing: str, metrics: Metrics | None = None) -> Routes:
-    """Return the answers of a process that lives and does not run a node yet."""
+    """Return the answers of a live process that does not run a node yet."""
     said = f"starting: {doing}\n".encode()
 
     def waits() -> Answer:
@@ -97,7 +98,7 @@ def starting(doing: str, metrics: Metrics | None = None) -> Routes:
 
 
 class ProcessProbes:
-    """The HTTP port of a process, which is open before there is a node, and while one is replaced by another."""
+    """The HTTP port of a process. It is open before the first node starts and while a node is replaced."""
 
     def __init__(self) -> None:
         self.doing = "opens its data folder"  # while there is no node
@@ -106,7 +107,7 @@ class ProcessProbes:
 
 
 class Probes:
-    """The answers of one node. Make `routes()` and give them to the HTTP port."""
+    """The answers of one node. Pass `routes()` to the HTTP port."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Probes:
         metrics.registry.register(LagMetrics(lambda: replica.state if leadership.ready else None))
 
     def routes(self) -> Routes:
-        """Return the paths."""
+        """Return the handler of each path."""
         return {
             "/livez": self._live,
             "/startupz": self._live,
@@ -137,7 +138,7 @@ class Probes:
         }
 
     def not_ready(self) -> str:
-        """Return why the node is not ready, "" when it is."""
+        """Return why the node is not ready; "" when it is."""
         raft = self._raft
         if raft.fault is not None:
             return f"faulted: {raft.fault}"
@@ -146,7 +147,10 @@ class Probes:
         if self._leadership.leader_id is None:
             return f"no leader is known: {_why_no_leader(raft.status())}"
         if (rebuild := self._replica.rebuild) is not None:
-            return f"its queues are being made again from the log: entry {rebuild.applied_index} of {rebuild.target}"
+            return (
+                "its queues are being made again from the log: "
+                f"entry {rebuild.applied_index} of {rebuild.target}"
+            )
         if self._goal is None:
             self._goal = raft.commit_index
         if raft.applied_index < self._goal or raft.commit_index == 0:
@@ -186,7 +190,7 @@ def _why_no_leader(status: RaftStatus) -> str:
 def node_readings(
     raft: RaftNode, replica: Replica, pipeline: AppendPipeline, polls: Polls
 ) -> tuple[MetricReading, ...]:
-    """Return the gauges of what this node holds."""
+    """Return the gauges of this node's state."""
     return (
         _gauge("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
         _gauge("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: pipeline.bytes_waiting),
@@ -202,7 +206,7 @@ def node_readings(
 
 
 def disk_readings(pipeline: AppendPipeline, retention: RetentionView) -> tuple[MetricReading, ...]:
-    """Return the gauges of the disk and of what retention does about it."""
+    """Return the gauges of the disk and of retention."""
     return (
         _gauge(
             "ledgermq_disk_step",

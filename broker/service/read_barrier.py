@@ -1,4 +1,4 @@
-"""Reads that see everything committed before they began (read-index), on any node."""
+"""Linearizable reads (read-index) on any node: they see everything committed before they began."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ledgermq.raft.node.raft_node import RaftNode
 from ..cluster.known_leader import Leadership
 from ..replica import Replica
 
-#: How long a question that takes a stale answer waits for a leader, s: longer than most elections.
+#: How long a read that accepts a stale answer waits for a leader, s: longer than most elections.
 STALE_AFTER_S: Final = 1.5
 
 
 class ReadBarrier:
-    """Waits until this node's state is new enough to be read."""
+    """Waits until this node's state is fresh enough to be read."""
 
     def __init__(self, raft: RaftNode, replica: Replica, leadership: Leadership) -> None:
         self._raft = raft
@@ -28,7 +28,7 @@ class ReadBarrier:
 
         `remaining`: seconds.
 
-        Raises: NotLeaderError (nobody could say), NodeStoppedError, RefusedError (it is being rebuilt).
+        Raises: NotLeaderError (no leader answered in time), NodeStoppedError, RefusedError (a rebuild runs).
         """
         self._replica.require_whole_state()
         end = time.monotonic() + min(remaining if remaining is not None else 5.0, 5.0) - 0.2
@@ -42,7 +42,7 @@ class ReadBarrier:
             await self._leadership.wait_change(min(0.05, max(end - time.monotonic(), 0)))
 
     async def wait_or_stale(self, remaining: float | None) -> bool:
-        """Wait for so long as most elections take; return whether the state may be stale after all.
+        """Wait as long as most elections take; return whether the state may be stale.
 
         Raises: as `wait`.
         """
@@ -53,5 +53,5 @@ class ReadBarrier:
         return False
 
     async def catch_up(self) -> None:
-        """As `wait`, with one attempt. Raises: NotLeaderError, NodeStoppedError."""
+        """Do what `wait` does, with one attempt. Raises: NotLeaderError, NodeStoppedError."""
         await self._raft.wait_applied(await self._raft.read_index())

@@ -1,7 +1,8 @@
-"""Signs of life of clients, and the names of their sessions at the leader (D14).
+"""Signs of life of clients, and their session ids at the leader (D14).
 
-A session is named by a hash of the client id, so a new leader finds it again. Every call and every open Telemetry
-stream, on any node, is a sign of life; followers report those of their clients, each every few seconds.
+A session id is a hash of the client id, so a new leader computes the same one. Every call and every open
+Telemetry stream, on any node, is a sign of life. Followers report those of their clients, each every few
+seconds.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from typing import Final
 
 from ..leader.leader_view import SESSION_TIMEOUT_MS
 
-#: A client without any sign of life for so long is gone.
+#: A client without a sign of life for this long is gone.
 SILENCE_SECONDS: Final = 120.0
-#: Reports, one a second, in which each client has its turn. A session outlives three of its turns.
+#: Number of reports, sent one a second, that cover all clients. A session outlives three of its turns.
 ROUND: Final = 5
-#: Of fewer clients than that each is in every report.
+#: With fewer clients than this, every report contains all of them.
 FEW: Final = 500
 CALLER_SECONDS: Final = SILENCE_SECONDS - SESSION_TIMEOUT_MS / 1000 - ROUND
 
 
 class TooManyClientsError(Exception):
-    """A node knows as many clients as `max_clients` allows."""
+    """A node already serves as many clients as `max_clients` allows."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"this node serves {limit} clients already, the limit (max_clients of the brokers). One that is silent for "
-            f"{SILENCE_SECONDS:g} s makes room: repeat it later or at another node, or raise max_clients"
+            f"this node serves {limit} clients already, the limit (max_clients of the brokers). "
+            f"One that is silent for {SILENCE_SECONDS:g} s makes room: "
+            "repeat it later or at another node, or raise max_clients"
         )
 
 
@@ -41,7 +43,7 @@ def session_of(client_id: str) -> int:
 
 
 class OpenStreams:
-    """The clients with an open Telemetry stream at this node: at most `limit`."""
+    """Clients with an open Telemetry stream at this node, at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -52,16 +54,16 @@ class OpenStreams:
         return list(self._open)
 
     def check_room(self, client_id: str) -> None:
-        """Check that one more stream may be opened. Raises: TooManyClientsError."""
+        """Check that a client may open a stream. Raises: TooManyClientsError."""
         if client_id not in self._open and len(self._open) >= self._limit:
             raise TooManyClientsError(self._limit)
 
     def opened(self, client_id: str) -> None:
-        """Note a stream."""
+        """Count a stream that was opened."""
         self._open[client_id] += 1
 
     def closed(self, client_id: str) -> bool:
-        """Forget a stream; return whether it was the client's last."""
+        """Drop a stream that was closed; return whether it was the client's last."""
         self._open[client_id] -= 1
         if self._open[client_id]:
             return False
@@ -70,21 +72,22 @@ class OpenStreams:
 
 
 class ClientsHere:
-    """The clients that live at this node: those with an open stream (`connected`), and recent callers.
+    """Clients of this node: those with an open stream (`connected`), and recent callers.
 
-    A caller counts for so long that, with the leader's own patience on top, it is gone 120 s after its last sign of life.
-    One whose stream ended counts no longer, unless it calls again: its process is probably gone. Time: monotonic seconds.
+    A caller counts for CALLER_SECONDS. With the leader's own session timeout on top, it is gone 120 s after
+    its last sign of life. A client whose stream ended no longer counts unless it calls again: its process has
+    probably exited. Time: monotonic seconds.
     """
 
     def __init__(self, connected: Callable[[], Iterable[str]], limit: int) -> None:
         self._connected = connected
         self._limit = limit
-        self._heard: dict[str, float] = {}  # the one that was silent longest first
-        self._in_turn: list[str] = []  # of this round, whose turn has not come
-        self._at_once = FEW
+        self._heard: dict[str, float] = {}  # time of each caller's last call, the oldest first
+        self._in_turn: list[str] = []  # clients that this round has not reported yet
+        self._at_once = FEW  # clients per report of this round
 
     def heard(self, client_id: str, now: float) -> None:
-        """Note a call of a client. Raises: TooManyClientsError (it is a new one)."""
+        """Note a call of a client. Raises: TooManyClientsError when a new client exceeds the limit."""
         if not client_id:
             return
         known = self._heard.pop(client_id, None)
@@ -99,18 +102,18 @@ class ClientsHere:
             del self._heard[first]
 
     def stream_ended(self, client_id: str) -> None:
-        """Its last stream ended."""
+        """Forget a client whose last stream ended."""
         self._heard.pop(client_id, None)
 
     def alive(self, now: float) -> list[str]:
-        """Return everybody who lives."""
+        """Return the ids of all live clients."""
         self._forget_silent(now)
         return sorted(self._heard.keys() | set(self._connected()))
 
     def report(self, now: float) -> list[str]:
-        """Return who is to be reported now. Call it every second: everybody has a turn in ROUND calls.
+        """Return the clients to report now. Call it every second: ROUND calls cover all clients.
 
-        All of thousands of clients in each report would keep both nodes from their other work.
+        Reporting thousands of clients each time would keep both nodes from their other work.
         """
         if not self._in_turn:
             self._in_turn = self.alive(now)

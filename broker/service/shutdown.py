@@ -1,4 +1,4 @@
-"""The beginning of a node's stop, for those who wait long or try again."""
+"""The start of a node's shutdown, for tasks that wait long or retry."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ..reading.polls import Polls
 
 
 class Shutdown:
-    """Whether this node stops: long polls end then, and it is not ready any more."""
+    """Tells whether this node is stopping: long polls end then, and the node is not ready any more."""
 
     def __init__(self, polls: Polls) -> None:
         self._polls = polls
         self.begun = False
 
     def begin(self) -> None:
-        """Have whoever waits look up."""
+        """Begin to stop, and wake every long poll."""
         self.begun = True
         self._polls.wake_all()

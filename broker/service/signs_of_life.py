@@ -1,4 +1,4 @@
-"""Signs of life of clients: noted where they call, and told to the leader's view, which keeps sessions."""
+"""Signs of life of clients: noted at the node that is called, and passed to the leader's session view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sessions import ClientsHere, session_of
 
 
 class SignsOfLife:
-    """Takes them in, of clients of this node and, where it leads, of any node."""
+    """Notes signs of life of this node's clients and, on the leader, of every node's clients."""
 
     def __init__(self, clients: ClientsHere, raft: RaftNode, replica: Replica, holders: LeaseHolders) -> None:
         self._clients = clients
@@ -22,8 +22,7 @@ class SignsOfLife:
         self._holders = holders
 
     def heard(self, client_id: str, *, here: bool = True) -> None:
-        """A client called; not `here`: at a node that passed its call on, and reports it.
-
+        """Note a call of a client. With `here` False, another node forwarded the call and reports the client.
         Raises: TooManyClientsError.
         """
         if here:
@@ -31,7 +30,7 @@ class SignsOfLife:
         self.alive([client_id])
 
     def alive(self, client_ids: Iterable[str]) -> None:
-        """Leader: clients of any node show signs of life."""
+        """Refresh the sessions of clients of any node. Has an effect on the leader only."""
         if (view := self._replica.view) is not None:
             now = self._raft.next_timestamp()
             for client_id in client_ids:
@@ -40,7 +39,7 @@ class SignsOfLife:
                 self._holders.seen(client_id, session)
 
     def gone(self, client_id: str) -> None:
-        """Leader: a client says goodbye; its auto-renewed leases end."""
+        """End a client's session and its auto-renewed leases. Has an effect on the leader only."""
         if (view := self._replica.view) is not None:
             view.session_closed(session_of(client_id))
             self._replica.keep_house()

@@ -1,7 +1,7 @@
-"""Telemetry streams: settings up, merged settings down, for the life of a client.
+"""Telemetry streams: a client sends its settings, the server answers with the merged settings.
 
-Owns: nothing; sessions.py knows who has a stream. Must not: rely on settings (a client may send none for
-minutes after a restart), or wait for a client to read.
+Owns: nothing; `sessions.py` tracks which clients have a stream. Must not: rely on settings (a client may send
+none for minutes after a restart), or wait for a client to read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_GROUP_POLICY: Final = (False, 17)
 
 
 class TelemetryStreams:
-    """Serves the streams of this node."""
+    """Serves the Telemetry streams of this node."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class TelemetryStreams:
         self._streams.opened(client_id)
         try:
             async for raw in requests:
-                with suppress(TooManyClientsError):  # it is connected, so it lives
+                with suppress(TooManyClientsError):  # the client is connected, so it counts as live anyway
                     self._signs_of_life.heard(client_id)
                 try:
                     command = v2.TelemetryCommand.FromString(raw)
@@ -93,7 +93,7 @@ class TelemetryStreams:
 
 
 def check_settings(settings: v2.Settings) -> None:
-    """Raises: StatusError."""
+    """Check the topics and the consumer group that settings name. Raises: StatusError."""
     if settings.HasField("publishing"):
         for topic in settings.publishing.topics:
             check_topic(topic.name)

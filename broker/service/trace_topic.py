@@ -1,7 +1,8 @@
-"""Makes the topic that clients write message traces to, where this group keeps them (`trace_topic`).
+"""Creates the topic that clients write message traces to, where this broker group keeps them (`trace_topic`).
 
-Users cannot create system topics, so the leader does it, when it begins to lead and the topic is not there, again and again
-until it is (a full disk, a log that is behind). It is a topic like any other: replicated, read by any consumer of the log, deleted with the log or by its own retention.
+Users cannot create system topics. So a new leader creates a missing trace topic, and retries until it exists
+(a disk may be full, a log behind). It is a topic like any other: it is replicated, any consumer of the log
+can read it, and it is deleted with the log or by its own retention.
 Owns: nothing. Must not: know what a trace is.
 """
 
@@ -21,7 +22,7 @@ from .shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
 
-#: Traces are written in batches and read whole: one queue per group is enough.
+#: Traces are written in batches and read whole: one queue per broker group is enough.
 _QUEUES: Final = 1
 
 
@@ -31,7 +32,10 @@ LONGEST_PAUSE_S: Final = 60.0
 
 
 class TraceTopic:
-    """Call `on_leadership` after each change of the leadership. `wanted`: this broker group keeps traces."""
+    """Keeps the trace topic in existence. `wanted`: this broker group keeps traces.
+
+    Call `on_leadership` after each leadership change.
+    """
 
     def __init__(
         self,
@@ -49,10 +53,14 @@ class TraceTopic:
         self._wanted = wanted
         self._pause_s = FIRST_PAUSE_S
         self._timer: asyncio.TimerHandle | None = None  # of the next attempt
-        self._is_creating = False  # an attempt is on its way through the log
+        self._is_creating = False  # a command that creates the topic has been proposed
 
     def on_leadership(self) -> None:
-        """Create the topic, until it is there, if this node leads, is set up to keep traces, and has no such topic."""
+        """Create a missing trace topic if this node leads and its broker group keeps traces.
+
+        A failed attempt is repeated after a pause.
+        """
+
         if self._timer is not None:
             self._timer.cancel()
         self._pause_s = FIRST_PAUSE_S
@@ -87,7 +95,7 @@ class TraceTopic:
             self._try_again(error or created.result().result)
 
     def _try_again(self, reason: object) -> None:
-        """Come back after a pause; a node that leads no longer by then leaves it to the next leader."""
+        """Retry after a pause. A node that no longer leads by then leaves it to the new leader."""
         logger.warning(
             "trace topic not created topic=%s again_in_s=%.1f reason=%r", TRACE_TOPIC, self._pause_s, reason
         )
