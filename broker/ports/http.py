@@ -1,7 +1,8 @@
-"""The HTTP port of a broker process: /livez, /startupz, /readyz, /healthz, /metrics. GET only, one answer per connection.
+"""HTTP port of a broker process: /livez, /startupz, /readyz, /healthz, /metrics.
 
-It is open before the node is, and outlives one that is replaced (a reset, a promotion).
-Must not: serve anything that changes state, or keep connections open. Few are served at once, each for a few seconds.
+GET and HEAD only, one answer per connection. The port opens before the node does, and stays open while a node
+is replaced (a reset, a promotion). Must not: serve anything that changes state, or keep connections open. Few
+connections are served at a time, each for a few seconds.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from .listeners import PortError, check_port
 Answer = tuple[int, str, bytes]
 Routes = dict[str, Callable[[], Answer]]
 _REASONS: Final = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
-_READ_TIMEOUT: Final = 5.0  # seconds for a request line and headers
-_ANSWER_TIMEOUT: Final = 10.0  # seconds in which the answer must have been taken
-#: Connections at a time, fewer without descriptors: whoever watches a node asks a few times a minute.
+_READ_TIMEOUT: Final = 5.0  # seconds in which the request line and headers must arrive
+_ANSWER_TIMEOUT: Final = 10.0  # seconds in which the client must take the answer
+#: Most connections at a time, fewer when descriptors are scarce. Monitoring asks a few times a minute.
 MAX_CONNECTIONS: Final = 64
 TEXT: Final = "text/plain; charset=utf-8"
 
 
 class HttpServer:
-    """Answers GET requests from a table of paths; `routes` says which is in force now."""
+    """Answers GET requests from a table of paths; `routes` returns the table in force."""
 
     def __init__(self, routes: Callable[[], Routes]) -> None:
         self._routes = routes
@@ -37,10 +38,10 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._silent: dict[
             asyncio.WriteTransport, None
-        ] = {}  # connections without a request so far, the oldest first
+        ] = {}  # connections that have sent no request yet, the oldest first
 
     async def start(self, address: str) -> int:
-        """Listen; return the port. Raises: PortError."""
+        """Listen on `address`; return the port. Raises: PortError."""
         check_port("http_bind", address)
         host, port = split_address(address)
         try:
@@ -66,7 +67,7 @@ class HttpServer:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _READ_TIMEOUT)
             self._silent.pop(transport, None)
-            transport.set_write_buffer_limits(0)  # so that `drain` waits until all is under way
+            transport.set_write_buffer_limits(0)  # makes `drain` wait until all is passed to the kernel
             writer.write(render(self.answer(head)))
             await asyncio.wait_for(writer.drain(), _ANSWER_TIMEOUT)
             writer.close()
@@ -74,13 +75,13 @@ class HttpServer:
             counts.ended[Ended.SILENT] += 1
             transport.abort()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            writer.close()  # not a request, or the caller left: nothing to answer
+            writer.close()  # not a request, or the caller left: there is nothing to answer
         finally:
             self._silent.pop(transport, None)
             counts.open -= 1
 
     def _make_room(self) -> bool:
-        """Let go of who has been silent for longest: a probe asks at once, and who watches a node must get through."""
+        """Close the connection that has been silent longest: a probe asks at once, and must get through."""
         oldest = next(iter(self._silent), None)
         if oldest is None:
             return False
@@ -90,7 +91,7 @@ class HttpServer:
         return True
 
     def answer(self, head: bytes) -> Answer:
-        """Return the answer to a request with this head."""
+        """Return the answer to a request with this head (request line and headers)."""
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):

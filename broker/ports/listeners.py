@@ -1,8 +1,9 @@
-"""The client ports of a node: for every configured listener one gRPC server, and the front of its messaging port.
+"""Client ports of a node: per configured listener one server for each of two ports, and the messaging front.
 
-A call is answered with the addresses of the listener that it came in on, so each listener has handlers of its own.
-Each port takes a bounded number of connections, and gives back those that nothing comes of: handshakes that do not end,
-clients that vanished without a word, and such that have been idle for long (who waits for an answer is not idle).
+A call is answered with the addresses of the listener that it arrived on, so each listener has handlers of its
+own. Each port accepts a bounded number of connections, and closes useless ones: handshakes that do not
+finish, clients that vanished silently, and connections that were idle for long (a client that waits for an
+answer is not idle).
 Owns: servers and fronts. Must not: know what the handlers do.
 """
 
@@ -33,16 +34,17 @@ Handlers = Sequence[Any]
 
 
 class PortError(Exception):
-    """A port cannot be opened; the text says which key, why and what to do."""
+    """A port cannot be opened; the text names the configuration key, the reason and the remedy."""
 
     def __init__(self, key: str, address: str, reason: str) -> None:
         super().__init__(
-            f"{address} ({key}) cannot be opened: {reason}. Free the port or set {key} to another, then start again."
+            f"{address} ({key}) cannot be opened: {reason}. "
+            f"Free the port or set {key} to another, then start again."
         )
 
 
 def check_port(key: str, address: str) -> None:
-    """Try to bind an address; gRPC's own error does not say why it failed. Raises: PortError."""
+    """Try to bind an address, because gRPC's own error does not say why it failed. Raises: PortError."""
     host, port = split_address(address)
     try:
         family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -56,7 +58,7 @@ def check_port(key: str, address: str) -> None:
 
 
 class Listener:
-    """One listener that is open."""
+    """The two ports of one listener: log and messaging."""
 
     def __init__(self, config: ListenerConfig, policy: PortPolicy, metrics: PortMetrics) -> None:
         self.config = config
@@ -72,7 +74,7 @@ class Listener:
 
     @property
     def uncounted(self) -> Mapping[int, PortCounts]:
-        """The ports whose connections gRPC takes by itself, by number."""
+        """The ports that gRPC accepts connections on by itself, by port number."""
         ports = {split_address(self.config.log_bind)[1]: self._log_counts}
         if not self._policy.front:
             ports[split_address(self.config.messaging_bind)[1]] = self._messaging_counts
@@ -92,7 +94,7 @@ class Listener:
         await self._messaging_server.start()
 
     async def _start_front(self, address: str) -> None:
-        """Serve on a private Unix socket behind a front that listens on `address`."""
+        """Serve on private Unix sockets behind a front that listens on `address`."""
         policy = self._policy
         self._front = front = PortFront(
             TlsJudge(plaintext=policy.plaintext, tls=policy.credentials is not None),
@@ -112,7 +114,7 @@ class Listener:
             raise PortError("messaging_bind", address, os.strerror(error.errno or 0)) from None
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, give open ones `grace` seconds, close."""
+        """Refuse new calls, give open ones `grace` seconds, then close."""
         await asyncio.gather(self._log_server.stop(grace), self._messaging_server.stop(grace))
         if self._front is not None:
             self._front.close()
@@ -127,7 +129,7 @@ def _add_port(server: grpc.aio.Server, key: str, address: str) -> None:
 
 
 class Listeners:
-    """All listeners of the node. `handlers(name)` returns (log port, messaging port) handlers of one of them."""
+    """All listeners of the node."""
 
     def __init__(self, configs: Sequence[ListenerConfig], policy: PortPolicy, metrics: PortMetrics) -> None:
         self._listeners = [Listener(config, policy, metrics) for config in configs]
@@ -136,7 +138,10 @@ class Listeners:
         )
 
     async def start(self, handlers: Callable[[str], tuple[Handlers, Handlers]]) -> None:
-        """Open every port. Raises: PortError."""
+        """Open every port. `handlers(name)` returns a listener's (log, messaging) handlers.
+
+        Raises: PortError.
+        """
         for listener in self._listeners:
             log, messaging = handlers(listener.config.name)
             await listener.start(log, messaging)

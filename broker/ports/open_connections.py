@@ -1,7 +1,8 @@
-"""Counts the connections of ports that gRPC serves by itself, which tells nobody: the kernel knows them (Linux).
+"""Counts of the connections on ports that gRPC accepts by itself, read from the kernel (Linux).
 
-gRPC enforces the limit of such a port; what is left to do is to say so. Owns: the question to the kernel, and the line in
-the log when a port is full. Must not: block the event loop; a full port has thousands of connections to count.
+gRPC enforces the limit of such a port, but does not report that it is reached. Owns: the query to the kernel,
+and the log line about a full port. Must not: block the event loop; a full port has thousands of connections
+to count.
 """
 
 from __future__ import annotations
@@ -18,33 +19,37 @@ from ledgermq.raft.ports.counts import PortCounts
 
 logger = logging.getLogger(__name__)
 
-#: Between two counts, s.
+#: Time between two counts, s.
 PERIOD_S: Final = 5.0
-#: The log says that a port is full when so much of its limit is in use, and that it has room again below the other.
+#: A port is logged as full at the first share of its limit, and as having room again below the second.
 _FULL, _ROOM = 0.99, 0.9
 
-# A netlink header (length, type, flags, sequence, sender) and the kernel's sock_diag request: family, protocol,
-# extensions, padding, states, then the id of a socket: ports (network order), addresses, interface, cookie.
+# A netlink header (length, type, flags, sequence, sender) and the kernel's sock_diag request: family,
+# protocol, extensions, padding, states, then a socket's id: ports (network order), addresses, interface,
+# cookie.
 _HEADER: Final = struct.Struct("=IHHII")
 _REQUEST: Final = struct.Struct("=BBBxI2s2s16s16sIII")
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
-_DUMP: Final = 0x301  # a request, and all that match
+_DUMP: Final = 0x301  # NLM_F_REQUEST and NLM_F_DUMP: return all that match
 _ERROR, _DONE = 2, 3
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
-#: What says that the kernel will not tell, today or ever; all else passes: no descriptor left, no memory, no answer in time.
+#: Errors after which the kernel will never answer. Others are temporary: no descriptor, no memory, a timeout.
 _NEVER: Final = (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EPERM, errno.EACCES, errno.ENOENT)
 _STATES: Final = 1 << _ESTABLISHED | 1 << _CLOSE_WAIT
 
 
 def count_connections(port: int) -> int | None:
-    """Return the open connections whose local port it is; None where the kernel does not tell. May take milliseconds."""
+    """Return the open connections to a local port; None where the kernel does not tell.
+
+    May take milliseconds.
+    """
     try:
         return sum(_count(family, port) for family in (socket.AF_INET, socket.AF_INET6))
     except AttributeError:  # not Linux
         return None
     except OSError as error:
-        if error.errno in _NEVER:  # a sandbox
+        if error.errno in _NEVER:  # for example in a sandbox
             return None
         raise
 
@@ -70,30 +75,30 @@ def _count(family: int, port: int) -> int:
 
 
 class ConnectionWatch:
-    """Counts the connections of some ports again and again. Use: `start()`, `await stop()`."""
+    """Counts the connections of some ports periodically. Use: `start()`, `await stop()`."""
 
     def __init__(self, ports: Mapping[int, PortCounts]) -> None:
         self._ports = {port: counts for port, counts in ports.items() if port}  # 0 would count every port
-        self._full: set[int] = set()
+        self._full: set[int] = set()  # ports that were logged as full
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start to count."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="connection watch")
 
     async def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Nobody tells of connections: they are counted now and then."""
+        """Poll: no event announces these connections."""
         while await self.look():  # noqa: ASYNC110
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> bool:
-        """Count once; return whether the kernel tells."""
+        """Count once; return whether the kernel supports it."""
         for port, counts in self._ports.items():
             try:
                 found = await asyncio.to_thread(count_connections, port)
@@ -106,13 +111,14 @@ class ConnectionWatch:
         return True
 
     def note(self, port: int, counts: PortCounts, found: int) -> None:
-        """Take a count, and say when a port begins to be full or has room again."""
+        """Store a count, and log when a port becomes full or has room again."""
         counts.open = found
         if port not in self._full and found >= _FULL * counts.limit:
             self._full.add(port)
             logger.warning(
-                "connections refused port=%s reason=limit open=%d limit=%d: as many connections are open as this port "
-                "takes; look for clients that open one per message (runbook: too many connections)",
+                "connections refused port=%s reason=limit open=%d limit=%d: as many connections are open as "
+                "this port takes; look for clients that open one per message "
+                "(runbook: too many connections)",
                 counts.name, found, counts.limit,
             )  # fmt: skip
         elif port in self._full and found < _ROOM * counts.limit:

@@ -1,8 +1,9 @@
-"""What the front of a messaging port looks for: the TLS hello of clients that speak TLS unless told otherwise.
+"""Verdict on the first byte of a messaging connection: TLS hello or plaintext.
 
-Official clients in four languages do (docs/protocol.md, TLS and plaintext). Where the port speaks TLS, a hello (0x16) goes to the server's
-door for TLS. Where it does not, the connection is closed at once, and logged once per peer with what to
-switch. Anything else goes to the gRPC server behind, or is closed where the port speaks nothing but TLS.
+Official clients in four languages speak TLS by default (docs/protocol.md, TLS and plaintext). A port with TLS
+passes a hello (0x16) to the server's TLS socket. A port without TLS closes the connection at once, and logs
+once per peer which setting to change. Any other byte goes to the gRPC server behind the front, or is refused
+in the same way where the port accepts TLS only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ledgermq.raft.ports.tls_records import HANDSHAKE
 
 logger = logging.getLogger(__name__)
 
-#: Peers that were told already; the oldest is forgotten first.
+#: Most peers whose refusal was logged and is remembered; the oldest is forgotten first.
 MAX_REMEMBERED_PEERS: Final = 1024
 SWITCH_TLS_OFF: Final = (
     "this port is plaintext. Switch TLS off in the client: Java ClientConfiguration enableSsl(false); "
@@ -28,7 +29,7 @@ SWITCH_TLS_ON: Final = "this port takes TLS only (client_tls = tls). Switch TLS 
 
 
 class TlsJudge:
-    """The judge of a `PortFront`."""
+    """Decides where a `PortFront` passes a connection."""
 
     def __init__(self, *, plaintext: bool = True, tls: bool = False) -> None:
         self._plaintext, self._tls = plaintext, tls
