@@ -1,8 +1,9 @@
-"""Calls that a follower passes on to the leader: request bytes as they came, one hop at most, over the Raft port (D17).
+"""Calls that a follower forwards to the leader over the Raft port: request bytes unchanged, one hop (D17).
 
-Small unary calls share a stream (ForwardLane), larger ones and streams are calls of their own. Calls that may wait long have
-streams apart: however many wait, a send finds room.
-Owns: one channel and the lanes per peer, apart from Raft's own. Must not: look into requests, or decide what may be repeated.
+Small unary calls share a stream (ForwardLane); larger ones and streams are gRPC calls of their own. Calls
+that may wait long have separate lanes, so that any number of them leaves room for a send.
+Owns: one channel and the lanes per peer, apart from Raft's own. Must not: inspect requests, or decide what
+may be repeated.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from .lane import MAX_CALLS, ForwardLane
 
 logger = logging.getLogger(__name__)
 
-#: Metadata that marks a forwarded call: the node it came to, and the listener whose addresses the answer must carry.
+#: Metadata of a forwarded call: the node that received it, and the listener whose addresses the answer names.
 FORWARDED_BY: Final = "x-ledgermq-forwarded-by"
 LISTENER: Final = "x-ledgermq-listener"
-#: Metadata of a forwarded call that is sent again after an attempt whose outcome is unknown. It may only turn "exists
-#: already" and "does not exist" into success, where things are as the call wants them: also said by a stranger it changes nothing.
+#: Metadata of a forwarded call that repeats an attempt with unknown outcome. It may only turn "exists
+#: already" and "does not exist" into success where the state is as the call wants it, so a forged mark
+#: changes nothing.
 PERHAPS_DONE: Final = "x-ledgermq-perhaps-done"
 #: Trailing metadata of a refusal by a node that does not lead.
 NOT_LEADER: Final = "x-ledgermq-not-leader"
 
-#: Polls under way: as many as a leader lets wait of those that talk to it. One more is refused.
+#: Most polls under way: as many as a leader lets wait. One more is refused.
 MAX_POLLS: Final = MAX_WAITING
-#: Streams for them; each takes what the other node reads without pausing.
+#: Lanes for polls; each takes as many calls as the other node reads without pausing.
 MAX_POLL_LANES: Final = -(-MAX_POLLS // MAX_CALLS)
 
 _CHANNEL_OPTIONS: Final = (
@@ -48,10 +50,10 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
-#: gRPC says so when there was no connection, so that nothing was sent.
+#: Part of gRPC's error text when there was no connection, so that nothing was sent.
 _NOT_CONNECTED: Final = "failed to connect to all addresses"
 _PASSED_ON: Final = ("x-mq-", GROUP_ID)
-#: What gRPC answers when the handler itself failed, or takes no such request.
+#: Statuses of gRPC when the handler itself failed, or does not accept such a request.
 _FAILED_THERE: Final = (
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.UNIMPLEMENTED,
@@ -63,10 +65,12 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class ForwardError(Exception):
-    """A forwarded call did not get through. `definite`: the other node refused it, nothing happened there.
+    """A forwarded call failed.
 
-    `repeatable` is False when the other node is there and failed over this very call: it would fail again. Then
-    `unknown_there` tells whether it does not know such calls (it is of an older version).
+    Fields:
+        definite: the other node refused it, or never got it; it had no effect there.
+        repeatable: False when the other node is reachable and failed on this very call; it would fail again.
+        unknown_there: with `repeatable` False, the other node does not know the method (an older version).
     """
 
     def __init__(
@@ -79,25 +83,25 @@ class ForwardError(Exception):
 
 
 class Forwarder:
-    """Calls other nodes of the group by id. `addresses` are their Raft addresses."""
+    """Calls other nodes of the broker group by id. `addresses` are their Raft addresses."""
 
     def __init__(
         self, own_id: str, addresses: Mapping[str, str], on_unclaimed: Callable[[bytes], None]
     ) -> None:
-        """`on_unclaimed` gets the answer to a poll whose caller is gone: what it grants is nobody's."""
+        """`on_unclaimed` gets the answer to a poll whose caller is gone: the leases in it have no holder."""
         self._own_id = own_id
         self._addresses = dict(addresses)
         self._channels: dict[str, Any] = {}
         self._lanes: dict[str, ForwardLane] = {}
         self._poll_lanes: dict[str, list[ForwardLane]] = {}
-        self._polls = 0  # under way
-        self._polls_alone: set[asyncio.Task[bytes]] = set()
+        self._polls = 0  # under way, at most MAX_POLLS
+        self._polls_alone: set[asyncio.Task[bytes]] = set()  # of them, those outside of a lane
         self._on_unclaimed = on_unclaimed
         self._unary_calls: dict[tuple[str, str], Any] = {}
-        self._under_way: dict[Any, str] = {}  # open calls and their nodes; "": it was given up
+        self._under_way: dict[Any, str] = {}  # node of each call outside of a lane; "": it was given up
 
     def channel(self, node_id: str) -> Any:
-        """Return the (kept) channel to a node."""
+        """Return the cached channel to a node."""
         channel = self._channels.get(node_id)
         if channel is None:
             channel = grpc.aio.insecure_channel(self._addresses[node_id], options=_CHANNEL_OPTIONS)
@@ -105,7 +109,7 @@ class Forwarder:
         return channel
 
     def metadata(self, received: Metadata, listener: str) -> Metadata:
-        """Return the metadata to send on: the client's own, and the marks."""
+        """Return the metadata to forward: the client's own, and the marks of a forwarded call."""
         passed = [
             (key, value) for key, value in received if key.startswith(_PASSED_ON) and isinstance(value, str)
         ]
@@ -123,7 +127,7 @@ class Forwarder:
     async def poll(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
-        """Make a unary call that may wait long; its answer is never lost: `on_unclaimed` gets what came too late.
+        """Make a unary call that may wait long. An answer that comes too late goes to `on_unclaimed`.
 
         Raises: ForwardError; TooManyPollsError (nothing was sent).
         """
@@ -145,7 +149,7 @@ class Forwarder:
         return lane
 
     def _poll_lane(self, node_id: str, size: int) -> ForwardLane | None:
-        """Return the first lane that has room; None: such a request, or that node's version, wants a call of its own."""
+        """Return the first lane with room; None: the request, or that node's version, needs its own call."""
         lanes = self._poll_lanes.setdefault(node_id, [])
         found = next((lane for lane in lanes if lane.takes(size)), None)
         if found is None and len(lanes) < MAX_POLL_LANES:
@@ -177,7 +181,7 @@ class Forwarder:
     async def _poll_alone(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
-        """A call of its own that is cancelled may be answered all the same, and nothing tells: it goes on to its end."""
+        """Make a gRPC call that outlives its caller: after a cancel, an answer could arrive unnoticed."""
         task = asyncio.create_task(self._alone(node_id, method, request, metadata, timeout))
         self._polls += 1
         self._polls_alone.add(task)
@@ -199,7 +203,7 @@ class Forwarder:
     async def _alone(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
     ) -> bytes:
-        """Make a call that shares nothing."""
+        """Make a gRPC call of its own."""
         method_call = self._unary_calls.get((node_id, method))
         if method_call is None:
             method_call = self.channel(node_id).unary_unary(method, None, None)
@@ -238,9 +242,9 @@ class Forwarder:
             call.cancel()
 
     def leader_changed(self, leader_id: str | None) -> None:
-        """Give up the calls to other nodes than the leader: one that is stopped or cut off answers none of them."""
+        """Give up calls to nodes other than the leader: a stopped or isolated node answers none of them."""
         if leader_id is None:
-            return  # an election is on: who leads may turn out to be the same
+            return  # during an election; the same node may win it
         for node_id, lane in self._every_lane():
             lane.try_again()
             if node_id != leader_id:
@@ -251,13 +255,13 @@ class Forwarder:
                 call.cancel()
 
     def _raise_if_given_up(self, call: Any, node_id: str) -> None:
-        """Tell apart, of a CancelledError, `leader_changed` from the end of the caller. Raises: ForwardError (the former)."""
+        """Raise if `leader_changed` caused a CancelledError, not the caller. Raises: ForwardError."""
         task = asyncio.current_task()
         if not self._under_way[call] and not (task is not None and task.cancelling()):
             raise _given_up(node_id) from None
 
     async def close(self) -> None:
-        """Close every channel."""
+        """Cancel polls under way, and close every lane and channel."""
         for _, lane in list(self._every_lane()):
             await lane.close()
         alone = list(self._polls_alone)
@@ -269,7 +273,8 @@ class Forwarder:
 
 
 def answer_of(node_id: str, kind: Any, raw: bytes) -> Any:
-    """Decode what another node answered. Raises: ForwardError (it can not be decoded; asked again, it would be the same)."""
+    """Decode another node's answer. Raises: ForwardError (not repeatable: it would come again)."""
+
     try:
         return kind.FromString(raw)
     except DecodeError:
@@ -294,7 +299,10 @@ def _given_up(node_id: str) -> ForwardError:
 
 
 def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
-    """Return how a call ends whose stream broke: nothing happened when it was not written, or there was no connection."""
+    """Return the error of a call whose stream broke.
+
+    The call had no effect when it was not written, or when there was no connection.
+    """
     if error is None:
         return ForwardError(not written, "the other node ended the stream")
     unserved = not written or error.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -312,7 +320,7 @@ def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
 
 
 async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:
-    """End a forwarded call at a node that does not lead: definite, the caller looks for the leader again."""
+    """End a forwarded call at a node that does not lead. Definite: the caller looks for the leader again."""
     await context.abort(
         grpc.StatusCode.FAILED_PRECONDITION,
         f"{node_id} does not lead (leader: {leader_id or 'unknown'})",

@@ -1,4 +1,4 @@
-"""Who leads this group, as this node knows it now, and a way to wait for a change of that.
+"""The leader of this broker group as this node knows it, with a way to wait for changes.
 
 Owns: the leader's id, term and readiness on the event-loop thread. Must not: decide anything; Raft does.
 """
@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 
 class Leadership:
-    """Fed by the Raft node's callbacks; asked by services. `ready`: this node leads and serves as leader."""
+    """Updated by the Raft node's callbacks, read by services."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
-        self.leader_id: str | None = None
+        self.leader_id: str | None = None  # None: not known
         self.term = 0
-        self.ready = False
-        self.changes = 0  # so far: who compares it needs not miss one that came while it did something else
+        self.ready = False  # this node leads and serves. Invariant: leader_id == node_id while True
+        self.changes = 0  # count of changes; compare it to detect one that came between two looks
         self._waiters: set[asyncio.Future[None]] = set()
         self._listeners: list[Callable[[], None]] = []
 
@@ -29,19 +29,19 @@ class Leadership:
         self._listeners.append(listener)
 
     def on_ready(self, term: int) -> None:
-        """This node leads and has applied its no-op."""
+        """Record that this node leads and has applied its no-op."""
         self.leader_id, self.term, self.ready = self.node_id, term, True
         self._changed()
 
     def on_lost(self) -> None:
-        """This node leads no longer; the next leader is not known yet."""
+        """Record that this node no longer leads; the next leader is not known yet."""
         self.ready = False
         if self.leader_id == self.node_id:
             self.leader_id = None
         self._changed()
 
     def on_changed(self, leader_id: str | None, term: int) -> None:
-        """Another leader is known, or none."""
+        """Record that another leader is known, or none."""
         self.leader_id, self.term = leader_id, term
         if leader_id != self.node_id:
             self.ready = False
@@ -49,12 +49,12 @@ class Leadership:
 
     @property
     def is_elected(self) -> bool:
-        """This node leads, but perhaps does not serve yet: its no-op is on its way."""
+        """Whether this node leads, even if it does not serve yet because its no-op is not applied."""
         return self.leader_id == self.node_id
 
     @property
     def known_other(self) -> str | None:
-        """The leader, when it is known and another node."""
+        """The leader's id when another node leads, else None."""
         return self.leader_id if self.leader_id != self.node_id else None
 
     async def wait_change(self, timeout: float) -> None:
@@ -67,7 +67,7 @@ class Leadership:
             self._waiters.discard(waiter)
 
     async def wait_settled(self, timeout: float) -> None:
-        """Return when this node serves or knows who leads instead, at the latest after `timeout` seconds."""
+        """Return when this node serves or another leader is known, after `timeout` seconds at the latest."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
         while not self.ready and self.known_other is None and (rest := end - loop.time()) > 0:

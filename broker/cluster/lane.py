@@ -1,9 +1,12 @@
-"""One stream to another node for the small calls that are forwarded to it: what comes in while a message is written shares the next.
+"""Lane: one stream to another node that batches the small calls forwarded to it.
 
-A call of its own costs both nodes more than most requests do; here that is paid per message of many calls. A lone call
-goes at once. Owns: the stream, opened by the first call and again by the first one after it broke.
-Bounded: `takes` says no, and the caller goes another way, when a request is large or much is under way.
-Invariant: a call belongs to one opening of the stream (`_Opening`), which ends it when it ends itself, and touches no other's.
+A gRPC call costs both nodes more than most requests do; a lane pays that cost once per message of many calls.
+Calls that arrive while a message is written go into the next message; a lone call is sent at once. Owns: the
+stream. The first call opens it, and the first call after a break reopens it.
+Bounded: `takes` returns False for a large request, or when much is under way; the caller then uses another
+path.
+Invariant: a call belongs to one opening of the stream (`_Opening`). An opening fails its own calls when it
+ends, and no others.
 """
 
 from __future__ import annotations
@@ -23,24 +26,24 @@ from ledgermq.proto import peer_pb2
 logger = logging.getLogger(__name__)
 
 METHOD: Final = "/ledgermq.v1.PeerService/Forward"
-#: A larger request would hold up those behind it, and gains nothing.
+#: A larger request would delay those behind it, and gains nothing from sharing.
 MAX_REQUEST: Final = 64 << 10  # bytes
-MAX_CALLS: Final = 4096  # under way
-MAX_BYTES: Final = 32 << 20  # of requests under way
-_MAX_MESSAGE: Final = 1 << 20  # bytes of requests in a message; one more may start below it
+MAX_CALLS: Final = 4096  # calls under way
+MAX_BYTES: Final = 32 << 20  # bytes of requests under way
+_MAX_MESSAGE: Final = 1 << 20  # bytes of requests in a message; below it, one more request is added
 _MAX_TIMEOUT_MS: Final = 2**32 - 1
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
-#: Fails the calls under way: (the stream's error, None when the other side ended it; was the call written?)
+#: Makes the error of a call under way: (the stream's error, None if the peer ended it; was the call written?)
 Failure = Callable[[grpc.aio.AioRpcError | None, bool], Exception]
-#: Turns an answer that is no success into an error.
+#: Turns an answer without success into an error.
 Refusal = Callable[[peer_pb2.ForwardedAnswer], Exception]
-#: Takes the answer to a call that was served, when its caller is gone.
+#: Takes the answer to a served call whose caller is gone.
 Unclaimed = Callable[[bytes], None]
 
 
 def _drop(answer: bytes) -> None:
-    """Most answers say only what the other node knows."""
+    """Ignore an unclaimed answer: most grant nothing."""
 
 
 class ForwardLane:
@@ -58,13 +61,13 @@ class ForwardLane:
         self._refusal = refusal
         self._unclaimed = unclaimed
         self._ids = itertools.count(1)
-        self._calls = 0  # under way
-        self._bytes = 0  # of their requests
-        self._opening: _Opening | None = None
-        self._unknown_there = False  # the other node is of a version without this stream
+        self._calls = 0  # under way, at most MAX_CALLS
+        self._bytes = 0  # of their requests, at most MAX_BYTES
+        self._opening: _Opening | None = None  # None: the next call opens the stream
+        self._unknown_there = False  # the other node's version lacks this stream
 
     def takes(self, size: int) -> bool:
-        """Tell whether a request of so many bytes may come here."""
+        """Return whether a request of `size` bytes may use this lane."""
         return (
             size <= MAX_REQUEST
             and self._calls < MAX_CALLS
@@ -75,14 +78,17 @@ class ForwardLane:
     async def call(
         self, method: str, request: bytes, metadata: Sequence[tuple[str, str]], timeout: float
     ) -> bytes:
-        """Return the answer's bytes. Raises: TimeoutError after `timeout` seconds; what `failure` and `refusal` give."""
+        """Return the answer's bytes.
+
+        Raises: TimeoutError after `timeout` seconds; the errors that `failure` and `refusal` return.
+        """
         message = peer_pb2.ForwardedCall(
             call_id=next(self._ids),
             method=method,
             request=request,
             metadata=itertools.chain.from_iterable(metadata),
             timeout_ms=min(max(int(timeout * 1000), 1), _MAX_TIMEOUT_MS),
-        )  # first: what cannot be written takes no place
+        )  # built first: a call that cannot be encoded must not be counted
         opening = self._opening
         if opening is None:
             opening = self._opening = _Opening(self._failure, self._refusal, self._unclaimed)
@@ -96,11 +102,11 @@ class ForwardLane:
             self._bytes -= len(request)
 
     def try_again(self) -> None:
-        """The other node may be of another version by now."""
+        """Use the stream again: the other node's version may have changed."""
         self._unknown_there = False
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """Fail the calls under way with `error()` each, and close the stream: the next call opens another one."""
+        """Fail each call under way with `error()`, and close the stream. The next call opens another one."""
         self.try_again()
         opening, self._opening = self._opening, None
         if opening is not None:
@@ -114,22 +120,22 @@ class ForwardLane:
             await asyncio.gather(opening.task, return_exceptions=True)
 
     def _on_over(self, opening: _Opening, broken: grpc.aio.AioRpcError | None) -> None:
-        """A stream ended by itself, or the other node ended it."""
+        """Forget a stream that ended by itself, or that the other node ended."""
         if self._opening is opening:
             self._opening = None
             self._unknown_there = broken is not None and broken.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 class _Opening:
-    """The stream from its opening to its end, and the calls that were made meanwhile."""
+    """One stream from its opening to its end, with the calls made on it."""
 
     def __init__(self, failure: Failure, refusal: Refusal, unclaimed: Unclaimed) -> None:
         self._failure = failure
         self._refusal = refusal
         self._unclaimed = unclaimed
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._unsent: dict[int, peer_pb2.ForwardedCall] = {}
-        self._ended: list[int] = []  # written calls whose callers are gone, which the other node is to know
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}  # by call id; each caller removes its own
+        self._unsent: dict[int, peer_pb2.ForwardedCall] = {}  # not written yet; a subset of the waiting ones
+        self._ended: list[int] = []  # written calls whose callers are gone; the other node is to cancel them
         self._wake = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -138,7 +144,7 @@ class _Opening:
         open_stream: Callable[[], Any],
         over: Callable[[_Opening, grpc.aio.AioRpcError | None], None],
     ) -> None:
-        """Open the stream. `over` is told at its end, before the calls under way fail."""
+        """Open the stream. `over` is called at its end, before the calls under way fail."""
         self.task = asyncio.create_task(self._run(open_stream, over), name="forward-lane")
 
     async def call(self, message: peer_pb2.ForwardedCall, timeout: float) -> bytes:
@@ -151,7 +157,7 @@ class _Opening:
             async with asyncio.timeout(timeout):
                 return await answer
         except (asyncio.CancelledError, TimeoutError):
-            if _is_served(answer):  # in this very moment
+            if _is_served(answer):  # the answer came at the same moment
                 self._unclaimed(answer.result())
             raise
         finally:
@@ -162,7 +168,7 @@ class _Opening:
                 self._wake.set()
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """Close the stream; its calls fail with `error()` each."""
+        """Close the stream, and fail each of its calls with `error()`."""
         if self.task is not None:
             self.task.cancel()
         self._fail(lambda _: error())
@@ -172,7 +178,7 @@ class _Opening:
         open_stream: Callable[[], Any],
         over: Callable[[_Opening, grpc.aio.AioRpcError | None], None],
     ) -> None:
-        """Write and read until the stream ends, then fail what is under way."""
+        """Write and read until the stream ends, then fail the calls under way."""
         this = asyncio.current_task()
         assert this is not None
         broken: grpc.aio.AioRpcError | None = None
@@ -181,14 +187,14 @@ class _Opening:
         try:
             stream = open_stream()
             writer = asyncio.create_task(self._write(stream))
-            writer.add_done_callback(lambda _: stream.cancel())  # who cannot ask is not answered
+            writer.add_done_callback(lambda _: stream.cancel())  # no answers come without a writer
             while (raw := await stream.read()) is not _EOF:
                 self._take(raw)
         except grpc.aio.AioRpcError as error:
             broken = error
         except asyncio.CancelledError:
             if this.cancelling():
-                raise  # by `end`, which told those who wait; else the other node cancelled the stream
+                raise  # cancelled by `end`, which failed the calls; otherwise the other node cancelled
         except DecodeError:
             logger.warning("a forwarding stream ended: its answers cannot be decoded")
         except Exception:
@@ -210,7 +216,7 @@ class _Opening:
                 while self._unsent or self._ended:
                     await stream.write(self._next_message().SerializeToString())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the reader meets the reason
+            pass  # the reader gets the reason
 
     def _next_message(self) -> peer_pb2.ForwardedCalls:
         calls, size = [], 0
@@ -225,7 +231,7 @@ class _Opening:
         for answer in peer_pb2.ForwardedAnswers.FromString(raw).answers:
             waiting = self._waiting.get(answer.call_id)
             if waiting is None or waiting.cancelled():
-                if not answer.status:  # it was on its way when the caller left
+                if not answer.status:  # the answer was on its way when the caller left
                     self._unclaimed(answer.answer)
             elif waiting.done():
                 continue

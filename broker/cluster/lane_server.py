@@ -1,9 +1,9 @@
-"""The leader's end of a ForwardLane: calls that came together on a follower's stream, each served as a call of its own would be.
+"""The leader's end of a ForwardLane: serves each call of a follower's stream like a gRPC call of its own.
 
-Owns: a task per call, and the stream's answers, which go together when they are ready together. What an answer gave away is
-taken back when the stream ends before it can have arrived (`unless_arrived`).
-Must not: know services; `find` gives the handler of a method, the same that the port serves.
-Bounded: no further message is read while too many calls of the stream are unanswered.
+Owns: a task per call, and the stream's answers, which are written together when they are ready together. What
+an answer granted is taken back when the stream ends before the answer can have arrived (`unless_arrived`).
+Must not: know services; `find` returns a method's handler, the same that the port serves.
+Bounded: while too many calls of the stream are unanswered, no further message is read.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class _AbortedError(Exception):
 
 
 class ForwardedContext:
-    """What a handler asks of gRPC's context, for a call that came in a message of many."""
+    """Stands in for gRPC's context towards the handler of one call of a lane."""
 
     def __init__(self, call: peer_pb2.ForwardedCall) -> None:
         words = iter(call.metadata)
         self._metadata = tuple(zip(words, words, strict=False))
         self._deadline = time.monotonic() + call.timeout_ms / 1000
-        self.take_back: Callable[[], None] | None = None
+        self.take_back: Callable[[], None] | None = None  # undoes what the answer grants; set by the handler
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         """Return the client's metadata and the marks of a forwarded call."""
@@ -66,9 +66,9 @@ class ForwardedContext:
 
 
 def unless_arrived(context: Any, take_back: Callable[[], None]) -> None:
-    """Have `take_back` called if the answer may not have got to the node that asked. In doubt it is called.
+    """Call `take_back` later if the answer may not have reached the node that asked; in doubt, call it.
 
-    A call that did not come in a message of many has no such end: who makes one waits for its answer.
+    Has no effect on a gRPC call of its own: its caller waits for the answer.
     """
     if isinstance(context, ForwardedContext):
         context.take_back = take_back
@@ -80,12 +80,13 @@ class _Stream:
     def __init__(self, find: Find, grpc_context: Any) -> None:
         self._find = find
         self._context = grpc_context
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the id of the call
-        self._answers: list[peer_pb2.ForwardedAnswer] = []
-        self._take_backs: list[Callable[[], None]] = []  # of these answers
-        self._on_the_way: deque[tuple[float, list[Callable[[], None]]]] = deque()  # of those written of late
-        self._ready = asyncio.Event()  # there are answers
-        self._room = asyncio.Event()  # some went out
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # call id to the task that serves it
+        self._answers: list[peer_pb2.ForwardedAnswer] = []  # ready, not written yet
+        self._take_backs: list[Callable[[], None]] = []  # of `_answers`
+        # (write time, take-backs) per message written within ON_THE_WAY_SECONDS; inf while being written.
+        self._on_the_way: deque[tuple[float, list[Callable[[], None]]]] = deque()
+        self._ready = asyncio.Event()  # `_answers` has gained an answer
+        self._room = asyncio.Event()  # a call ended, or answers were written
 
     async def serve(self, requests: AsyncIterator[bytes]) -> None:
         serving, writer = asyncio.current_task(), asyncio.create_task(self._write())
@@ -116,14 +117,14 @@ class _Stream:
             await asyncio.gather(*ended, return_exceptions=True)
 
     async def _decoded(self, raw: bytes) -> peer_pb2.ForwardedCalls:
-        """Decode a message, or end the stream: what its calls are can not be told."""
+        """Decode a message. End the stream if that fails, because its calls cannot be known."""
         try:
             message = peer_pb2.ForwardedCalls.FromString(raw)
         except DecodeError:
             problem = "a message of the stream is no ForwardedCalls"
         else:
             ids = [call.call_id for call in message.calls]
-            if len(ids) > 2 * MAX_CALLS:  # a node of ours has at most MAX_CALLS under way
+            if len(ids) > 2 * MAX_CALLS:  # a real node has at most MAX_CALLS under way
                 problem = f"more than {2 * MAX_CALLS:,} calls in one message"
             elif len(set(ids)) == len(ids) and self._tasks.keys().isdisjoint(ids):
                 return message
@@ -191,7 +192,7 @@ class _Stream:
                 self._on_the_way.popleft()
 
     def _take_back(self) -> None:
-        """Take back what the answers gave away that are not written, or were written so shortly that they may be lost."""
+        """Take back what answers granted that are unwritten, or written so recently that they may be lost."""
         for take_backs in (*(each for _, each in self._on_the_way), self._take_backs):
             for take_back in take_backs:
                 take_back()
@@ -203,13 +204,13 @@ def _refused(
     return peer_pb2.ForwardedAnswer(
         call_id=call.call_id,
         status=code.value[0],
-        details=safe_text(details, _MAX_DETAILS),  # the text of an exception may be one that cannot be sent
+        details=safe_text(details, _MAX_DETAILS),  # an exception's text may not be valid in a protobuf string
         not_leader=not_leader,
     )
 
 
 def forwarded_calls_handler(find: Find) -> Any:
-    """Return what the Raft port serves for followers' streams; `find` returns a method's handler, or None."""
+    """Return the Raft port's handler of followers' streams; `find` returns a method's handler, or None."""
 
     async def forward(requests: AsyncIterator[bytes], grpc_context: Any) -> None:
         await grpc_context.send_initial_metadata(())

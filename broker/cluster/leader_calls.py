@@ -1,9 +1,10 @@
-"""Gets a call to the leader: served here when this node leads, else forwarded, through an election, within its deadline.
+"""Delivery of a call to the leader, through an election, within its deadline: served here or forwarded.
 
-Everything that comes here is safe to repeat: sends are recognised by message id, acknowledgements and offsets say the same
-twice, a grant whose answer was lost becomes visible again. One hop at most: a forwarded call that meets a node which does
-not lead is refused to the node that sent it, which then looks for the leader again. A forward to a node that leads no
-longer is given up: it may be stopped or cut off, and then its answer would be awaited until the caller's deadline.
+All calls that come here are safe to repeat: sends are deduplicated by message id, acknowledgements and
+offsets are idempotent, and a grant whose answer was lost becomes visible again. A call is forwarded once at
+most: a node that does not lead refuses a forwarded call, and the node that sent it looks for the leader
+again. A forward to a node that no longer leads is given up: that node may be stopped or isolated, and would
+otherwise be waited for until the caller's deadline.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostE
 from .forwarding import FORWARDED_BY, LISTENER, PERHAPS_DONE, Forwarder, ForwardError, Metadata
 from .known_leader import Leadership
 
-#: Seconds kept back from a deadline, so that the answer still arrives.
+#: Seconds subtracted from a deadline, so that the answer still arrives in time.
 DEADLINE_RESERVE: Final = 0.2
-#: For calls without a deadline.
+#: Seconds for calls without a deadline.
 DEFAULT_TIMEOUT: Final = 30.0
-#: Between two tries when nothing new is heard about a leader.
+#: Seconds between two attempts while no leadership change is seen.
 RETRY_INTERVAL: Final = 0.05
 
-#: This node cannot (or can no longer) serve as leader: look for the next one.
+#: This node cannot serve as leader, or no longer: look for the next one.
 _LOST: Final = (NotLeaderError, TransferringError, ProposalLostError, NodeStoppedError)
 
 CLIENT_ID: Final = "x-mq-client-id"
@@ -35,21 +36,22 @@ LANGUAGE: Final = "x-mq-language"
 
 @dataclass(slots=True)
 class Call:
-    """Who calls, until when, and by which way. `perhaps_done` is set when the outcome of an attempt is unknown."""
+    """One call: its caller, its deadline, the way it came, and whether an attempt may have had effect."""
 
     client_id: str
     language: str
-    listener: str
+    listener: str  # name of the listener that the client called
     via: str  # node that forwarded the call; "" when it came from the client
     deadline: float  # monotonic seconds
-    metadata: Metadata
+    metadata: Metadata  # as received
     perhaps_done: bool = False  # an earlier attempt of this call may have taken effect
 
     @classmethod
     def of(cls, context: Any, listener: str) -> Call:
         """Read a gRPC context; `listener` is "" on the Raft port, where metadata names it.
 
-        The marks of a forwarded call count on the Raft port only, where nodes are: what a client says of them means nothing.
+        The marks of a forwarded call count on the Raft port only, which nodes use. From a client they are
+        ignored.
         """
         metadata = context.invocation_metadata() or ()
         found = dict(metadata)
@@ -67,29 +69,31 @@ class Call:
 
     @property
     def forwarded(self) -> bool:
-        """Tell whether another node passed the call on: it must not go further."""
+        """Whether another node forwarded the call; it must not be forwarded again."""
         return bool(self.via)
 
     @property
     def remaining(self) -> float:
-        """Seconds until the answer must leave."""
+        """Seconds until the answer must be sent."""
         return self.deadline - time.monotonic() - DEADLINE_RESERVE
 
 
 class LeaderUnavailableError(Exception):
-    """No leader could serve the call in time. `unknown`: it may nevertheless have taken effect."""
+    """No leader served the call in time. `unknown`: the call may have taken effect all the same."""
 
     def __init__(self, unknown: bool) -> None:
         super().__init__(
-            "the outcome is unknown: the leader was lost while the request was under way. Repeat it; a repeated send is stored once"
+            "the outcome is unknown: the leader was lost while the request was under way. "
+            "Repeat it; a repeated send is stored once"
             if unknown
-            else "no leader is known: an election is on, or a majority of the nodes is down. See: ledgermq cluster status"
+            else "no leader is known: an election is on, or a majority of the nodes is down. "
+            "See: ledgermq cluster status"
         )
         self.unknown = unknown
 
 
 class LeaderCalls:
-    """Runs calls where the leader is."""
+    """Runs calls on the leader."""
 
     def __init__(self, leadership: Leadership, forwarder: Forwarder, count: Callable[[str], None]) -> None:
         self._leadership = leadership
@@ -140,11 +144,11 @@ class LeaderCalls:
         local: Callable[[], AsyncGenerator[bytes, None]],
         forward: Callable[[str, Metadata, float], AsyncGenerator[bytes, None]],
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of the answer; the same, as long as no frame was given on.
+        """Yield the frames of the answer. Attempts are repeated until the first frame has been yielded.
 
-        `forward` gets them from another node, which leads: its name, the metadata to send on, seconds.
+        `forward` gets the frames from the leader: its node id, the metadata to forward, seconds.
 
-        Raises: as `unary`; also ForwardError when the leader is lost amid the frames.
+        Raises: as `unary`; also ForwardError when the leader is lost between frames.
         """
         unknown = False
         while (remaining := call.remaining) > 0:
@@ -163,7 +167,7 @@ class LeaderCalls:
                 else:
                     await self._pause(changes, call)
                     continue
-                async with aclosing(frames):  # who leaves amid them ends them now: they hold leases
+                async with aclosing(frames):  # a caller that leaves early closes them now: they hold leases
                     async for frame in frames:
                         begun = True
                         yield frame
@@ -183,11 +187,11 @@ class LeaderCalls:
         raise LeaderUnavailableError(unknown)
 
     def _require_elected(self) -> None:
-        """Refuse a forwarded call, unless this node is about to serve. Raises: NotLeaderError."""
+        """Refuse a forwarded call unless this node has been elected. Raises: NotLeaderError."""
         if not self._leadership.is_elected:
             raise NotLeaderError(self._leadership.leader_id)
 
     async def _pause(self, changes: int, call: Call) -> None:
-        """Wait for a change of the leadership since `changes` were counted, or a moment."""
+        """Wait briefly, unless the leadership changed since `changes` was read."""
         if self._leadership.changes == changes:
             await self._leadership.wait_change(min(RETRY_INTERVAL, max(call.remaining, 0)))

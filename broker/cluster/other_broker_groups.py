@@ -1,9 +1,11 @@
-"""What this node knows of the cluster's other broker groups: their topics, nodes and addresses, from a nameserver's watch.
+"""View of the cluster's other broker groups (topics, nodes, addresses), from a nameserver's watch stream.
 
-Owns: one watch stream, on one nameserver at a time, and the last view of every group. Must not: know its own group.
-While no nameserver answers, the last views serve on. A group that a nameserver does not list keeps its nodes for
-a moment (it may just have been restarted) and its place in the routes of ordered topics for as long as this node runs:
-with another number of queues a message group would go elsewhere.
+Owns: one watch stream, on one nameserver at a time, and the last view of every other broker group. Must not:
+know its own broker group.
+While no nameserver answers, the last views stay in use. A broker group that a nameserver does not list keeps
+its nodes for GRACE seconds (the nameserver may have just restarted). It keeps its place in the routes of
+ordered topics as long as this node runs: with another number of queues, a message group would move to another
+queue.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from .members import pick
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which a group that a nameserver does not list counts as it was.
+#: Seconds for which a broker group that a nameserver stopped listing counts as unchanged.
 GRACE: Final = 3.0
 _PAUSE: Final = 1.0  # seconds before the next nameserver is asked
-_READ_PAUSE: Final = 0.05  # changes in between come as one
-_CREATE_TIMEOUT: Final = 2.0
+_READ_PAUSE: Final = 0.05  # seconds; changes in between arrive as one
+_CREATE_TIMEOUT: Final = 2.0  # seconds per broker group
 _CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A watch may have nothing to say for hours: silence needs a question. Nameservers allow one every 5 s.
+    # A watch may be silent for hours, so pings check the connection. Nameservers allow one every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -57,27 +59,27 @@ class OtherGroups:
         self._own_group = own_group
         self._nameservers = nameservers
         self._clock = clock
-        self._views: dict[str, route_pb2.GroupRoute] = {}
-        self._topics: dict[str, dict[str, route_pb2.TopicInfo]] = {}  # by group, by name
-        self._absent_since: dict[str, float] = {}
+        self._views: dict[str, route_pb2.GroupRoute] = {}  # last view by broker group
+        self._topics: dict[str, dict[str, route_pb2.TopicInfo]] = {}  # by broker group, by topic name
+        self._absent_since: dict[str, float] = {}  # broker groups in `_views` that are not listed now
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start to watch."""
         self._task = asyncio.create_task(self._run(), name="other-groups")
 
     async def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def take(self, views: list[route_pb2.GroupRoute]) -> None:
-        """Take the newest view of all other groups."""
+        """Store the newest view of all other broker groups."""
         listed = {view.group: view for view in views if view.group != self._own_group}
         for name in self._views.keys() - listed.keys():
             if self._views[name].mode != route_pb2.MODE_ACTIVE:
-                # Drained, and now removed: it does not come back by itself
+                # Drained, and removed now: it does not come back by itself.
                 del self._views[name], self._topics[name]
                 self._absent_since.pop(name, None)
             else:
@@ -88,9 +90,9 @@ class OtherGroups:
             self._topics[name] = {info.name: info for info in view.topics}
 
     def queues(self, topic: str, listener: str) -> list[tuple[GroupQueues, int]]:
-        """Return (queues, message type) of the topic in each other group that can be asked for it, by group name.
+        """Return (queues, message type) of the topic in each other broker group that serves it, by name.
 
-        Groups that nobody lives in are left out, unless the topic may have an order.
+        A broker group without live nodes is left out, unless the topic may be ordered.
         """
         found = []
         for name in sorted(self._views):
@@ -107,7 +109,7 @@ class OtherGroups:
         return found
 
     def _nodes(self, group: str, *, ordered: bool) -> list[route_pb2.NodeInfo]:
-        """Return the nodes of a group that may be asked, by id."""
+        """Return the nodes of a broker group that clients may call, by id."""
         now = self._clock()
         absent = now - self._absent_since.get(group, now) > GRACE
         known = [node for node in self._views[group].nodes if node.listeners]
@@ -115,7 +117,7 @@ class OtherGroups:
         return sorted(alive or (known if ordered else []), key=lambda node: node.node_id)
 
     async def create(self, topic: str) -> None:
-        """Let every other group create a topic that came into being here by its first use, as far as they answer."""
+        """Create a topic in every other broker group after its first use here. A failure is only logged."""
         await asyncio.gather(*(self._create_in(view, topic) for view in list(self._views.values())))
 
     async def _create_in(self, view: route_pb2.GroupRoute, topic: str) -> None:
@@ -125,7 +127,7 @@ class OtherGroups:
             rest = end - self._clock()
             if not node.listeners or rest <= 0:
                 continue
-            # The first listener is the one that nodes use among themselves.
+            # Nodes use the first listener among themselves.
             async with grpc.aio.insecure_channel(node.listeners[0].log_address) as channel:
                 try:
                     stub = admin_pb2_grpc.AdminServiceStub(channel)

@@ -1,8 +1,10 @@
-"""Keeps this node known to every nameserver (8): full registration at start, every 30 s and at once on a change, and a
-beat every second on an open stream. A node whose broker group was removed from the cluster takes the group away instead.
+"""Registration of this node with every nameserver (8).
 
-Owns: one task and one channel per nameserver. Must not: let a nameserver that is down disturb anything; it is logged
-once when it goes and once when it comes back.
+A node registers fully at start, every 30 s and at once on a change, and sends a heartbeat every second on an
+open stream. A node whose broker group was removed from the cluster unregisters the broker group instead.
+
+Owns: one channel per nameserver, with one task for registering and one for heartbeats. Must not: let a
+nameserver that is down disturb anything. Its loss is logged once, and its return once.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from ledgermq.proto.grpc_answers import decoded
 logger = logging.getLogger(__name__)
 
 REGISTER_INTERVAL: Final = 30.0  # seconds
-BEAT_INTERVAL: Final = 1.0
-CALL_TIMEOUT: Final = 2.0
+BEAT_INTERVAL: Final = 1.0  # seconds
+CALL_TIMEOUT: Final = 2.0  # seconds
 _CHANNEL_OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
@@ -40,11 +42,11 @@ class _Link:
         self._registration = registration
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._stub = nameserver_pb2_grpc.NameServerServiceStub(self._channel)
-        self._answered: bool | None = None
-        self._gone = False  # the group was taken out of this nameserver's route
-        self._group_id = 0  # as it was registered last; a new node learns it later
-        self.refusal = ""  # why it does not list this node
-        self.wanted = asyncio.Event()
+        self._answered: bool | None = None  # the last call was answered; None: none since start or withdrawal
+        self._gone = False  # the broker group was removed from this nameserver's route
+        self._group_id = 0  # broker group id last registered; a new node learns it later
+        self.refusal = ""  # why the nameserver does not list this node; "": it does
+        self.wanted = asyncio.Event()  # set: register again now
         self.tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -52,14 +54,14 @@ class _Link:
         self.tasks = [asyncio.create_task(self._register()), asyncio.create_task(self._beat())]
 
     async def _register(self) -> None:
-        """Register whenever it is wanted, and every 30 s; soon again after a failure."""
+        """Register when wanted and every 30 s; after a failure, retry soon."""
         while True:
             self.wanted.clear()
             withdrawn = self._registration.withdrawn()
             done = await (self._withdraw() if withdrawn else self._call())
             interval = REGISTER_INTERVAL if done else BEAT_INTERVAL
             try:
-                # A group that left is taken away once: another one may come under its name.
+                # A removed broker group is unregistered only once: another one may take its name.
                 async with asyncio.timeout(None if done and withdrawn else interval):
                     await self.wanted.wait()
             except TimeoutError:
@@ -89,7 +91,7 @@ class _Link:
         return not answer.refusal.code
 
     async def _withdraw(self) -> bool:
-        """Take the whole group out of the route: nodes that are down cannot say goodbye themselves."""
+        """Remove the whole broker group from the route: nodes that are down cannot unregister themselves."""
         if self._gone:
             return True
         request = self._registration.goodbye(group_removed=True)
@@ -112,7 +114,7 @@ class _Link:
                     if decoded(reply).register_again and not self._registration.withdrawn():
                         self.wanted.set()
             except grpc.aio.AioRpcError:
-                pass  # it is down; `_call` says so once
+                pass  # the nameserver is down; `_call` logs that once
             await asyncio.sleep(BEAT_INTERVAL)
 
     async def _beats(self) -> AsyncIterator[pb.HeartbeatBeat]:
@@ -124,12 +126,12 @@ class _Link:
             await asyncio.sleep(BEAT_INTERVAL)
 
     async def stop(self, goodbye: pb.UnregisterRequest) -> None:
-        """Say goodbye and close; a nameserver that is down only costs the short timeout."""
+        """Unregister and close. A nameserver that is down only costs the short timeout."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         if self._answered:
-            with contextlib.suppress(grpc.aio.AioRpcError):  # it forgets this node by silence
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it will drop this silent node by itself
                 await self._stub.Unregister(goodbye, timeout=0.5)
         await self._channel.close(None)
 
@@ -137,7 +139,7 @@ class _Link:
 class Registration:
     """Use: `start()`, `changed()` after each change of leader, topics or nodes, `await stop()`.
 
-    `request` and `beat` give the current content.
+    `request` and `beat` return the current content.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class Registration:
         beat: Callable[[], pb.HeartbeatBeat],
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`withdrawn`: the group left the cluster, no nameserver shall list it."""
+        """`withdrawn`: whether the broker group left the cluster and no nameserver may list it."""
         self.request = request
         self.beat = beat
         self.withdrawn = withdrawn
@@ -155,23 +157,23 @@ class Registration:
         self._links: list[_Link] = []
 
     def start(self) -> None:
-        """Begin to register with every nameserver."""
+        """Start to register with every nameserver."""
         self._links = [_Link(address, self) for address in self._addresses]
         for link in self._links:
             link.start()
 
     def changed(self) -> None:
-        """Register again now, everywhere."""
+        """Register again now with every nameserver."""
         for link in self._links:
             link.wanted.set()
 
     async def stop(self) -> None:
-        """Unregister where a nameserver answers, and close."""
+        """Unregister from the nameservers that answer, and close."""
         goodbye = self.goodbye()
         await asyncio.gather(*(link.stop(goodbye) for link in self._links))
 
     def goodbye(self, *, group_removed: bool = False) -> pb.UnregisterRequest:
-        """Return how this node, or with it its whole group, takes itself out of the route."""
+        """Return the request that removes this node, or its whole broker group, from the route."""
         beat = self.beat()
         return pb.UnregisterRequest(
             cluster=beat.cluster,

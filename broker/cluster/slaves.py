@@ -1,8 +1,9 @@
-"""`sync_master`: an answer to a producer also waits until enough slaves hold the message on disk (D24).
+"""`sync_master`: a producer is answered only after enough slaves hold the message on disk (D24).
 
-The message is committed and stays when they do not have it in time; the refusal says so. A repeat is recognised, and
-waits here like the first copy.
-Owns: how many, how long, and the words of the refusal. Must not: decide what is committed (Raft does).
+If the slaves do not have it in time, the message is committed all the same and stays; the refusal says so. A
+repeated send is recognised, and waits here like the first one.
+Owns: the number of slaves, the time limit, and the texts of refusals. Must not: decide what is committed
+(Raft does).
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from ledgermq.raft.types import LogIndex
 
 _SILENT_FOR_EVER: Final = 1 << 40
 _KEPT = (
-    "It is kept, unless a slave is promoted that lacks it. Send the same again: a repeat is stored once, and answered when"
+    "It is kept, unless a slave is promoted that lacks it. "
+    "Send the same again: a repeat is stored once, and answered when"
     " the slaves have it. See: ledgermq cluster status"
 )
 
 
 class SlavesLackItError(Exception):
-    """Stored by the master; not by as many slaves as must have it."""
+    """The master stored it, but fewer slaves than required did."""
 
     def __init__(self, needed: int, having: int, what: str) -> None:
         super().__init__(
@@ -32,21 +34,21 @@ class SlavesLackItError(Exception):
 
 
 class SlaveTimeoutError(SlavesLackItError):
-    """They did not confirm it in time."""
+    """Too few slaves confirmed it in time."""
 
     def __init__(self, needed: int, held_by: int, waited_ms: int) -> None:
         super().__init__(needed, held_by, f"confirmed it within {waited_ms} ms")
 
 
 class SlavesAwayError(SlavesLackItError):
-    """Too few of them are in contact."""
+    """Too few slaves are in contact."""
 
     def __init__(self, needed: int, in_contact: int) -> None:
         super().__init__(needed, in_contact, "are in contact")
 
 
 class Master(Protocol):
-    """The part of RaftNode that is used."""
+    """The part of RaftNode that this module uses."""
 
     @property
     def is_leader(self) -> bool: ...
@@ -61,9 +63,9 @@ class Master(Protocol):
 
 
 class SlaveGate:
-    """`needed` slaves within `timeout_ms` of the commit; with 0 nothing is waited for.
+    """Waits for `needed` slaves, at most `timeout_ms` after the commit; with 0 it does not wait.
 
-    `contact_ms`: for so long after it has heard the master a slave refuses to be promoted.
+    `contact_ms`: a slave refuses to be promoted for this long after it last heard the master.
     """
 
     def __init__(self, raft: Master, needed: int, timeout_ms: int, contact_ms: int = 400) -> None:
@@ -74,14 +76,14 @@ class SlaveGate:
 
     @property
     def in_contact(self) -> int:
-        """How many slaves were heard within the time that a message waits for them; 0 unless this node leads."""
+        """Number of slaves heard within `timeout_ms`; 0 unless this node leads."""
         return self._raft.in_contact(self._timeout_ms)
 
     async def wait(self, index: int, since: float, remaining: float | None = None) -> None:
         """Return when enough slaves hold entry `index` (0: everything that is committed now).
 
-        `since`: when it was committed, monotonic seconds. `remaining`: seconds that the caller has. Raises:
-        SlaveTimeoutError, SlavesAwayError (stored all the same), ProposalLostError (this node leads no more).
+        `since`: time of the commit, monotonic seconds. `remaining`: seconds left to the caller. Raises:
+        SlaveTimeoutError, SlavesAwayError (stored all the same), ProposalLostError (leadership lost).
         """
         needed, copies = self.needed, self._raft.copies
         self._must_lead()
@@ -101,7 +103,7 @@ class SlaveGate:
             self._must_lead()
             in_contact = self._raft.in_contact(
                 _SILENT_FOR_EVER
-            )  # those that went meanwhile, not those that are slow
+            )  # excludes slaves that disconnected meanwhile, but not slow ones
             if in_contact < needed:
                 raise SlavesAwayError(needed, in_contact) from None
             raise SlaveTimeoutError(
@@ -111,20 +113,21 @@ class SlaveGate:
             raise _lost()
 
     def check_contact(self) -> None:
-        """Check that as many slaves as confirm messages were heard a moment ago: they follow no other master yet.
+        """Check that `needed` slaves were heard within `contact_ms`: they follow no other master yet.
 
-        Raises: ProposalLostError: whether this node is still the master is not known.
+        Raises: ProposalLostError when it is not known whether this node is still the master.
         """
+
         self._must_lead()
         in_contact = self._raft.in_contact(self._contact_ms)
         if in_contact < self.needed:
             raise ProposalLostError(
-                f"only {in_contact} of {self.needed} slaves are in contact, so whether this node is still the master is not"
-                " known"
+                f"only {in_contact} of {self.needed} slaves are in contact, "
+                "so whether this node is still the master is not known"
             )
 
     def _must_lead(self) -> None:
-        """Raises: ProposalLostError: what others hold, and whether it is kept, is not known here."""
+        """Check that this node leads. Raises: ProposalLostError: it cannot tell what the slaves hold."""
         if not self._raft.is_leader:
             raise _lost()
 
