@@ -1,6 +1,6 @@
 """AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue at the leader.
 
-Handles are checked against replicated state when applied.
+Receipt handles are checked against replicated state when the command is applied.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EXPIRED = "receipt handle is expired"
 
 
 class Acknowledgements:
-    """Serves what consumers say of messages that they hold."""
+    """Serves a consumer's calls about messages that it holds leases on."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Acknowledgements:
         self._features = features
 
     def _checked_handle(self, text: str, group: str) -> ReceiptHandle:
-        """Return a handle that belongs to this broker group and to the consumer group.
+        """Return a handle that belongs to this broker group and to the given consumer group.
 
         Raises: InvalidReceiptHandleError.
         """
@@ -72,7 +72,7 @@ class Acknowledgements:
         return handle
 
     async def acknowledge(self, request: v2.AckMessageRequest) -> v2.AckMessageResponse:
-        """Acknowledge; one result per entry. Raises: StatusError, and what the pipeline raises."""
+        """Acknowledge messages; one result per entry. Raises: StatusError, and what the pipeline raises."""
         check_group(request.group.name)
         check_topic(request.topic.name)
         if not request.entries:
@@ -109,7 +109,7 @@ class Acknowledgements:
     async def change_invisible(
         self, request: v2.ChangeInvisibleDurationRequest, client_id: str
     ) -> v2.ChangeInvisibleDurationResponse:
-        """Move the end of a lease; the answer carries the new handle.
+        """Change the end of a lease; the answer carries the new handle.
 
         Raises: StatusError, and what the pipeline raises.
         """
@@ -148,9 +148,9 @@ class Acknowledgements:
     ) -> v2.ForwardMessageToDeadLetterQueueResponse:
         """Park a message that a consumer gives up; its queue goes on. (There are no dead-letter queues yet.)
 
-        Clients repeat it until it succeeds, so it does when there is nothing left to park: the message is
-        parked already, done, deleted, or somebody else has it by now. Raises: StatusError, and what the
-        pipeline raises.
+        Clients repeat the call until it succeeds. So it also succeeds when there is nothing left to park: the
+        message is parked already, consumed, deleted, or leased to another consumer by now. Raises:
+        StatusError, and what the pipeline raises.
         """
         check_group(request.group.name)
         check_topic(request.topic.name)

@@ -1,6 +1,6 @@
 """Call between nodes that gives leases back, so that undelivered messages become visible again.
 
-Owns: both ends of the call. Must not: keep what is owed, or try again (`leader/releases.py` does).
+Owns: both ends of the call. Must not: store leases to give back, or retry (`leader/releases.py` does).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .hand_out import peer_of_release, release_of_peer
 logger = logging.getLogger(__name__)
 
 METHOD: Final = "/ledgermq.v1.PeerService/GiveBack"
-#: For one try: through an election, too.
+#: Seconds for one attempt, which may last through an election.
 TRY_SECONDS: Final = 5.0
 
 
 async def tell_leader(calls: LeaderCalls, releases: LeaseReleases, command: ReleaseLeases) -> str:
-    """Have whoever leads end these leases; return why nobody did, "" when it is done."""
+    """Have the leader end these leases; return why that failed, "" when it is done."""
 
     async def local() -> bytes:
         await releases.propose(command)
@@ -40,13 +40,13 @@ async def tell_leader(calls: LeaderCalls, releases: LeaseReleases, command: Rele
         return str(error) or type(error).__name__
     except ForwardError as error:
         return str(error)
-    except Exception as error:  # a defect: it must not cost the leases, nor make this spin
+    except Exception as error:  # a defect: the leases must not be lost, nor may it cause a busy loop
         logger.exception("giving leases back failed")
         return type(error).__name__
     return answer.refusal.message or "refused" if answer.HasField("refusal") else ""
 
 
 async def give_back(releases: LeaseReleases, granted: peer_pb2.GrantedMessages) -> peer_pb2.GiveBackAnswer:
-    """At the leader: end the leases of messages that did not leave, without counting an attempt."""
+    """Serve the call at the leader: end leases of undelivered messages without counting an attempt."""
     await releases.propose(release_of_peer(granted))
     return peer_pb2.GiveBackAnswer()

@@ -1,6 +1,7 @@
-"""The leader's side of receives at followers: grants, the messages that a follower cannot read, leases given back (D17).
+"""The leader's side of receives at followers: grants, reads for a follower, leases given back (D17).
 
-Served on the Raft port. Owns: the handlers. Must not: go to the log for a grant; the messages are read by who asked.
+Served on the Raft port. Owns: the handlers. Must not: read the log for a grant; the follower that asked reads
+the messages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .receive_at_leader import LeaderReceives
 
 
 class GrantService:
-    """Make the handler with `handler()`."""
+    """The service of the leader that followers call. Get its handler with `handler()`."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class GrantService:
         self._refusals = refusals
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what the Raft port serves. Requests and answers are bytes."""
+        """Return the handler for the Raft port. Requests and answers are bytes."""
         methods = {
             "Grant": grpc.unary_unary_rpc_method_handler(self._grant),
             "ReadGranted": grpc.unary_stream_rpc_method_handler(self._read_granted),
@@ -81,7 +82,7 @@ class GrantService:
         try:
             self._clients.heard(call.client_id, here=False)
             return await self._calls.unary(GRANT, raw, call, local)
-        except RefusedError as error:  # it cannot be decoded
+        except RefusedError as error:  # the request cannot be decoded
             await grpc_context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
         except IN_BAND as error:
@@ -90,12 +91,16 @@ class GrantService:
             await self._refusals.end_call(grpc_context, error)
 
     def _not_arrived(self, granted: ReleaseLeases) -> None:
-        """The stream ended on which these were told. The next leader releases what is young by itself."""
+        """Release a grant whose stream ended. A new leader releases recent grants by itself."""
         if self._replica.view is not None:
             self._replica.releases.propose(granted)
 
     async def _read_granted(self, raw: bytes, grpc_context: Any) -> AsyncIterator[bytes]:
-        """Also after the lead is lost: what was granted is committed. Not before it is applied: then it would seem deleted."""
+        """Stream the records of granted messages from this node's log.
+
+        This also works after leadership is lost, because a grant is committed. Before this node has applied
+        the grant it refuses: the messages would seem deleted.
+        """
         try:
             granted = parsed(peer_pb2.GrantedMessages, raw)
             records = RecordReader(self._reader)
@@ -116,7 +121,7 @@ class GrantService:
     async def _record(
         self, records: RecordReader, topic_id: int, delivery: Delivery
     ) -> peer_pb2.GrantedRecord:
-        """Return one message; an empty one when retention has deleted it, or its topic is gone."""
+        """Return one message; an empty one when retention deleted it or its topic is gone."""
         queue = self._replica.state.queues.get(topic_id, delivery.queue_id)
         if queue is None or not queue.begin <= delivery.queue_offset < queue.end:
             return peer_pb2.GrantedRecord()

@@ -1,8 +1,8 @@
-"""Granted messages: their words on the way between leader and follower, and the frames that a consumer gets of them (D17).
+"""Granted messages: their encoding between leader and follower, and the frames that a consumer gets (D17).
 
-The bytes of a record are equal on all nodes, and what is added to them is in the grant, so a consumer gets the same frame
-from whichever node reads the record.
-Owns: nothing. Must not: lease, or decide who reads.
+The bytes of a record are equal on all nodes, and the grant contains what is added to them. So a consumer gets
+the same frame from whichever node reads the record.
+Owns: nothing. Must not: lease, or decide which node reads.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ..wire.receipt_handle import ReceiptHandle
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """What the messages of one receive have in common."""
+    """Values that the messages of one receive share."""
 
     broker_group: str
-    store_host: str
-    group_id: int
+    store_host: str  # messaging address of the leader, on the caller's listener
+    group_id: int  # consumer group
     topic_id: int
     topic: str
 
     def frame(self, delivery: Delivery, record: RecordView, store_timestamp: int) -> bytes:
-        """Return the frame of one message."""
+        """Return the encoded answer frame of one message."""
         handle = ReceiptHandle(
             self.broker_group,
             self.group_id,
@@ -55,7 +55,7 @@ class HandOut:
 
 
 class RecordReader:
-    """Reads the records of one receive from this node's log; those of one section share a look at it."""
+    """Reads the records of one receive from this node's log. Caches the section that was read last."""
 
     def __init__(self, log: LogReader) -> None:
         self._log = log
@@ -63,7 +63,7 @@ class RecordReader:
         self._queue_id = -1
 
     async def read(self, delivery: Delivery) -> tuple[RecordView, int]:
-        """Return a record and when it was stored (ms of log time). Raises: LogCompactedError, DamagedLogError."""
+        """Return a record and its store time (ms of log time). Raises: LogCompactedError, DamagedLogError."""
         section = self._section
         if section is None or self._queue_id != delivery.queue_id or not section.holds(delivery.queue_offset):
             section = self._section = await self._log.section_of(delivery.physical_offset)
@@ -71,12 +71,12 @@ class RecordReader:
         return await self._log.record(delivery.physical_offset, delivery.size), section.store_timestamp
 
     def is_at(self, delivery: Delivery) -> bool:
-        """Tell whether the section that was read last is the one of this queue offset."""
+        """Return whether the section that was read last contains this queue offset."""
         return self._section is not None and self._section.holds(delivery.queue_offset)
 
 
 def first_frame(status: v2.Status, frames: list[bytes]) -> bytes:
-    """Return the status, which comes before the messages; what it has to say it says without them, too."""
+    """Return the status frame that precedes the messages; without messages it keeps the status's text."""
     if not frames:
         told = status.message if status.message != "OK" else "no new message"
         status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message=told)
@@ -84,7 +84,7 @@ def first_frame(status: v2.Status, frames: list[bytes]) -> bytes:
 
 
 def to_peer(group_id: int, topic_id: int, deliveries: Iterable[Delivery]) -> peer_pb2.GrantedMessages:
-    """Return deliveries as nodes tell them to each other."""
+    """Encode deliveries for another node."""
     granted = peer_pb2.GrantedMessages(group_id=group_id, topic_id=topic_id)
     for each in deliveries:
         granted.messages.add(
@@ -99,7 +99,7 @@ def to_peer(group_id: int, topic_id: int, deliveries: Iterable[Delivery]) -> pee
 
 
 def deliveries_of_peer(granted: peer_pb2.GrantedMessages) -> list[Delivery]:
-    """Return the deliveries that `to_peer` wrote down."""
+    """Decode the deliveries that `to_peer` encoded."""
     return [
         Delivery(
             each.queue_id, each.queue_offset, each.physical_offset, each.size, 0, each.attempt, each.lease_id
@@ -109,7 +109,7 @@ def deliveries_of_peer(granted: peer_pb2.GrantedMessages) -> list[Delivery]:
 
 
 def peer_of_release(command: ReleaseLeases) -> peer_pb2.GrantedMessages:
-    """Return leases that are given back, as `release_of_peer` reads them."""
+    """Encode leases to give back; `release_of_peer` decodes them."""
     granted = peer_pb2.GrantedMessages(group_id=command.group_id, topic_id=command.topic_id)
     for queue_id, offset, lease_id in command.rows.tolist():
         granted.messages.add(queue_id=queue_id, queue_offset=offset, lease_id=lease_id)
@@ -117,6 +117,6 @@ def peer_of_release(command: ReleaseLeases) -> peer_pb2.GrantedMessages:
 
 
 def release_of_peer(granted: peer_pb2.GrantedMessages) -> ReleaseLeases:
-    """Return the command that ends the leases of messages that did not leave."""
+    """Decode the command that ends the leases of undelivered messages."""
     rows = [(each.queue_id, each.queue_offset, each.lease_id) for each in granted.messages]
     return ReleaseLeases(granted.group_id, granted.topic_id, lease_rows(rows))

@@ -1,4 +1,4 @@
-"""Errors of a call as official clients are told them: a status inside the answer."""
+"""Errors as statuses inside the answers to official clients."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..service.answers import Refusals
 from ..service.sessions import TooManyClientsError
 from ..wire.status import StatusError
 
-#: Bounds that were reached: the caller may repeat.
+#: Limits that were reached; the caller may repeat the call later.
 _LIMITS: Final = (TooManyRequestsError, TooManyPollsError, TooManyClientsError, BusyError, DiskFullError)
-#: What is answered in-band.
+#: Errors that are answered in-band.
 IN_BAND: Final = (StatusError, LeaderUnavailableError, LimitReachedError, *_LIMITS, StorageError)
 
 
 def in_band_status(refusals: Refusals, error: Exception) -> v2.Status:
-    """Return the status of an error; count it."""
+    """Return the status for an error, and count it."""
     if isinstance(error, LeaderUnavailableError):
         if error.unknown:
             error = StatusError(v2.MASTER_PERSISTENCE_TIMEOUT, str(error))
         else:
             error = StatusError(v2.HA_NOT_AVAILABLE, refusals.without_master() or str(error))
     elif isinstance(error, LimitReachedError):
-        error = StatusError(v2.FORBIDDEN, str(error))  # no repeat helps, so none is asked for
+        error = StatusError(v2.FORBIDDEN, str(error))  # a repeat would not help, so the code asks for none
     elif not isinstance(error, StatusError):
         code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
         error = StatusError(code, str(error))

@@ -1,7 +1,7 @@
 """`apache.rocketmq.v2.MessagingService`: every node answers every call of every official client (D16, D17).
 
-Failures are in-band. Calls that need the leader go there (LeaderCalls); routes, assignments, heartbeats and Telemetry are
-served by every node from replicated state and the leader's view of who lives.
+Failures are in-band. Calls that need the leader are forwarded to it (LeaderCalls). Every node serves routes,
+assignments, heartbeats and Telemetry itself, from replicated state and the leader's view of liveness.
 Must not: rely on settings or on the client's choice of queue or node.
 """
 
@@ -54,9 +54,9 @@ _UNARY: Final = (
 
 
 class Receives:
-    """Receives messages wherever the leader is.
+    """Serves receives on any node.
 
-    A follower gets a grant, and asks the next leader again when the first is lost.
+    A follower gets a grant from the leader, and asks the next leader when that one is lost.
     """
 
     def __init__(self, calls: LeaderCalls, at_leader: LeaderReceives, at_follower: GrantedReceives) -> None:
@@ -81,7 +81,7 @@ class Receives:
 
 
 class MessagingService:
-    """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
+    """The service. `handlers(listener)` returns a port's handlers; "" is the Raft port (forwarded calls)."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class MessagingService:
         }
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what a server of that listener serves. Requests stay bytes until a node serves them itself."""
+        """Return a listener's handlers. A request is decoded only by the node that serves it."""
         methods: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(self._unary_handler(name, listener)) for name in _UNARY
         }
@@ -148,7 +148,7 @@ class MessagingService:
         self._clients.heard(call.client_id, here=not call.forwarded)
 
     def _answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
-        """Return what serves or forwards a call of that name.
+        """Return the coroutine function that serves or forwards a call of that name.
 
         It raises: StatusError, LeaderUnavailableError; on forwarded calls also RaftErrors.
         """
@@ -161,7 +161,7 @@ class MessagingService:
         return self._heartbeat if name == "Heartbeat" else _not_built(name)
 
     async def _heartbeat(self, request: bytes, call: Call) -> bytes:
-        """A sign of life, which was noted already."""
+        """Answer only: the call was already noted as a sign of life."""
         return bytes(v2.HeartbeatResponse(status=ok()).SerializeToString())
 
     def _leader_answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
@@ -177,10 +177,10 @@ class MessagingService:
         return answer
 
     async def _from_topics(self, name: str, request: bytes, call: Call) -> bytes:
-        """Answer from the replicated topic table; what is not there (yet) is asked of the leader."""
+        """Answer from the replicated topic table; ask the leader about a topic that is not in it (yet)."""
         answer_to = self._topics.route if name == "QueryRoute" else self._topics.assignment
         message = _parsed(getattr(v2, f"{name}Request"), request)
-        check_resource(message.topic)  # each queue of the answer names it
+        check_resource(message.topic)  # each queue of the answer repeats it
         known = self._topics.find(message.topic.name, call.listener)
         if known is not None:
             return answer_to(message, known)
@@ -192,7 +192,7 @@ class MessagingService:
 
     # --- clients --------------------------------------------------------------------------------------------
     async def _terminated(self, request: bytes, call: Call) -> bytes:
-        """The client says goodbye: its auto-renewed leases end."""
+        """Serve a client's goodbye: its auto-renewed leases end."""
 
         async def local() -> bytes:
             self._clients.gone(call.client_id)

@@ -1,9 +1,11 @@
-"""ReceiveMessage at a follower: the leader leases and says where the messages stand, this node hands them out (D17).
+"""ReceiveMessage at a follower: the leader leases messages and locates them, this node reads them (D17).
 
-A consumer's cold reads so cost the disk and the memory of the node that it talks to, and the leader sends some 20 bytes for each
-message instead of its body. What this node cannot read soon (it lags, is being rebuilt, its copy is damaged, its disk
-hangs) comes from the leader. Nothing is handed out that this node has not applied, or that the leader has not granted.
-Owns: the grants between their arrival and the consumer; what does not get there is given back, whenever it arrived.
+So cold reads of a consumer cost the disk and memory of the node that it talks to. The leader sends some 20
+bytes per message instead of its body. Messages that this node cannot read soon come from the leader (this
+node lags, is being rebuilt, has a damaged copy, or its disk hangs). This node hands out only messages that it
+has applied or got from the leader, and that the leader has granted.
+Owns: grants from their arrival until the consumer has the messages. The rest is given back, however late the
+grant arrived.
 Must not: lease, or choose messages.
 """
 
@@ -41,18 +43,18 @@ RECEIVE: Final = "/apache.rocketmq.v2.MessagingService/ReceiveMessage"
 GRANT: Final = "/ledgermq.v1.PeerService/Grant"
 READ_GRANTED: Final = "/ledgermq.v1.PeerService/ReadGranted"
 
-#: How long a follower may take to apply what was granted, and to read it, before the leader is asked for the messages. Each
-#: ends earlier when half of what is left of the call is over: the rest is the leader's.
+#: Most seconds for applying what was granted, and for reading it, before this node asks the leader for the
+#: messages. Each ends earlier when half of the call's remaining time is over: the rest is for the leader.
 APPLY_SECONDS: Final = 0.25
 READ_SECONDS: Final = 2.0
-#: A stop waits so long for the leader to take back what did not reach its consumers.
+#: Most seconds that a stop waits for the leader to take back what did not reach its consumers.
 STOP_SECONDS: Final = 1.0
 
-_Found = tuple[RecordView, int]  # and ms of log time when it was stored
+_Found = tuple[RecordView, int]  # a record, and the ms of log time when it was stored
 
 
 class GrantedReceives:
-    """The receives of consumers that talk to this node while another one leads."""
+    """Receives of consumers that talk to this node while another one leads."""
 
     def __init__(
         self,
@@ -68,14 +70,17 @@ class GrantedReceives:
         self._own = own
         self._metrics = metrics
         self._holding = 0  # receives that hold leases
-        self._released = asyncio.Event()  # one of them holds none any more
+        self._released = asyncio.Event()  # set when a receive stops holding leases
         self._from_log = metrics.granted_messages.labels("own_log")
         self._from_leader = metrics.granted_messages.labels("leader")
 
     async def receive(
         self, leader: str, topic: str, request: bytes, metadata: Metadata, timeout: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of one receive. Raises: ForwardError before the first of them; nothing is leased then."""
+        """Yield the frames of one receive.
+
+        Raises: ForwardError, only before the first frame; then no lease is left behind.
+        """
         until = time.monotonic() + timeout
         answer = await self._grant(leader, request, metadata, timeout)
         if answer is None:
@@ -98,8 +103,8 @@ class GrantedReceives:
 
     @contextmanager
     def _held(self, granted: peer_pb2.GrantedMessages) -> Iterator[list[Delivery]]:
-        """Give back what is left in the list at the end: a lease that nobody knows of keeps its message from everybody."""
-        left = deliveries_of_peer(granted)  # what may not have reached the consumer yet
+        """Give back what is left in the list at the end: a lost lease would hide its message."""
+        left = deliveries_of_peer(granted)  # deliveries that may not have reached the consumer yet
         self._holding += 1
         try:
             yield left
@@ -112,7 +117,7 @@ class GrantedReceives:
     async def _grant(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
     ) -> peer_pb2.GrantAnswer | None:
-        """Ask for a grant; None: this leader gives none, or this node shall not read.
+        """Ask for a grant; None: this leader grants none, or this node is configured not to read.
 
         Raises: ForwardError; TooManyPollsError (the consumer is told to repeat after a moment).
         """
@@ -130,7 +135,7 @@ class GrantedReceives:
     async def _passed_on(
         self, leader: str, request: bytes, metadata: Metadata, timeout: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of a leader that reads the messages itself."""
+        """Yield the frames of a receive that the leader serves itself."""
         async with aclosing(self._forwarder.stream(leader, RECEIVE, request, metadata, timeout)) as frames:
             async for frame in frames:
                 _count_bytes(self._metrics, "messages", frame)
@@ -146,7 +151,10 @@ class GrantedReceives:
         metadata: Metadata,
         until: float,
     ) -> tuple[list[Delivery], list[bytes]]:
-        """Return what of a grant is still stored, in its order, and the frames. Raises: ForwardError."""
+        """Return the deliveries of a grant that are still stored, in order, and their frames.
+
+        Raises: ForwardError.
+        """
         group_id, topic_id = answer.granted.group_id, answer.granted.topic_id
         found = await self._own.read(topic_id, deliveries, until)
         missing = [place for place, each in enumerate(found) if each is None]
@@ -160,7 +168,7 @@ class GrantedReceives:
         hand_out = HandOut(self._config.group, answer.store_host, group_id, topic_id, topic)
         stored, frames = list[Delivery](), list[bytes]()
         for delivery, each in zip(deliveries, found, strict=True):
-            if each is not None:  # else retention was quicker; the lease ends by itself
+            if each is not None:  # None: retention deleted it first; the lease ends by itself
                 stored.append(delivery)
                 frames.append(hand_out.frame(delivery, *each))
         return stored, frames
@@ -168,7 +176,7 @@ class GrantedReceives:
     async def _of_leader(
         self, leader: str, wanted: peer_pb2.GrantedMessages, metadata: Metadata, until: float
     ) -> list[_Found | None]:
-        """Get messages from the leader's log; None for each that it has deleted. Raises: ForwardError."""
+        """Read messages from the leader's log; None for each that it has deleted. Raises: ForwardError."""
         found: list[_Found | None] = []
         timeout = max(until - time.monotonic(), 0.0)
         async with aclosing(
@@ -189,9 +197,9 @@ class GrantedReceives:
 
     # --- life -----------------------------------------------------------------------------------------------
     async def stop(self) -> None:
-        """Give back what the receives that ended just now held, and what is owed still, within a bound.
+        """Give back what receives that just ended still held, and what else is to be given back.
 
-        Serve none any more.
+        Takes STOP_SECONDS at most. The node must not serve receives any more.
         """
         until = time.monotonic() + STOP_SECONDS
         while self._holding and (remaining := until - time.monotonic()) > 0:
@@ -202,7 +210,7 @@ class GrantedReceives:
 
 
 class UnclaimedGrants:
-    """Gives back grants that arrive when their receive is over, cancelled or at its deadline."""
+    """Gives back grants that arrive after their receive has ended, was cancelled or missed its deadline."""
 
     def __init__(self, releases: LeaseReleases, metrics: Metrics) -> None:
         self._releases = releases
@@ -220,7 +228,7 @@ class UnclaimedGrants:
 
 
 class OwnLog:
-    """Granted messages as this node's own log has them."""
+    """Reads granted messages from this node's own log."""
 
     def __init__(self, replica: Replica, reader: LogReader, polls: Polls, commits: CommitWatch) -> None:
         self._replica = replica
@@ -229,7 +237,10 @@ class OwnLog:
         self._commits = commits
 
     async def read(self, topic_id: int, deliveries: Sequence[Delivery], until: float) -> list[_Found | None]:
-        """Read what this node's log has; None for each message that is to be had of the leader, in the time that is left."""
+        """Read granted messages from this node's log within its share of the time until `until`.
+
+        The result has None for each message to be fetched from the leader.
+        """
         found: list[_Found | None] = []
         if self._replica.rebuild is None:
             await self._wait_applied(topic_id, deliveries, until)
@@ -261,7 +272,11 @@ class OwnLog:
         return queue is not None and queue_offset < queue.end
 
     async def _wait_applied(self, topic_id: int, deliveries: Sequence[Delivery], until: float) -> None:
-        """Wait until this node has applied all that was granted, not for long. The leader hurries meanwhile."""
+        """Wait briefly until this node has applied all granted messages.
+
+        Meanwhile the leader announces commits at once.
+        """
+
         last: dict[int, int] = {}
         for each in deliveries:
             last[each.queue_id] = max(each.queue_offset, last.get(each.queue_id, 0))
@@ -291,5 +306,5 @@ def _count_bytes(metrics: Metrics, kind: str, raw: bytes) -> None:
 
 
 def _share(seconds: float, until: float) -> float:
-    """Return so many seconds, or half of what is left until a deadline."""
+    """Return `seconds`, or half of the time until a deadline if that is less."""
     return min(seconds, max(until - time.monotonic(), 0.0) / 2)

@@ -1,7 +1,8 @@
-"""ReceiveMessage at the leader: select, lease, wait for apply, read, hand out; a long poll when nothing is there.
+"""ReceiveMessage at the leader: select, lease, wait for apply, read, hand out; long poll when none is found.
 
-Messages leave after their grant is applied (D14). What was granted but did not leave (the client went away) is released.
-A follower gets the grant only, and hands the messages out itself (`granted_receive`).
+Messages are sent only after their grant is applied (D14). Messages that were granted but not sent (the client
+went away) are released. A follower gets only the grant, and hands the messages out itself
+(`receive_at_follower.py`).
 Owns: one receive from its request to its frames. Must not: choose messages (the leader's view does).
 """
 
@@ -52,16 +53,17 @@ logger = logging.getLogger(__name__)
 MAX_BATCH: Final = 32
 AUTO_RENEW_INVISIBLE_MS: Final = 60_000
 MAX_POLLING: Final = 20.0  # seconds
-#: An answer leaves so long before the client's deadline, or its messages would be leased to nobody.
+#: Seconds before the client's deadline when the answer must leave; later, its leases would have no holder.
 POLLING_MARGIN: Final = 0.5
-#: What a selection adds to a turn at most, in bytes: both commands with MAX_PARKED messages, and each message that it grants,
-#: where all are of different queues.
+#: Most bytes that a selection adds to an append turn: COMMAND_BYTES for both commands with MAX_PARKED
+#: messages, MESSAGE_BYTES for each granted message, if each is of a different queue.
+
 COMMAND_BYTES: Final = 512
 MESSAGE_BYTES: Final = 40
 
 
 class ReceiveWork:
-    """One selection in an append turn. The future ends with (plan, deliveries) when the grant is applied."""
+    """One selection in an append turn. Once the grant is applied, the future holds (plan, deliveries)."""
 
     section_bound = 0
     essential = False
@@ -73,7 +75,7 @@ class ReceiveWork:
         release: Callable[[list[Delivery]], None],
         tell: Callable[[GrantResult], None] = lambda result: None,
     ) -> None:
-        """`release` gets messages that nobody waits for any more, `tell` what was granted."""
+        """`release` gets messages whose receive has ended, `tell` the applied grant."""
         self._request = request
         self.size = COMMAND_BYTES + request.max_count * MESSAGE_BYTES
         self.filters = request.tags is not None
@@ -83,18 +85,18 @@ class ReceiveWork:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def place(self, flight: Flight, now: int) -> None:
-        if self.future.done():  # nobody waits any more
+        if self.future.done():  # the receive has ended
             return
         try:
             self._plan = flight.turn.grant(self._request, now)
-        except ConsumeQueueError as error:  # of queue files: what shares the turn has nothing to do with it
+        except ConsumeQueueError as error:  # concerns queue files, not the other work of this turn
             self.fail(error)
             return
         if not self._plan.is_decided_by_apply:
             settle(self.future, (self._plan, self._plan.repeats))
 
     def on_committed(self, flight: Flight) -> None:
-        """Messages leave after apply."""
+        """Do nothing: messages are sent after apply."""
 
     def on_applied(self, flight: Flight, effects: Effects) -> None:
         plan = self._plan
@@ -113,38 +115,39 @@ class ReceiveWork:
         settle_error(self.future, error)
 
     def give_back(self) -> None:
-        """Nobody waits any more: release what was granted in this very moment."""
+        """Release what was granted at the very moment when the receive ended."""
         if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
             self._release(self.future.result()[1])
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedReceive:
-    """A checked request."""
+    """A validated request."""
 
     topic: Topic
     group: ConsumerGroup
     request: ReceiveRequest
     until: float  # monotonic seconds: end of the long poll
-    notes: list[str] = field(default_factory=list)  # what the consumer should know besides
+    notes: list[str] = field(default_factory=list)  # remarks that the answer's status carries
 
     @property
     def status(self) -> v2.Status:
-        """What the consumer is told before its messages."""
+        """The status that precedes the messages."""
         return v2.Status(code=v2.OK, message="; ".join(self.notes) or "OK")
 
     def note(self, result: GrantResult) -> None:
-        """Say what retention took from the group before these messages."""
+        """Note which messages retention deleted before the consumer group had consumed them."""
         for queue in result.queues:
             if queue.lost:
                 self.notes.append(
-                    f"retention deleted {queue.lost} messages of topic {self.topic.name} queue {queue.queue_id} before group "
+                    f"retention deleted {queue.lost} messages of topic {self.topic.name} "
+                    f"queue {queue.queue_id} before group "
                     f"{self.group.name} had consumed them; the queue begins at offset {queue.begin} now"
                 )
 
 
 def tags_of(expression: v2.FilterExpression) -> frozenset[int] | None:
-    """Return the tag hashes that a filter wants; None = all. Raises: StatusError."""
+    """Return the tag hashes that a filter accepts; None: all. Raises: StatusError."""
     if expression.type == v2.SQL:
         raise StatusError(v2.NOT_IMPLEMENTED, "SQL filters are not built yet; filter by tags")
     text = expression.expression.strip()
@@ -161,9 +164,9 @@ def tags_of(expression: v2.FilterExpression) -> frozenset[int] | None:
 
 
 def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> float:
-    """Return how long a fruitless receive may wait; `remaining` seconds are left for the whole call.
+    """Return how long a receive without messages may wait; `remaining`: seconds left for the whole call.
 
-    A client that names no time leaves it to the deadline; one that names 0 wants the answer at once.
+    A client that sets no time waits until its deadline; one that sets 0 wants the answer at once.
     """
     if request.HasField("long_polling_timeout"):
         wanted = request.long_polling_timeout.ToMilliseconds() / 1000
@@ -173,7 +176,7 @@ def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> floa
 
 
 class LeaderReceives:
-    """Serves receives where the leader is: the messages themselves, or a grant for the node that asks."""
+    """Serves receives at the leader: with the messages, or with a grant for the follower that asks."""
 
     def __init__(
         self,
@@ -198,7 +201,9 @@ class LeaderReceives:
 
         Raises: StatusError, and what the pipeline raises; all before the first frame.
         """
-        receiver, left = await self._leasing.lease(request, call)  # what may not have left yet
+        receiver, left = await self._leasing.lease(
+            request, call
+        )  # deliveries that may not have been sent yet
         try:
             left, frames = await self._frames(receiver, left, call)
             self._deliveries.add(time.monotonic(), call.via, receiver.request, left)
@@ -206,7 +211,7 @@ class LeaderReceives:
             for frame in frames:
                 yield frame
                 left = left[1:]
-        except BaseException:  # whatever it was: a lease of a session that nobody knows of would never end
+        except BaseException:  # for any reason: a lost lease of a live session would never end
             release(self._releases, receiver.request, left)
             raise
         count_out(self._metrics, frames)
@@ -215,11 +220,12 @@ class LeaderReceives:
     async def grant(
         self, request: v2.ReceiveMessageRequest, call: Call
     ) -> tuple[peer_pb2.GrantAnswer, ReleaseLeases | None]:
-        """Serve one receive but for the messages themselves, which the node that asks reads.
+        """Serve one receive except for the messages, which the calling node reads.
 
         Raises: as `receive`.
 
-        The command releases the leases if the answer does not arrive; None when they end by themselves.
+        Release the leases with the returned command if the answer does not arrive; None: they end by
+        themselves.
         """
         receiver, leased = await self._leasing.lease(request, call)
         noted = self._deliveries.add(time.monotonic(), call.via, receiver.request, leased)
@@ -233,7 +239,7 @@ class LeaderReceives:
     async def _frames(
         self, receiver: CheckedReceive, deliveries: list[Delivery], call: Call
     ) -> tuple[list[Delivery], list[bytes]]:
-        """Read the messages; return those that are still stored, and their frames."""
+        """Read the messages; return the deliveries that are still stored, and their frames."""
         hand_out = HandOut(
             self._broker_group,
             self._members.own_messaging_address(call.listener),
@@ -247,14 +253,14 @@ class LeaderReceives:
             try:
                 record, store_timestamp = await records.read(delivery)
             except LogCompactedError:
-                continue  # retention was quicker; the lease ends by itself and the position passes it
+                continue  # retention deleted it first; the lease ends by itself, the position moves past it
             stored.append(delivery)
             frames.append(hand_out.frame(delivery, record, store_timestamp))
         return stored, frames
 
 
 class Leasing:
-    """Leases messages: checks the request, releases what an earlier attempt left, waits for a selection."""
+    """Leases messages: checks the request, releases an earlier attempt's leases, waits for a selection."""
 
     def __init__(
         self,
@@ -275,9 +281,9 @@ class Leasing:
     async def lease(
         self, request: v2.ReceiveMessageRequest, call: Call
     ) -> tuple[CheckedReceive, list[Delivery]]:
-        """Lease messages for a consumer, waiting for some until its poll ends.
+        """Lease messages for a consumer; wait for some until its poll ends.
 
-        They must leave, or be released.
+        The caller must deliver or release them.
 
         Raises: StatusError, and what the pipeline raises.
         """
@@ -317,7 +323,7 @@ class Leasing:
 
 
 class Selections:
-    """Sends selections of the leader's view through the pipeline until one grants something."""
+    """Sends selections of the leader's view through the pipeline until one grants messages."""
 
     def __init__(
         self,
@@ -336,7 +342,7 @@ class Selections:
         self._queues = queues
 
     def compare_filters(self, receiver: CheckedReceive, expression: str) -> None:
-        """Say here, and to this consumer, when the consumers of its group filter differently."""
+        """Log, and note for this consumer, that consumers of its consumer group use different filters."""
         request, view = receiver.request, self._replica.view
         if view is None:
             return
@@ -354,9 +360,9 @@ class Selections:
             receiver.notes.append(text)
 
     async def granted(self, receiver: CheckedReceive) -> list[Delivery]:
-        """Return leased messages, waiting for some until the poll ends.
+        """Return leased messages; wait for some until the poll ends.
 
-        A node that lost its queue files serves no more.
+        A node that lost its queue files refuses.
 
         Raises: StatusError, NodeStoppedError, and what the pipeline raises.
         """
@@ -386,7 +392,7 @@ class Selections:
                 raise NotLeaderError(self._leadership.leader_id)
 
     def _until_expiry(self, receiver: CheckedReceive) -> float:
-        """Return the seconds until a lease of the group may end by itself."""
+        """Return the seconds until a lease of the consumer group may expire."""
         view = self._replica.view
         if view is None:
             return 0.0
@@ -396,7 +402,7 @@ class Selections:
         return max((expiry - self._raft.next_timestamp()) / 1000, 0.001)
 
     async def _select(self, receiver: CheckedReceive) -> list[Delivery]:
-        """Select once, fetching what the selection needs from disk or log first."""
+        """Select once, after loading what the selection needs from disk or log."""
         request = receiver.request
         while True:
             view = self._replica.view
@@ -419,19 +425,19 @@ class Selections:
                 continue
             found: list[Delivery] = deliveries
             if found:
-                return found  # leased: they must leave, whatever other queues still need
+                return found  # leased: deliver them, whatever other queues still need
             if plan.cold:
                 await self._replica.warm(plan.cold)
             elif plan.unresolved:
                 await self._resolve_start(request, plan.unresolved)
             elif (plan.unfinished or plan.parks) and time.monotonic() < receiver.until:
-                # A filter looks through a long queue turn by turn; behind what was parked there may be more.
+                # A filter scans a long queue turn by turn; behind parked messages there may be more.
                 continue
             elif plan.slot is None or time.monotonic() >= receiver.until:
-                return found  # else something was applied before the grant: what is there now is chosen anew
+                return found  # else an entry was applied before the grant: select again from the new state
 
     async def _resolve_start(self, request: ReceiveRequest, queue_ids: Any) -> None:
-        """Propose where a group with a start time begins in queues that it has not consumed from."""
+        """Propose start positions in queues that a consumer group with a start time has not consumed from."""
         group = self._replica.state.groups.get(request.group_id)
         start = group.start.timestamp_ms if group is not None else None
         rows = []
@@ -442,7 +448,7 @@ class Selections:
 
 
 def count_out(metrics: Metrics, frames: list[bytes]) -> None:
-    """Count what was handed to a consumer here."""
+    """Count the messages that this node handed to a consumer."""
     metrics.messages_out.labels("messaging").inc(len(frames))
     metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
 
@@ -455,16 +461,17 @@ def last_frame() -> bytes:
 
 
 def check_not_exclusive(state: BrokerState, group: ConsumerGroup, topic: str) -> None:
-    """A group is not consumed under leases where its members own the queues. Raises: StatusError."""
+    """Refuse leases on a topic whose queues the consumer group's members own. Raises: StatusError."""
     membership = state.memberships.get(group.group_id)
     if membership is not None and topic in membership.subscribed:
         raise StatusError(
             v2.ILLEGAL_CONSUMER_GROUP,
-            f'the members of group "{group.name}" consume topic {topic} queue by queue; use another group, or stop them first',
+            f'the members of group "{group.name}" consume topic {topic} queue by queue; '
+            "use another group, or stop them first",
         )
 
 
 def release(releases: LeaseReleases, request: ReceiveRequest, deliveries: list[Delivery]) -> None:
-    """The client went away: what it did not get becomes visible at once, without counting an attempt."""
+    """Release what a client that went away did not get: visible at once, without counting an attempt."""
     if deliveries:
         releases.propose(release_of(request, deliveries))

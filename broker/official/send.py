@@ -1,4 +1,4 @@
-"""SendMessage at the leader: check, encode once, append, answer entry by entry."""
+"""SendMessage at the leader: check, encode once, append, answer each entry."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _STORED: Final = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 _NOT_BUILT: Final = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions"}
 
 
-#: The field `status` of an answer and of its entries, when all is well.
+#: The encoded field `status` of an answer and of its entries on success.
 _STATUS_OK: Final = b"\x0a" + varint(ok().ByteSize()) + ok().SerializeToString()
 
 
 class Sends:
-    """Serves SendMessage. `slaves`: what an answer waits for besides commit (sync_master)."""
+    """Serves SendMessage. `slaves`: slaves that an answer waits for besides commit (sync_master)."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Sends:
         self._metrics = metrics
 
     async def send(self, request: v2.SendMessageRequest, remaining: float | None = None) -> bytes:
-        """Store the messages; return the encoded answer when they are as durable as the replication promises.
+        """Store the messages; return the encoded answer once they are as durable as configured.
 
-        `remaining`: seconds until the answer must leave.
+        `remaining`: seconds until the answer must be sent.
 
         Raises: StatusError, and what the pipeline raises.
         """
@@ -89,7 +89,10 @@ class Sends:
 
 
 def answer_of_one(message_id: str, offset: int) -> bytes:
-    """Return the encoded SendMessageResponse of one message that is stored, without an object for each of its parts."""
+    """Return the encoded SendMessageResponse of one stored message.
+
+    It builds no protobuf object for the parts.
+    """
     name = message_id.encode()
     size = varint(len(name))
     place = b"\x20" + varint(offset) if offset > 0 else b""
@@ -98,7 +101,7 @@ def answer_of_one(message_id: str, offset: int) -> bytes:
 
 
 def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[OutgoingRecord, str]]:
-    """Check the types against the topic and take the messages apart. A batch ignores message groups."""
+    """Check the messages' types against the topic, and extract records. A batch ignores message groups."""
     accepted, found = accepted_types(int(topic.message_type)), []
     alone = len(request.messages) == 1
     for message in request.messages:
@@ -118,7 +121,7 @@ def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[Outgoin
 
 
 def _entry(message_id: str, sent: SentMessage, broker_group: str) -> v2.SendResultEntry:
-    if sent.verdict is Verdict.DRAINING:  # as RocketMQ says it of a broker without write permission
+    if sent.verdict is Verdict.DRAINING:  # the code of RocketMQ for a broker without write permission
         status = v2.Status(code=v2.FORBIDDEN, message=DRAINING_TEXT.format(group=broker_group))
         return v2.SendResultEntry(status=status, message_id=message_id)
     if sent.verdict not in _STORED:

@@ -1,7 +1,7 @@
 """QueryRoute and QueryAssignment: the queues of a topic in all broker groups, for official clients.
 
-Answered by every node from replicated state, the leader's view of who lives and what nameservers say of the
-other broker groups. Must not: rely on the client's choice of node.
+Every node answers, from replicated state, the leader's view of liveness, and the nameservers' view of other
+broker groups. Must not: rely on the client's choice of node.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..wire.validation import check_group
 
 @dataclass(frozen=True, slots=True)
 class RoutedTopic:
-    """A topic's queues in all broker groups, by name, and the type of its messages."""
+    """A topic's queues in all broker groups, and the type of its messages."""
 
-    groups: list[GroupQueues]
+    groups: list[GroupQueues]  # one per broker group, ordered by its name
     message_type: int
 
 
 class TopicAnswers:
-    """Answers what clients ask about topics."""
+    """Answers clients' queries about topics."""
 
     def __init__(
         self, broker_group: str, replica: Replica, creation: Creation, members: Members, others: OtherGroups
@@ -42,12 +42,12 @@ class TopicAnswers:
         self._others = others
 
     def find(self, name: str, listener: str) -> RoutedTopic | None:
-        """Return the queues of a topic; None when no broker group is known to have it."""
+        """Return the queues of a topic; None when it is not known in any broker group."""
         own = self._replica.state.topics.find(name)
         return self._queues(name, own, listener)
 
     async def ensure(self, name: str, listener: str) -> RoutedTopic:
-        """Leader: as `find`; create the topic, in all broker groups, where that is allowed.
+        """Do what `find` does, on the leader; create the topic in all broker groups where that is allowed.
 
         Raises: StatusError (there is none), LimitReachedError, and what the pipeline raises.
         """
