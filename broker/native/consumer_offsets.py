@@ -1,6 +1,6 @@
 """Committed offsets of consumer groups, and the bounds of queues.
 
-Offsets go through the log (commit) and read-index (query), so they never go backwards.
+Commits go through the log and queries through read-index, so an offset never appears to go backwards.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..state.commands import CommitOffsets, position_rows
 from ..state.effects import CommitResult
 from ..wire.validation import group_problem
 
-#: Offsets of one commit. It is applied in one go on every node, which answers nobody meanwhile.
+#: Most offsets in one commit. Every node applies it in one step, during which it answers no one.
 MAX_COMMIT_ROWS: Final = 4096
 
 
 class ConsumerOffsets:
-    """Stores and tells the offsets of consumer groups."""
+    """Commits and returns the offsets of consumer groups."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class ConsumerOffsets:
         try:
             rows = self._positions(request)
         except (RefusedError, NotThereError):
-            # The caller may have read at a follower that is quicker at applying, or this node was deposed
-            # unawares.
+            # The caller may have read at a follower that has applied more, or this node was deposed and does
+            # not know it yet.
             await self._barrier.catch_up()
             rows = self._positions(request)
         group = await self._creation.ensure_group(request.group)
@@ -79,7 +79,7 @@ class ConsumerOffsets:
         return log_pb2.CommitOffsetsResponse()
 
     def _positions(self, request: log_pb2.CommitOffsetsRequest) -> list[tuple[int, int, int]]:
-        """Return (topic id, queue id, offset) of what is to be stored.
+        """Return (topic id, queue id, offset) of each offset to store.
 
         Raises: RefusedError, NotThereError.
         """
@@ -97,10 +97,10 @@ class ConsumerOffsets:
         return rows
 
     async def wait_until_new(self, request: log_pb2.QueryOffsetsRequest, remaining: float | None) -> bool:
-        """Wait until this node can answer; return whether what it knows may be stale.
+        """Wait until this node can answer; return whether its state may be stale.
 
-        Without a leader for longer than most elections take, a caller that allows stale answers takes what
-        this node knows. Raises: NotLeaderError, NodeStoppedError, RefusedError.
+        If there is no leader for longer than most elections take, a caller that allows stale answers gets
+        this node's state. Raises: NotLeaderError, NodeStoppedError, RefusedError.
         """
         if request.allow_stale:
             return await self._barrier.wait_or_stale(remaining)
@@ -108,7 +108,7 @@ class ConsumerOffsets:
         return False
 
     async def query(self, request: log_pb2.QueryOffsetsRequest) -> log_pb2.QueryOffsetsResponse:
-        """Return begin, end and committed offset of each queue; with a time, the first offset then, too.
+        """Return begin, end and committed offset of each queue; with a time, also the first offset from then.
 
         Raises: NotThereError.
         """
@@ -135,7 +135,7 @@ class ConsumerOffsets:
 
 
 def _fenced_text(request: log_pb2.CommitOffsetsRequest, place: int) -> str:
-    """Say which queue was refused, and what to do."""
+    """Return the text that names the fenced queue and the remedy."""
     refused = request.offsets[place]
     queue = f'queue {refused.queue_id} of topic "{refused.topic}"'
     if refused.epoch:

@@ -1,8 +1,8 @@
-"""Fetch: whole sections of one or many queues, as they stand in the log, from a leader or a follower.
+"""Fetch: whole sections of one or many queues, as stored in the log, from a leader or a follower.
 
-ConsumeQueue → record → section → bytes. Nothing beyond what this node has applied is ever seen. A fetch that finds
-nothing waits, and is woken by the very entry that brings something. The answer names the node that should be asked next when
-that is another one (`ReadAdvice`).
+ConsumeQueue → record → section → bytes. Only what this node has applied is visible. A fetch that finds
+nothing waits, and the entry that adds data wakes it. The answer names the node to ask next if that is another
+one (`ReadAdvice`).
 Owns: one fetch. Must not: decode a record.
 """
 
@@ -31,31 +31,32 @@ from ..replica import Replica
 from ..service.shutdown import Shutdown
 from ..wire.native import QueueFrame, fetch_response
 
-DEFAULT_MAX_BYTES: Final = 1 << 20
+DEFAULT_MAX_BYTES: Final = 1 << 20  # of section bytes in an answer
 MAX_BYTES: Final = 64 << 20
 MAX_WAIT_MS: Final = 30_000
-MAX_POSITIONS: Final = 4096
-#: Of one answer, and between two turns of the others: a section that memory has costs some 20 µs of the event loop.
+MAX_POSITIONS: Final = 4096  # queues in one fetch
+#: Most sections in one answer, and most between two yields to the event loop: a section from memory takes it
+#: some 20 µs.
 MAX_SECTIONS: Final = 4096
 _SECTIONS_AT_ONCE: Final = 128
-#: Queues that are looked up only to advise a reader: more would hold the event loop.
+#: Most queues that are looked up just to advise a reader: more would block the event loop.
 _MOST_PEEKS: Final = 256
 
 
 @dataclass(slots=True)
 class Gathered:
-    """What was found for a request."""
+    """Result of a read for one request."""
 
-    #: Closed, of the queues that have something to say.
+    #: Closed frames of the queues with sections or a refusal.
     frames: list[list[Buffer]] = field(default_factory=list)
-    backlog: int = 0  # bytes of log from where the slowest of these is read next, to the end
-    sections: int = 0
-    looked_at: int = 0  # positions; there was no room for the rest,
-    left_out: list[log_pb2.FetchPosition] = field(default_factory=list)  # nor for these of them
+    backlog: int = 0  # bytes of log from the next read position of the slowest of these queues to the end
+    sections: int = 0  # in all frames; at most MAX_SECTIONS
+    looked_at: int = 0  # number of positions tried; there was no room for those after them,
+    left_out: list[log_pb2.FetchPosition] = field(default_factory=list)  # nor for these of those tried
 
 
 class Fetches:
-    """Serves fetches: waits while there is nothing, and names the node to ask next."""
+    """Serves fetches: waits while there is no data, and names the node to ask next."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Fetches:
 
     @property
     def node_id(self) -> str:
-        """The node that answers."""
+        """The id of this node, which answers."""
         return self._leadership.node_id
 
     async def fetch(self, request: log_pb2.FetchRequest) -> bytes:
@@ -109,7 +110,7 @@ class Fetches:
 
 
 class Suggestions:
-    """Which node a reader should ask next (`ReadAdvice`), and how many were told to go elsewhere."""
+    """Chooses the node that a reader should ask next (`ReadAdvice`), and counts redirected readers."""
 
     def __init__(
         self, advice: ReadAdvice, raft: RaftNode, replica: Replica, leadership: Leadership, metrics: Metrics
@@ -121,7 +122,7 @@ class Suggestions:
         self._metrics = metrics
 
     def next_node(self, request: log_pb2.FetchRequest, found: Gathered) -> str:
-        """Return the node that should be asked next, "" = this one."""
+        """Return the node to ask next; "": this one."""
         advice, leadership = self._advice, self._leadership
         if leadership.ready:
             node = advice.follower(found.backlog, lambda: self._raft.status().peers)
@@ -134,7 +135,7 @@ class Suggestions:
         return node
 
     def _rest_is_near(self, request: log_pb2.FetchRequest, found: Gathered) -> bool:
-        """Tell whether the queues for which there was no room are close to the end, too."""
+        """Return whether the queues that did not fit are close to the end of the log, too."""
         queues, end = self._replica.state.queues, self._raft.log.end_offset
         rest = [*found.left_out, *request.positions[found.looked_at :]]
         if len(rest) > _MOST_PEEKS:
@@ -146,14 +147,14 @@ class Suggestions:
             try:
                 physical = queues.peek(queue, position.offset)
             except ConsumeQueueError:
-                return False  # who reads it has it repaired
+                return False  # the read itself triggers the repair
             if physical is None or not self._advice.has_caught_up(end - physical):
                 return False
         return True
 
 
 class SectionReads:
-    """Gathers the sections of many queues for one answer."""
+    """Reads sections of many queues into one answer."""
 
     def __init__(
         self, replica: Replica, queues: QueueReader, raft: RaftNode, leadership: Leadership, metrics: Metrics
@@ -165,7 +166,7 @@ class SectionReads:
         self._metrics = metrics
 
     def check(self, request: log_pb2.FetchRequest) -> None:
-        """Check that this node can serve such a request now. Raises: RefusedError."""
+        """Check that this node can serve the request now. Raises: RefusedError."""
         self._replica.require_whole_state()
         if len(request.positions) > MAX_POSITIONS:
             raise RefusedError(
@@ -174,7 +175,7 @@ class SectionReads:
             )
 
     async def gather(self, request: log_pb2.FetchRequest) -> Gathered:
-        """Read what there is of the queues, as far as there is room."""
+        """Read what the queues have, as far as it fits."""
         room = min(request.max_bytes or DEFAULT_MAX_BYTES, MAX_BYTES)
         found = Gathered()
         frames = found.frames
@@ -208,7 +209,7 @@ class SectionReads:
         return found
 
     def _is_ahead(self, position: log_pb2.FetchPosition) -> bool:
-        """Tell whether a follower has not applied so far yet: the reader waits, it is not refused."""
+        """Return whether a follower has not applied the position yet; then the reader waits."""
         if self._leadership.ready:
             return False
         state = self._replica.state
@@ -218,12 +219,12 @@ class SectionReads:
         return position.offset > queue.end
 
     def _bounds(self, position: log_pb2.FetchPosition) -> tuple[int, int]:
-        """Return (begin, end) of a queue as they are now; zeros when there is none."""
+        """Return the current (begin, end) of a queue; zeros when there is none."""
         queue = self._replica.state.queues.get(position.topic_id, position.queue_id)
         return (queue.begin, queue.end) if queue is not None else (0, 0)
 
     def _end(self, position: log_pb2.FetchPosition) -> int:
-        """Return the end of a queue. Raises: RefusedError when the position is outside."""
+        """Return the end of a queue. Raises: RefusedError when the position is out of range."""
         try:
             queue = self._replica.state.queues.named(position.topic_id, position.queue_id)
         except QueueNotFoundError as error:
@@ -238,13 +239,13 @@ class SectionReads:
         return queue.end
 
     def _not_there(self, position: log_pb2.FetchPosition, error: QueueNotFoundError) -> RefusedError:
-        """Return the refusal for a queue that does not exist, or no longer."""
+        """Return the refusal for a queue that does not exist or was deleted."""
         gone = self._replica.state.topics.was_deleted(position.topic_id)
         code = route_pb2.STALE_ROUTE if gone else route_pb2.QUEUE_NOT_FOUND
         return RefusedError(code, f"{error}; refresh the route")
 
     def _below_begin(self, offset: int, begin: int) -> RefusedError:
-        """Return the refusal of a read below what is stored, and count it."""
+        """Return the refusal of a read below the queue's begin, and count it."""
         self._metrics.reads_below_begin.inc()
         return RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
@@ -263,9 +264,9 @@ class SectionReads:
         first: bool,
         most: int,
     ) -> tuple[int, StoredSection | None]:
-        """Add at most `most` sections to the frame, at least one when it is the `first` of the answer.
+        """Add at most `most` sections to the frame; the `first` of the answer is added whatever its size.
 
-        Returns their bytes and the last.
+        Returns the bytes added, and the last section.
         """
         offset, taken, last = position.offset, 0, None
         try:
@@ -291,7 +292,7 @@ class SectionReads:
         return taken, last
 
     def _gone(self, position: log_pb2.FetchPosition) -> RefusedError:
-        """Return the refusal for a message whose segment is gone; the queue learns its begin by apply."""
+        """Return the refusal for a message whose segment was deleted; apply moves the queue's begin later."""
         try:
             begin = self._replica.state.queue_begin(position.topic_id, position.queue_id)
         except QueueNotFoundError as error:

@@ -1,6 +1,6 @@
-"""`ledgermq.v1.LogService`: bulk produce and fetch for our own clients and Spark (D18).
+"""`ledgermq.v1.LogService`: bulk produce and fetch for LedgerMQ's own clients and Spark (D18).
 
-Fetch is served by every node, Produce by the leader (produce.py), offsets as consumer_offsets.py says.
+Every node serves Fetch, the leader serves Produce (`produce.py`); for offsets see `consumer_offsets.py`.
 Must not: decode records.
 """
 
@@ -29,7 +29,7 @@ _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
 
 class LogService:
-    """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
+    """The service. `handlers(listener)` returns a port's handlers; "" is the Raft port (forwarded calls)."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LogService:
         self._refusals = refusals
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what a log port of that listener serves."""
+        """Return the handlers of a listener's log port."""
         commit = self._leader_handlers.unary(
             f"/{SERVICE}/CommitOffsets",
             log_pb2.CommitOffsetsRequest,
@@ -93,7 +93,7 @@ class LogService:
 
 
 class FetchStreams:
-    """The Fetch and FetchStream calls, and who reads through them."""
+    """Serves Fetch and FetchStream, and registers the readers of streams."""
 
     def __init__(
         self, fetches: Fetches, readers: LiveReaders, identity: BrokerGroupIdentity, refusals: Refusals
@@ -108,11 +108,11 @@ class FetchStreams:
         return await self._fetched(raw, self._identity.meant_by(context))
 
     async def serve(self, _requests: Any, context: Any) -> None:
-        """One answer per request; the client writes the next when it has taken in the last."""
+        """Write one answer per request; the client sends the next request after it has taken the last."""
         meant = self._identity.meant_by(context)
         group = str(dict(context.invocation_metadata() or ()).get(CONSUMER_GROUP, ""))
         if group_problem(group):
-            group = ""  # it is shown to people; a reader without a group is one, too
+            group = ""  # the name is shown to people; a reader without a consumer group is allowed
         with self._readers.open(group) as reader:
             while (raw := await context.read()) is not _EOF:
                 await context.write(await self._fetched(raw, meant, reader))

@@ -1,8 +1,8 @@
-"""The Membership call of LogService: one stream per member of a queue-exclusive group, at the leader.
+"""Membership call of LogService: one stream per member of a queue-exclusive consumer group, at the leader.
 
-Two halves: one takes in what the member says, the other tells it, after each change, the whole truth; what changes while an
-answer is on its way is told with the next one, so nothing queues up.
-Owns: requests and answers. Must not: decide who owns what (coordinator.py).
+One half of a stream reads the member's requests. The other writes the member's complete view after each
+change; changes that come during a write go into the next one, so nothing queues up.
+Owns: requests and answers. Must not: decide which member owns which queue (coordinator.py).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ SESSION_TIMEOUT_RANGE_MS: Final = (500, 60_000)
 RELEASE_MS: Final = 1_000
 RELEASE_MS_MAX: Final = 30_000
 TOPICS_MAX: Final = 64
-#: Queues that one request hands over: more than any member owns.
+#: Most queues that one request releases: more than any member owns.
 RELEASED_MAX: Final = TOPICS_MAX * MAX_QUEUES
-#: Characters of a member's id and zone, and of its filter.
+#: Most characters of a member's id and zone, and of its filter.
 NAME_MAX: Final = 255
 FILTER_MAX: Final = 4096
-#: A stream that does not say in so many seconds who it is of is closed.
+#: A stream without its first request after this many seconds is closed.
 FIRST_REQUEST_SECONDS: Final = 10.0
-#: How long a stream waits for the end of an election: then its refusal names the leader.
+#: Seconds that a stream waits for the end of an election, so that its refusal names the leader.
 ELECTION_PATIENCE_S: Final = 0.3
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
 
 class Memberships:
-    """The Membership streams of a node."""
+    """Serves the Membership streams of a node."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Memberships:
         self._refusals = refusals
 
     def handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
-        """Return the handler of a port of that listener."""
+        """Return the stream handler for a listener's port."""
 
         async def serve(_requests: Any, grpc_context: Any) -> None:
             try:
@@ -78,13 +78,13 @@ class Memberships:
                     refused = self._refusals.of(error, listener)
                     await grpc_context.write(log_pb2.MembershipResponse(refusal=refused))
             except grpc.aio.InternalError:
-                raise asyncio.CancelledError from None  # the client is gone: nobody to answer, nothing to log
+                raise asyncio.CancelledError from None  # the client is gone: do not answer or log
 
         return serve
 
 
 class _Session:
-    """One stream, from its first request to its end."""
+    """One member's stream, from its first request to its end."""
 
     def __init__(self, node: Memberships, grpc_context: Any) -> None:
         self._node = node
@@ -126,7 +126,7 @@ class _Session:
             self._node.coordination.close(stream)
 
     async def _listen(self, stream: MembershipStream) -> None:
-        """Take in what the member says. Raises: REFUSABLE."""
+        """Process the member's requests. Raises: REFUSABLE."""
         while (raw := await self._grpc.read()) is not _EOF:
             request = parsed(log_pb2.MembershipRequest, raw)
             check_request(request, first=False)
@@ -144,14 +144,14 @@ class _Session:
             self._node.coordination.leave(stream)
 
     async def _tell(self, stream: MembershipStream, listening: asyncio.Task[None]) -> None:
-        """Tell the member what it owns, after each change. Raises: REFUSABLE."""
+        """Send the member its view after each change. Raises: REFUSABLE."""
         told: MemberView | None = None
         while True:
             stream.changed.clear()
             if listening.done() and not stream.leaving:
-                return listening.result()  # the member closed its half, or said what cannot be understood
+                return listening.result()  # the member ended its half, or sent an invalid request
             view = self._node.coordination.view(stream)
-            if view is None:  # it left
+            if view is None:  # the member left
                 await self._grpc.write(log_pb2.MembershipResponse())
                 return None
             if view != told:
@@ -184,7 +184,7 @@ class _Session:
 
 
 def check_request(request: log_pb2.MembershipRequest, *, first: bool) -> None:
-    """Check what can be checked without the state. Raises: RefusedError."""
+    """Check what does not depend on the state. Raises: RefusedError."""
     problem = _problem_of_first(request) if first else ""
     if not problem and len(request.topics) > TOPICS_MAX:
         problem = (
@@ -215,9 +215,15 @@ def _problem_of_first(request: log_pb2.MembershipRequest) -> str:
     if len(request.zone) > NAME_MAX:
         return f"the zone has {len(request.zone)} characters; at most {NAME_MAX} are allowed"
     if request.session_timeout_ms and not low <= request.session_timeout_ms <= high:
-        return f"session_timeout_ms is {request.session_timeout_ms}; use {low} to {high}, or 0 for {SESSION_TIMEOUT_MS}"
+        return (
+            f"session_timeout_ms is {request.session_timeout_ms}; "
+            f"use {low} to {high}, or 0 for {SESSION_TIMEOUT_MS}"
+        )
     if request.release_ms > RELEASE_MS_MAX:
-        return f"release_ms is {request.release_ms}; at most {RELEASE_MS_MAX} are allowed, and 0 means {RELEASE_MS}"
+        return (
+            f"release_ms is {request.release_ms}; "
+            f"at most {RELEASE_MS_MAX} are allowed, and 0 means {RELEASE_MS}"
+        )
     return ""
 
 

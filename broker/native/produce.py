@@ -1,8 +1,8 @@
-"""Produce: sections of our own clients, checked as they are and answered in the order of the requests (D18).
+"""Produce: sections of LedgerMQ's own clients, checked without decoding and answered in request order (D18).
 
-For the leader only and never forwarded: a refusal names the leader's address in the caller's network.
-Must not: decode records, or buffer without bound: a stream may have so many requests and bytes under way, no
-more.
+Served
+ by the leader only and never forwarded: a refusal names the leader's address in the caller's network.
+Must not: decode records, or buffer without bound: requests and bytes under way per stream are limited.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ..service.answers import Refusals
 from ..service.broker_group_identity import BrokerGroupIdentity, MeantBrokerGroup
 from ..wire.native import BadProduceRequestError, checked_sections, split_produce_request
 
-#: Requests of one Produce stream that may be under way; more stay in the transport's flow control.
+#: Most requests of one Produce stream under way; more wait in the transport's flow control.
 MAX_STREAM_REQUESTS: Final = 64
-#: How long a request waits for the end of an election, s: then its refusal names the leader, or it is stored
-#: here. An election after a loss that shows takes less; a client that hears of the leader from elsewhere does
-#: not wait.
+#: Seconds that a request waits for the end of an election: then its refusal names the leader, or it is stored
+#: here. An election after a detected loss takes less. A client that learns of the leader elsewhere does not
+#: wait.
 ELECTION_PATIENCE_S: Final = 0.3
 _VERDICTS: Final = {
     Verdict.SEQUENCE_GAP: (route_pb2.SEQUENCE_GAP, "the producer's sequence jumped; expected {expected}"),
@@ -52,7 +52,7 @@ _VERDICTS: Final = {
         "every node",
     ),
 }
-#: Verdicts after which the same section may be taken later, and the pause before, ms.
+#: Verdicts after which the same section may be accepted later, and the pause before a retry, ms.
 _LATER: Final = {Verdict.DRAINING: DRAINING_PAUSE_MS, Verdict.TOO_MANY_STREAMS: 1000}
 _DUPLICATES: Final = (Verdict.DUPLICATE, Verdict.PENDING)
 _STORED: Final = (Verdict.ACCEPTED, *_DUPLICATES)
@@ -63,7 +63,7 @@ _Pending = tuple[int, "ProduceWork | route_pb2.Refusal"]
 class ProduceStreams:
     """Serves the Produce streams of a node.
 
-    `slaves`: what an answer waits for besides commit (sync_master).
+    `slaves`: slaves that an answer waits for besides commit (sync_master).
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class ProduceStreams:
         self._bytes_in = metrics.bytes_in
 
     def handler(self, listener: str) -> Callable[[Any, Any], Awaitable[None]]:
-        """Return the handler of a port of that listener."""
+        """Return the stream handler for a listener's port."""
 
         async def serve(requests: Any, context: Any) -> None:
             under_way: asyncio.Queue[_Pending | None] = asyncio.Queue(MAX_STREAM_REQUESTS)
             meant = self._identity.meant_by(context)
             try:
-                async with asyncio.TaskGroup() as tasks:  # what breaks one half ends the other
+                async with asyncio.TaskGroup() as tasks:  # an error in one half ends the other
                     tasks.create_task(self._answer(under_way, context, listener))
                     while (raw := await context.read()) is not _EOF:
                         if not self._leadership.ready:
@@ -107,12 +107,12 @@ class ProduceStreams:
                             under_way.put_nowait(pending)
                     await under_way.put(None)
             except* grpc.aio.InternalError:
-                raise asyncio.CancelledError from None  # the client is gone: nobody to answer, nothing to log
+                raise asyncio.CancelledError from None  # the client is gone: do not answer or log
 
         return serve
 
     def _submit(self, raw: bytes, listener: str, meant: MeantBrokerGroup) -> _Pending:
-        """Check one request and give it to the pipeline."""
+        """Check one request and submit it to the pipeline."""
         request_id = 0
         try:
             request_id, sections, count = split_produce_request(raw)
@@ -154,7 +154,7 @@ class ProduceStreams:
             self._count(outcomes, work.size)
 
     async def _until_leader_is_known(self, error: Exception) -> None:
-        """Hold a refusal back, for a moment, until it names the next leader; the client would search for it."""
+        """Delay a refusal briefly until it can name the next leader; the client would search for it."""
         leadership = self._leadership
         if isinstance(error, TransferringError) and leadership.ready:
             await leadership.wait_change(ELECTION_PATIENCE_S)
@@ -162,13 +162,13 @@ class ProduceStreams:
             await leadership.wait_settled(ELECTION_PATIENCE_S)
 
     async def _make_sure(self, work: ProduceWork, outcomes: list[SectionOutcome]) -> None:
-        """Tell nobody that a section is not stored before it is sure that this node leads.
+        """Confirm that this node leads before it reports that a section was not stored.
 
-        A leader that was deposed and does not know it misses what its successor took: to it, the next section
-        of a producer has a gap. The producer would number it anew, and store twice what the successor has. In
-        a quorum group an entry of this turn that was committed is proof enough (`timestamp`), else a majority
-        is asked. A master is its own majority: as sync_master it asks its slaves, as async_master it has
-        nobody whose silence would mean anything (D24). Raises: NotLeaderError, ProposalLostError.
+        A deposed leader that does not know it misses what its successor stored: it sees a gap before the
+        producer's next section. The producer would renumber that section, and store again what the successor
+        has. In a quorum group, a committed entry of this turn is proof enough (`timestamp`); otherwise a
+        majority is asked. A master is its own majority. As sync_master it asks its slaves. As async_master it
+        has no slave whose silence would prove anything (D24). Raises: NotLeaderError, ProposalLostError.
         """
         if not any(each.verdict in _VERDICTS for each in outcomes):
             return
