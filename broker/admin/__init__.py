@@ -1,4 +1,4 @@
-"""`ledgermq.v1.AdminService`: changes, reads, look-up of messages, dumps, promotion.
+"""`ledgermq.v1.AdminService`: changes, reads, message search, dumps, promotion.
 
 Owns the calls of operators. Must not: be needed for sending or receiving.
 

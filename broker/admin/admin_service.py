@@ -1,7 +1,8 @@
 """`ledgermq.v1.AdminService`: topics, consumer groups, offsets, status, leadership, dump, retention (D18).
 
-Every node answers every call: changes go to the leader, listings are read locally after read-index, messages are looked up
-in the node's own log, and what concerns one node (status, dump) is never forwarded.
+Every node answers every call: changes are forwarded to the leader, listings are read locally after
+read-index, messages are searched in the node's own log, and calls about one node (status, dump) are never
+forwarded.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SERVICE: Final = "ledgermq.v1.AdminService"
 
 
 class LeadershipTransfer:
-    """Hands the lead over."""
+    """Transfers leadership to another node."""
 
     def __init__(self, config: BrokerConfig, raft: RaftNode) -> None:
         self._config = config
@@ -44,7 +45,7 @@ class LeadershipTransfer:
     async def transfer(
         self, request: admin_pb2.TransferLeadershipRequest
     ) -> admin_pb2.TransferLeadershipResponse:
-        """Hand the lead over. Raises: RefusedError, RaftErrors."""
+        """Transfer leadership. Raises: RefusedError, RaftErrors."""
         config = self._config
         if request.to_node and request.to_node not in config.voters:
             known = ", ".join(config.voters)
@@ -72,7 +73,7 @@ def changes_by_name(
     leadership: LeadershipTransfer,
     clean: Serve,
 ) -> dict[str, Serve]:
-    """Return what serves each call that goes to the leader. `clean`: that of retention."""
+    """Return the coroutine function of each call that the leader serves. `clean`: that of retention."""
     return {
         "CreateTopic": topics.create,
         "UpdateTopic": topics.update,
@@ -89,7 +90,7 @@ def changes_by_name(
 
 
 class AdminService:
-    """Make handlers for each port with `handlers(listener)`; "" is the Raft port, where forwarded calls come in."""
+    """The service. `handlers(listener)` returns a port's handlers; "" is the Raft port (forwarded calls)."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class AdminService:
         self._node_calls = node_calls
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what a port of that listener serves."""
+        """Return the handlers for a listener's port."""
         methods = {name: self._change(name, serve, listener) for name, serve in self._changes.items()}
         if listener:
             methods |= {
@@ -147,7 +148,7 @@ class AdminService:
 
 
 class NodeCalls:
-    """The calls that concern one node, which serves them itself."""
+    """The calls about one node, which serves them itself."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class NodeCalls:
         self._refusals = refusals
 
     def methods(self, listener: str) -> dict[str, Any]:
-        """Return the handlers of a port of that listener, by method."""
+        """Return the handlers for a listener's port, by method."""
         methods = {"GetStatus": self._status(listener)}
         if listener:
             methods |= {
@@ -193,7 +194,7 @@ class NodeCalls:
         async def handle(raw: bytes, context: Any) -> admin_pb2.GetStatusResponse:
             try:
                 request = parsed(admin_pb2.GetStatusRequest, raw)
-            except RefusedError as error:  # its response has no place for a refusal
+            except RefusedError as error:  # the response has no field for a refusal
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return self._node_status.status(listener, readers=request.readers)
 

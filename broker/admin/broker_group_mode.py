@@ -1,4 +1,4 @@
-"""Draining this broker group, taking it back, removing it from the cluster: the leader's part, and how far consumers are.
+"""Modes of this broker group (drain, take back, remove) at the leader, and the progress of its consumers.
 
 Raises (all): RefusedError, and what the pipeline raises.
 """
@@ -22,11 +22,11 @@ from ..state.effects import ModeResult, TopicProgress
 from ..state.machine import BrokerState
 from ..wire.validation import group_problem
 
-_NAMED_MAX: Final = 5  # of what is not consumed; the rest is counted
+_NAMED_MAX: Final = 5  # rows of unconsumed messages that a refusal names; the rest is counted
 
 
 class BrokerGroupModes:
-    """Drains this broker group, takes it back, removes it."""
+    """Drains this broker group, takes it back, and removes it."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class BrokerGroupModes:
         self._features = features
 
     async def set(self, request: admin_pb2.SetBrokerGroupModeRequest) -> admin_pb2.SetBrokerGroupModeResponse:
-        """Change what the group does; to what it does already is a success.
+        """Change the broker group's mode; the mode that it already has is a success.
 
-        Removing asks first whether something is left, and again when it is applied: what came in between
-        counts, too.
+        A removal checks for unconsumed messages first, and again when it is applied: messages that arrived in
+        between count, too.
         """
         own, state = self._config.group, self._replica.state
         if request.group != own:
@@ -87,7 +87,7 @@ class BrokerGroupModes:
         )
 
     def progress(self, request: admin_pb2.GetProgressRequest) -> admin_pb2.GetProgressResponse:
-        """Return how far consumer groups are here; the caller has made sure that this node is up to date."""
+        """Return the progress of consumer groups here. The caller has ensured that the state is fresh."""
         self._identity.check_names(request.cluster, request.broker_group)
         self._identity.check_id(request.broker_group_id)
         state = self._replica.state
@@ -116,7 +116,7 @@ class BrokerGroupModes:
 def _strangers(
     state: BrokerState, consumers: Iterable[admin_pb2.TopicConsumer]
 ) -> tuple[tuple[str, str], ...]:
-    """Return (consumer group, topic) of other broker groups, for the topics that are here."""
+    """Return (consumer group, topic) of other broker groups, for the topics that exist here."""
     found = {(each.group, each.topic) for each in consumers if state.topics.find(each.topic) is not None}
     for name, _ in found:
         if problem := group_problem(name):
@@ -125,17 +125,20 @@ def _strangers(
 
 
 def _check_removal(own: str, mode: BrokerGroupMode, left: Sequence[TopicProgress]) -> None:
-    """Refuse to remove a group that takes messages, or of which others would miss something."""
+    """Refuse to remove a broker group that takes messages, or that holds unconsumed ones."""
     if mode is BrokerGroupMode.ACTIVE:
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,
-            f'broker group "{own}" takes messages. Nothing was changed. Drain it first: ledgermq cluster drain {own} --wait',
+            f'broker group "{own}" takes messages. Nothing was changed. '
+            f"Drain it first: ledgermq cluster drain {own} --wait",
         )
     if left:
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,
-            f'broker group "{own}" still holds messages that were not consumed: {_named(left)}. Nothing was changed. '
-            f"Wait for the consumers (ledgermq cluster drain {own} --wait), release what is parked (ledgermq group release), "
+            f'broker group "{own}" still holds messages that were not consumed: {_named(left)}. '
+            "Nothing was changed. "
+            f"Wait for the consumers (ledgermq cluster drain {own} --wait), "
+            "release what is parked (ledgermq group release), "
             "delete what nobody needs, or lose it: --force",
         )
 

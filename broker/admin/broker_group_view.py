@@ -1,4 +1,4 @@
-"""What this node says of its group: to nameservers (GroupRoute) and to `ledgermq cluster status` (GetStatusResponse)."""
+"""This node's view of its broker group: for nameservers (GroupRoute), and for `ledgermq cluster status`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .promotion_claims import PromotionProgress, to_proto
 
 
 def topic_info(topic: Topic, *, writable: bool = True) -> route_pb2.TopicInfo:
-    """Return a topic as it stands in routes."""
+    """Return a topic's entry for routes."""
     return route_pb2.TopicInfo(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -41,7 +41,7 @@ def topic_info(topic: Topic, *, writable: bool = True) -> route_pb2.TopicInfo:
 
 
 class BrokerGroupView:
-    """What this node says of its broker group to nameservers."""
+    """This node's reports about its broker group to nameservers."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class BrokerGroupView:
         self._members = members
 
     def group_route(self) -> route_pb2.GroupRoute:
-        """Return all that this node knows of its group."""
+        """Return the route of this broker group, as this node knows it."""
         state = self._replica.state
         active = state.mode is BrokerGroupMode.ACTIVE
         reign = self._raft.config.reign
@@ -114,7 +114,7 @@ def package_version() -> str:
 
 
 class NodeStatus:
-    """This node's own view of itself and its broker group, for people."""
+    """This node's view of itself and its broker group, for operators (GetStatusResponse)."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class NodeStatus:
         self._started = time.monotonic()
 
     def status(self, listener: str, *, readers: bool = False) -> admin_pb2.GetStatusResponse:
-        """Return this node's own view. `readers`: also who reads here and stores no progress."""
+        """Return this node's view. `readers`: also report live readers that store no progress."""
         raft, refusal = self._raft.status(), self._pipeline.produce_refusal
         retention, log, slaves = self._retention, self._raft.log, self._slaves
         first = log.header_nowait(log.first_index) if log.first_index <= log.last_index else None
@@ -175,7 +175,7 @@ class NodeStatus:
         )
 
     def _node_status(self, raft: RaftStatus, peer: PeerStatus, listener: str) -> admin_pb2.NodeStatus:
-        """Return what `raft` tells of a member; of this node all that it knows."""
+        """Return what `raft` knows of a member; for this node, all its own status fields, too."""
         own, leads = peer.node_id == raft.node_id, raft.role == "leader"
         told = _passed_on(peer, admin_pb2.NodeStatus)
         if own:
@@ -190,7 +190,7 @@ class NodeStatus:
 
 
 def _passed_on(status: RaftStatus | PeerStatus, message: type[Message]) -> dict[str, Any]:
-    """Return the fields of `status` that `message` has by the same name, except those that are None."""
+    """Return the fields of `status` that `message` also has, without those that are None (unknown)."""
     known = message.DESCRIPTOR.fields_by_name
     told = {field.name: getattr(status, field.name) for field in fields(status) if field.name in known}
     if "log_check" in told:
@@ -203,7 +203,7 @@ def _live_reading(each: LiveReading) -> admin_pb2.LiveReading:
 
 
 def _state(peer: PeerStatus, *, leads: bool) -> str:
-    # Only the leader's refusal keeps a node out of the group.
+    # Only the leader's refusal keeps a node out of the broker group.
     if peer.repairing:
         return peer.repairing
     if peer.refused_lately and leads:

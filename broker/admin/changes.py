@@ -1,4 +1,4 @@
-"""Changes of topics, consumer groups and offsets, on the leader. Each returns when the change is applied.
+"""Changes of topics, consumer groups and offsets, on the leader. Each call returns after apply.
 
 Raises (all): RefusedError, NotThereError, LimitReachedError, and what the pipeline raises.
 """
@@ -44,25 +44,27 @@ _AS_IT_IS: Final = "--if-not-exists (in the client if_not_exists=True)"
 
 
 def known_topic(state: BrokerState, name: str) -> Topic:
-    """Return a topic; when there is none, say which one may have been meant. Raises: RefusedError."""
+    """Return a topic; the refusal of a missing one suggests a similar name. Raises: RefusedError."""
     topic = state.topics.find(name)
     if topic is None:
         hint = _hint(name, [each.name for each in state.topics])
         raise RefusedError(
             route_pb2.TOPIC_NOT_FOUND,
-            f'topic "{safe_text(name)}" does not exist.{hint} Create it: ledgermq topic create {safe_text(name)}',
+            f'topic "{safe_text(name)}" does not exist.{hint} '
+            f"Create it: ledgermq topic create {safe_text(name)}",
         )
     return topic
 
 
 def known_group(state: BrokerState, name: str) -> ConsumerGroup:
-    """Return a consumer group; when there is none, say which one may have been meant. Raises: RefusedError."""
+    """Return a consumer group; the refusal of a missing one suggests a similar name. Raises: RefusedError."""
     group = state.groups.find(name)
     if group is None:
         hint = _hint(name, [each.name for each in state.groups])
         raise RefusedError(
             route_pb2.GROUP_NOT_FOUND,
-            f'consumer group "{safe_text(name)}" does not exist.{hint} Groups come into being by use, or: ledgermq group create '
+            f'consumer group "{safe_text(name)}" does not exist.{hint} '
+            "Groups come into being by use, or: ledgermq group create "
             f"{safe_text(name)}",
         )
     return group
@@ -91,7 +93,7 @@ class TopicChanges:
         self._features = features
 
     async def create(self, request: admin_pb2.CreateTopicRequest) -> admin_pb2.CreateTopicResponse:
-        """Create a topic; a second creation is refused unless `if_not_exists`."""
+        """Create a topic; an existing one is refused unless `if_not_exists`."""
         if problem := topic_problem(request.topic):
             raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
         count = request.queue_count or self._config.queues_per_topic
@@ -131,9 +133,9 @@ class TopicChanges:
         return admin_pb2.CreateTopicResponse(topic=topic_info(topic))
 
     async def update(self, request: admin_pb2.UpdateTopicRequest) -> admin_pb2.UpdateTopicResponse:
-        """Change how long a topic shows its messages, and whether unread ones stay.
+        """Change how long a topic shows its messages, and whether unread ones are kept.
 
-        What is hidden already stays hidden.
+        Messages that are hidden already stay hidden.
         """
         topic = known_topic(self._replica.state, request.topic)
         commands: list[SetTopicRetention | SetTopicKeepUnread] = []
@@ -156,7 +158,7 @@ class TopicChanges:
         return admin_pb2.UpdateTopicResponse(topic=topic_info(applied.result.topic))
 
     def _check_retention(self, retention_ms: int) -> None:
-        """Refuse a promise that the log cannot keep."""
+        """Refuse a retention time longer than that of the log."""
         log_hours = self._config.retention_hours
         if retention_ms > log_hours * 3_600_000:
             raise RefusedError(
@@ -187,7 +189,7 @@ class ConsumerGroupChanges:
         self._queues = queues
 
     async def create(self, request: admin_pb2.CreateGroupRequest) -> admin_pb2.CreateGroupResponse:
-        """Create a consumer group; a second creation is refused unless `if_not_exists`."""
+        """Create a consumer group; an existing one is refused unless `if_not_exists`."""
         wanted = request.group
         if problem := group_problem(wanted.name):
             raise RefusedError(route_pb2.INVALID_ARGUMENT, problem)
@@ -218,7 +220,7 @@ class ConsumerGroupChanges:
         return admin_pb2.DeleteGroupResponse()
 
     async def reset_offsets(self, request: admin_pb2.ResetOffsetsRequest) -> log_pb2.CommitOffsetsResponse:
-        """Set a group's offsets in all queues of a topic; its leases there end."""
+        """Set a consumer group's offsets in all queues of a topic; its leases there end."""
         topic, group = (
             known_topic(self._replica.state, request.topic),
             known_group(self._replica.state, request.group),

@@ -1,7 +1,7 @@
-"""Who holds leases of a consumer group, which messages are parked for it, and their release; on the leader.
+"""Holders of a consumer group's leases, its parked messages, and their release; on the leader.
 
-Parked messages are replicated state, and still stand in their queues. Who holds a lease is replicated as a session at most:
-names are what this leader remembers of those that it has served.
+Parked messages are replicated state, and remain in their queues. Of a lease's holder, at most its session is
+replicated; client names are known only for the clients that this leader has served.
 Raises (all): RefusedError, and what the pipeline raises.
 """
 
@@ -37,18 +37,18 @@ from .changes import known_group, known_topic
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PARKED: Final = 1_000
+DEFAULT_PARKED: Final = 1_000  # parked messages in an answer, unless the request sets a limit
 MAX_PARKED: Final = 10_000
-_HOLDERS_MAX: Final = 1_000  # in an answer, of each topic
-_PLACES_MAX: Final = 10_000  # of one release
+_HOLDERS_MAX: Final = 1_000  # holders per topic in an answer
+_PLACES_MAX: Final = 10_000  # places in one release
 
 
 @dataclass(slots=True)
 class _Held:
-    """Leases of one client in a topic."""
+    """Leases that one client holds in a topic."""
 
     leases: int = 0
-    oldest: int = 0  # lease id: log index of the entry that gave it; 0: not known
+    oldest: int = 0  # lease id: log index of the entry that granted it; 0: not known
 
     def add(self, leases: int, lease_id: int) -> None:
         self.leases += leases
@@ -56,7 +56,7 @@ class _Held:
 
 
 class Deliveries:
-    """Answers who holds leases and what is parked, and releases what is parked."""
+    """Lists lease holders and parked messages, and releases parked messages."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Deliveries:
         self._lease_holders = holders
 
     async def get(self, request: admin_pb2.GetDeliveriesRequest) -> admin_pb2.GetDeliveriesResponse:
-        """Return the holders of leases and the parked messages of a consumer group."""
+        """Return a consumer group's lease holders and parked messages."""
         group = known_group(self._replica.state, request.group)
         limit = min(request.max_parked or DEFAULT_PARKED, MAX_PARKED)
         answer = admin_pb2.GetDeliveriesResponse(parked_limit=PARKED_MAX)
@@ -86,7 +86,7 @@ class Deliveries:
         return answer
 
     def _topics(self, group: ConsumerGroup, name: str) -> list[Topic]:
-        """Return the named topic, or all that the consumer group has consumed, by name."""
+        """Return the named topic, or all topics that the consumer group has consumed, sorted by name."""
         if name:
             return [known_topic(self._replica.state, name)]
         state = self._replica.state
@@ -113,7 +113,7 @@ class Deliveries:
         )
 
     async def _message_id(self, topic: Topic, queue_id: int, offset: int) -> str:
-        """Return the id of a message; "" when it cannot be read: what is parked is told all the same."""
+        """Return a message's id; "" when it cannot be read, because the message is listed all the same."""
         try:
             (unit,) = (await self._replica.units(topic.topic_id, queue_id, offset, 1)).tolist()
             record = await self._reader.record(unit[0], unit[1])
@@ -125,7 +125,7 @@ class Deliveries:
         return message_id_text(record)
 
     async def _holders(self, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.LeaseHolder]:
-        """Return who holds leases in a topic, most leases first."""
+        """Return the holders of leases in a topic, most leases first."""
         now, held = self._raft.next_timestamp(), dict[tuple[str, bool, bool], _Held]()
         for _, found in self._queues(group, topic):
             rows = found.leases[found.leases["flags"] & ACKED == 0]
@@ -147,14 +147,14 @@ class Deliveries:
         ]
 
     async def _stored_ms(self, index: int) -> int:
-        """Return the log time of an entry, 0 when it is not stored any more."""
+        """Return the log time of an entry; 0 when the log has deleted it."""
         try:
             return int((await self._raft.log.header_at(LogIndex(index))).timestamp) if index else 0
         except RaftError:
             return 0
 
     async def release(self, request: admin_pb2.ReleaseParkedRequest) -> admin_pb2.ReleaseParkedResponse:
-        """Deliver parked messages again. Those that are not parked (any more) are not counted."""
+        """Deliver parked messages again. Messages that are not parked (any more) are not counted."""
         group = known_group(self._replica.state, request.group)
         if request.places and not request.topic:
             raise RefusedError(
@@ -182,20 +182,21 @@ class Deliveries:
 
 
 def _counted(rows: np.ndarray, ended: np.ndarray) -> Iterator[tuple[int, int, bool, int]]:
-    """Yield (session, lease id, whether it has ended, how many rows) of leases."""
+    """Yield (session, lease id, whether it has ended, number of rows) of leases."""
     columns = zip(rows["session"].tolist(), rows["lease_id"].tolist(), ended.tolist(), strict=True)
     for (session, lease_id, over), count in Counter(columns).items():
         yield session, lease_id, over, count
 
 
 def tell_parked(state: BrokerState, parked: Iterable[Parked]) -> None:
-    """Log what was parked, one line for each queue: a person has to look at it."""
+    """Log parked messages, one line per queue: an operator has to look at them."""
     for each in parked:
         topic, group = state.topics.get(each.topic_id), state.groups.get(each.group_id)
         name = group.name if group is not None else str(each.group_id)
         logger.warning(
-            "messages parked, they failed for the last time group=%s topic=%s queue=%d count=%d total=%d of %d. "
+            "messages parked, they failed for the last time "
+            "group=%s topic=%s queue=%d count=%d total=%d of %d. "
             "See: ledgermq group describe %s",
-            name, topic.name if topic is not None else each.topic_id, each.queue_id, each.count, each.total, PARKED_MAX,
-            name,
+            name, topic.name if topic is not None else each.topic_id, each.queue_id,
+            each.count, each.total, PARKED_MAX, name,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The Dump call: chooses the point on the event loop, then streams files (broker/backup/stream.py does the rest)."""
+"""Dump call: chooses the log position on the event loop, then streams files (broker/backup/stream.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Dumps:
-    """Takes dumps of this node."""
+    """Serves dumps of this node."""
 
     def __init__(
         self, config: BrokerConfig, raft: RaftNode, replica: Replica, transfer: BrokerStateTransfer
@@ -59,12 +59,12 @@ class Dumps:
                 state.close()
 
     async def _state(self) -> OutgoingCheckpoint | None:
-        """Return the state that a log needs whose beginning was deleted.
+        """Return the state that a log with a deleted beginning needs.
 
-        None also when it cannot be written just now.
+        None for a whole log, and when the state cannot be written just now.
 
-        A dump without it can still be checked, and its messages be read; `ledgermq dump` says that it cannot
-        be restored.
+        Without the state, a dump can be verified and its messages be read; `ledgermq dump` reports that it
+        cannot be restored.
         """
         first_index = self._raft.log.first_index
         if first_index == 1:
@@ -76,7 +76,7 @@ class Dumps:
             return None
 
     def _sources(self) -> list[QueueSource]:
-        """Return every queue as it is now."""
+        """Return the sources of all queues, with their current bounds."""
         state, found = self._replica.state, []
         for topic in state.topics:
             for queue in state.queues_of(topic):
@@ -88,7 +88,7 @@ class Dumps:
 
 
 def _reader(queue: ConsumeQueue, load: Callable[[ColdRead], bytes]) -> Callable[[int, int], bytes]:
-    """Return what reads a queue from any thread: its files, and behind them the tail as it is now."""
+    """Return a function that reads a queue from any thread: its files, and a copy of its current tail."""
     key, folder, written = queue.key, queue.folder, queue.written
     tail = queue.tail(written, queue.end).tobytes()
 

@@ -1,4 +1,4 @@
-"""Listings of topics and consumer groups from this node's state; the caller has made sure that it is up to date.
+"""Listings of topics and consumer groups from this node's state, which the caller has ensured is fresh.
 
 Raises (all): RefusedError.
 """
@@ -19,7 +19,7 @@ from .changes import known_group, known_topic
 
 
 def list_topics(state: BrokerState, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
-    """Return all topics, by name."""
+    """Return all topics, sorted by name."""
     topics = sorted(state.topics, key=lambda topic: topic.name)
     return admin_pb2.ListTopicsResponse(topics=[topic_info(topic) for topic in topics])
 
@@ -27,7 +27,7 @@ def list_topics(state: BrokerState, request: admin_pb2.ListTopicsRequest) -> adm
 def describe_topic(
     state: BrokerState, request: admin_pb2.DescribeTopicRequest
 ) -> admin_pb2.DescribeTopicResponse:
-    """Return a topic and the ranges of its queues."""
+    """Return a topic and the offset ranges of its queues."""
     topic = known_topic(state, request.topic)
     queues = [
         log_pb2.QueueOffset(
@@ -53,7 +53,7 @@ def describe_topic(
 def list_groups(
     state: BrokerState, request: admin_pb2.ListConsumerGroupsRequest
 ) -> admin_pb2.ListConsumerGroupsResponse:
-    """Return all consumer groups, by name."""
+    """Return all consumer groups, sorted by name."""
     groups = sorted(state.groups, key=lambda group: group.name)
     return admin_pb2.ListConsumerGroupsResponse(groups=[_group_info(state, group) for group in groups])
 
@@ -61,7 +61,7 @@ def list_groups(
 def describe_group(
     state: BrokerState, request: admin_pb2.DescribeGroupRequest
 ) -> admin_pb2.DescribeGroupResponse:
-    """Return a group and its progress in one topic, or in all that it has consumed."""
+    """Return a consumer group and its progress in one topic, or in all that it has consumed."""
     group = known_group(state, request.name)
     if request.topic:
         topics: list[Topic] = [known_topic(state, request.topic)]
@@ -89,7 +89,7 @@ def _membership(state: BrokerState, group: ConsumerGroup) -> GroupMembership:
 
 
 def _members(state: BrokerState, group: ConsumerGroup) -> list[admin_pb2.GroupMember]:
-    """The members of a queue-exclusive group, oldest first."""
+    """Return the members of a queue-exclusive consumer group, oldest first."""
     membership = _membership(state, group)
     owned = Counter(owner.member for owner in membership.owners.values())
     return [

@@ -1,9 +1,10 @@
-"""Looks up stored messages: by id, by key, by time; the newest first, a page at a time.
+"""Search for stored messages by id, key or time; newest first, a page at a time.
 
-Any node answers, from its own log and only what it has applied. The key index says where to look; what is there is
-believed only when the record has the very id or key, and when its ConsumeQueue has it: what retention hides, and what
-belongs to a deleted topic, is not shown.
-Owns: one query.   Must not: wait for an index that is being made (the answer tells how much was not searched).
+Any node answers, from its own log and only what it has applied. The key index yields candidate positions. A
+candidate counts only if the record has the very id or key, and if its ConsumeQueue contains it: messages that
+retention hides, and those of deleted topics, are not shown.
+Owns: one query.   Must not: wait for an index that is being built (the answer tells how much was unsearched).
+
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ DEFAULT_LIMIT: Final = 32
 MAX_LIMIT: Final = 1000
 #: Bytes of records in an answer, unless the first one is larger.
 MAX_BYTES: Final = 4 << 20
-#: Queries that run at a time; each may read many cold records.
+#: Queries that run at once; each may read many cold records.
 MAX_RUNNING: Final = 16
-#: Candidates that a query looks at: those of other messages with the same hash, and hidden ones, count.
+#: Candidates that one query examines. Hash collisions and hidden messages count.
 _MAX_LOOKED_AT: Final = 4096
-_CANDIDATES: Final = 256  # asked of the index at a time
-_CATCH_UP_S: Final = 2.0
+_CANDIDATES: Final = 256  # offsets per index lookup
+_CATCH_UP_S: Final = 2.0  # most seconds to wait for the index to catch up
 _QUEUE_OF_SECTION: Final = struct.Struct("<2xHI")
 
 Wanted = Callable[[RecordView], bool]
@@ -52,28 +53,28 @@ Wanted = Callable[[RecordView], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A visible message."""
+    """Position of a visible message."""
 
     physical_offset: int
     topic: Topic
     queue_id: int
     queue_offset: int
-    size: int
-    store_timestamp: int
+    size: int  # bytes of the record
+    store_timestamp: int  # ms of log time
 
 
 @dataclass(slots=True)
 class _Page:
-    """What an answer holds so far."""
+    """An answer that is being built."""
 
-    limit: int
+    limit: int  # most messages
     messages: list[admin_pb2.StoredMessage] = field(default_factory=list)
-    size: int = 0
-    looked_at: int = 0
-    next_before: int = 0
+    size: int = 0  # bytes of the records in `messages`
+    looked_at: int = 0  # candidates examined; at most _MAX_LOOKED_AT
+    next_before: int = 0  # physical offset below which the next page begins; 0: this is the last page
 
     def ends(self, offset: int) -> bool:
-        """End the page if nothing more fits; the next one begins below `offset`. Returns whether it ended."""
+        """End the page if it is full; the next one begins below `offset`. Return whether it ended."""
         full = len(self.messages) >= self.limit or self.size >= MAX_BYTES or self.looked_at >= _MAX_LOOKED_AT
         if full:
             self.next_before = offset
@@ -95,7 +96,7 @@ class _Page:
 
 
 class MessageQueries:
-    """The queries of one node."""
+    """Serves the queries of one node."""
 
     def __init__(
         self, raft: RaftNode, replica: Replica, reader: LogReader, keys: KeyIndex, barrier: ReadBarrier
@@ -149,9 +150,9 @@ class MessageQueries:
 
     # --- where to look ------------------------------------------------------------------------------------
     async def _bounds(self, request: admin_pb2.QueryMessagesRequest) -> tuple[int, int]:
-        """Return the physical offsets between which the messages stand.
+        """Return the range of physical offsets to search.
 
-        These are applied, of that time, and in front of the last page.
+        It is limited to applied entries, the requested time, and offsets below the previous page.
         """
         if request.topic:
             known_topic(self._replica.state, request.topic)
@@ -192,7 +193,7 @@ class MessageQueries:
     async def _by_hash(
         self, request: admin_pb2.QueryMessagesRequest, begin: int, end: int, page: _Page
     ) -> int:
-        """Fill the page with what has the id or key; return how many log bytes were not searched."""
+        """Fill the page with messages of the id or key; return the number of log bytes not searched."""
         if request.message_id:
             hashed, wanted = id_hash(pack_message_id(request.message_id)[0]), _has_id(request.message_id)
         else:
@@ -206,7 +207,7 @@ class MessageQueries:
             unsearched = found.unsearched if unsearched is None else unsearched
             for offset in found.offsets:
                 if offset >= end:
-                    continue  # the same key twice in one message
+                    continue  # the message contains the same key twice
                 if page.ends(end):
                     return unsearched
                 page.looked_at += 1
@@ -221,7 +222,7 @@ class MessageQueries:
                 return unsearched
 
     async def _first_visible(self, topic: Topic) -> int:
-        """Return where the messages begin that the topic's own retention does not hide (physical offset).
+        """Return the physical offset of the first message that the topic's own retention does not hide.
 
         It may hide many.
         """
@@ -237,7 +238,7 @@ class MessageQueries:
         return min(firsts, default=0)
 
     async def _place_of(self, offset: int) -> _Place | None:
-        """Return where the record at a physical offset is visible; None: it is not.
+        """Return the position of the record at a physical offset; None: it is not visible.
 
         Raises: StorageError, ConsumeQueueError.
         """
@@ -262,8 +263,8 @@ class MessageQueries:
 
     # --- by time ------------------------------------------------------------------------------------------
     async def _by_time(self, topic: Topic, begin: int, end: int, page: _Page) -> None:
-        """Fill the page with the newest messages of a topic that stand in [begin, end)."""
-        wanted = page.limit + 1  # one more tells whether there is another page
+        """Fill the page with the newest messages of a topic in the physical range [begin, end)."""
+        wanted = page.limit + 1  # one more than fits, to know whether there is a next page
         while True:
             newest_first = await self._newest_of_all(self._queues(topic), begin, end, wanted)
             for offset in newest_first:
@@ -280,9 +281,9 @@ class MessageQueries:
     async def _newest_of_all(
         self, queues: Sequence[ConsumeQueue], begin: int, end: int, at_most: int
     ) -> list[int]:
-        """Return the physical offsets of the last messages of all queues in [begin, end), the newest first.
+        """Return the physical offsets of the newest messages of all queues in [begin, end), newest first.
 
-        No more is kept at a time than that, and what one queue has. Raises: ConsumeQueueError.
+        It keeps `at_most` offsets in memory, and those of one queue. Raises: ConsumeQueueError.
         """
         newest = np.empty(0, np.int64)
         for queue in queues:
@@ -294,11 +295,11 @@ class MessageQueries:
     def _queues(self, topic: Topic) -> list[ConsumeQueue]:
         try:
             return self._replica.state.queues_of(topic)
-        except QueueNotFoundError:  # deleted in between
+        except QueueNotFoundError:  # the topic was deleted meanwhile
             return []
 
     async def _newest(self, queue: ConsumeQueue, begin: int, end: int, at_most: int) -> np.ndarray:
-        """Return the physical offsets of the last messages of a queue in [begin, end).
+        """Return the physical offsets of the newest `at_most` messages of a queue in [begin, end).
 
         Raises: ConsumeQueueError.
         """
@@ -312,7 +313,7 @@ class MessageQueries:
         return offsets
 
     async def _first_behind(self, queue: ConsumeQueue, physical_offset: int) -> int:
-        """Return the first queue offset at or behind a physical offset, loading what is cold.
+        """Return the first queue offset at or behind a physical offset; load cold blocks.
 
         Raises: ConsumeQueueError.
         """
@@ -330,7 +331,7 @@ class MessageQueries:
 
 
 def _check(request: admin_pb2.QueryMessagesRequest) -> None:
-    """Raises: RefusedError (the request does not say what is looked for)."""
+    """Check that the request names a search. Raises: RefusedError."""
     problem = ""
     if request.message_id and request.key:
         problem = "ask for a message id or for a key, not for both"
@@ -360,7 +361,7 @@ def _has_key(key: str) -> Wanted:
 
 
 def _system(record: RecordView) -> v2.SystemProperties:
-    """What the producer's client set beside the message; nothing when that cannot be read."""
+    """Return the system properties that the producer's client stored; empty if they cannot be decoded."""
     try:
         return v2.SystemProperties.FromString(bytes(record.system_run))
     except DecodeError:

@@ -1,12 +1,13 @@
-"""A slave becomes the master because a person says so (D24).
+"""Promotion of a slave to master on an operator's request (D24).
 
-Everything that takes long, or may be refused, comes first, while the node serves as the slave that it is: it looks whether
-it may, asks the other nodes what they know, and reads and verifies its whole log. Then it looks once more, and in the same
-turn falls silent (RaftNode.step_aside), stops, begins a new generation with its folder (raft/folder/group_recovery.py, as
-`ledgermq cluster recover`), and starts again as the master. Whoever was master before finds out by the first greeting,
-from this node or from one that follows it. Before the last look every node that answers stores what is about to begin
-(promotion_claims.py): so nobody is promoted beside this one while it starts again.
-Must not: promote by itself, or believe that a master is dead that nobody hears: that is for the person to know.
+All steps that take long or may be refused come first, while the node still serves as a slave. It checks
+whether it may be promoted, asks the other nodes what they know, and reads and verifies its whole log. Then it
+checks once more and, in the same turn, goes silent (RaftNode.step_aside). It stops, begins a new generation
+with its folder (raft/folder/group_recovery.py, as `ledgermq cluster recover`), and starts again as the
+master. A former master learns of it from the first greeting, by this node or by one that follows it. Before
+the last check, every node that answers stores the claim to the new generation (promotion_claims.py), so that
+no other node is promoted while this one restarts.
+Must not: promote by itself, or conclude that a silent master is dead: the operator has to know that.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from .promotion_claims import GenerationClaims, PromotionProgress, in_promotion
 logger = logging.getLogger(__name__)
 
 STATUS: Final = "/ledgermq.v1.AdminService/GetStatus"
-#: How long (s) an answer of another node is waited for.
+#: How long to wait for another node's answer, s.
 ASK_TIMEOUT_S: Final = 1.0
-#: How long (s) another node may go on believing in a master that has just gone, and how soon it is asked again.
+#: How long another node may believe in a master that just went away (s), and the pause between requests (s).
 BELIEF_S: Final = 2.0
 _ASK_AGAIN_S: Final = 0.2
-#: A slave that was there so lately (ms), and does not answer, may be one that is promoted: it starts again for seconds.
+#: A slave last heard within this time (ms) that does not answer may be restarting after its own promotion.
 JUST_GONE_MS: Final = 10_000
 
 
 class Promotions:
-    """Judges and prepares the promotion of this node."""
+    """Checks and prepares the promotion of this node."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class Promotions:
         self._progress = progress
 
     async def accept(self, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
-        """Make sure that the node may be promoted, and have it stopped for it.
+        """Verify that the node may be promoted, and decide that it stops for the promotion.
 
-        Whoever cancels this before has ended it all.
+        Cancelling this before the decision ends the promotion.
 
         Raises: RefusedError: nothing was changed.
         """
@@ -84,8 +85,8 @@ class Promotions:
                 f"for it: ledgermq cluster"
                 " status; nothing was changed",
             )
-        # Before it does: of two that are promoted at once one sees the other, unless that one is just
-        # starting again.
+        # Set before asking: of two nodes promoted at once, one then sees the other, unless that one is
+        # restarting at the moment.
         self._progress.doing = "asks the other nodes"
         try:
             plan = await self._prepare(request)
@@ -110,10 +111,10 @@ class Promotions:
         return admin_pb2.PromoteResponse(generation=generation)
 
     async def _prepare(self, request: admin_pb2.PromoteRequest) -> PromotionPlan:
-        """Return when all of the log is verified, all who answer know what begins, and none knew of a master.
+        """Return when the whole log is verified and all nodes that answer store the claim and know no master.
 
-        A master that comes and goes meanwhile may bring entries: then it is read again; who answers later is
-        told later. Raises: RefusedError.
+        A master that comes and goes meanwhile may bring entries; then the log is read again. A node that
+        answers later is told later. Raises: RefusedError.
         """
         plan, told = PromotionPlan(), set[str]()
         verified: tuple[int, int] | None = None
@@ -121,11 +122,11 @@ class Promotions:
             answers = await self._judge_others(self._judge(request), request)
             status = self._raft.status()
             end = (status.last_term, status.last_index)
-            # It goes on storing: what it writes now, it has just written.
+            # A leader keeps storing. What it writes now needs no check: it has just been written.
             leads = status.leader_id == self._config.node_id
             if verified is None or (verified != end and not leads):
                 index = await self._verify()
-                # Else its last entries were not on the disk yet.
+                # Otherwise its last entries were not on disk yet.
                 verified = end if leads or index == status.last_index else None
                 continue
             claims = self._claims.given_up(request.instead_of, self._claims.known(answers))
@@ -142,7 +143,7 @@ class Promotions:
         return claim_of(self._raft.storage.identity, plan, self._raft.status().last_index)
 
     async def _verify(self) -> int:
-        """Read the whole log; return up to which entry. Raises: RefusedError."""
+        """Read the whole log; return the index of the last entry read. Raises: RefusedError."""
         size, done = max(self._raft.status().log_bytes, 1), 0
 
         def on_read(count: int) -> None:
@@ -167,7 +168,7 @@ class Promotions:
             ) from None
 
     def _judge(self, request: admin_pb2.PromoteRequest) -> Reign:
-        """Check what this node knows by itself; return the present reign. Raises: RefusedError."""
+        """Check what this node itself knows; return the current reign. Raises: RefusedError."""
         node, status = self._config.node_id, self._raft.status()
         reign = self._raft.config.reign
         if reign is None:
@@ -222,14 +223,14 @@ class Promotions:
         return reign
 
     def _named_rivals(self, request: admin_pb2.PromoteRequest) -> set[NodeId]:
-        """Return the masters of generations beside this one, as far as a person has given them up."""
+        """Return the masters of generations beside this one that the operator has given up."""
         beside = {claim.reign.master for claim in self._raft.generations_beside()}
         return {master for master in beside if master in request.instead_of}
 
     async def _judge_others(
         self, reign: Reign, request: admin_pb2.PromoteRequest
     ) -> list[admin_pb2.GetStatusResponse]:
-        """Ask the other nodes what this one may not know; return what those say that answer.
+        """Check what the other nodes know; return the answers of those that answer.
 
         Raises: RefusedError.
         """
@@ -255,7 +256,7 @@ class Promotions:
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _ask_others(self) -> list[admin_pb2.GetStatusResponse]:
-        """Return what the other nodes say of the group. Who is away, or of an older version, says nothing."""
+        """Return the other nodes' statuses, without nodes that are away or of an older version."""
 
         async def ask(node: str) -> admin_pb2.GetStatusResponse | None:
             try:
@@ -268,7 +269,7 @@ class Promotions:
         return [each for each in await asyncio.gather(*map(ask, others)) if each is not None]
 
     def _refusal_by_absence(self, reign: Reign, answered: set[str]) -> RefusedError | None:
-        """Return why a slave that does not answer any more forbids a promotion for now."""
+        """Return the refusal because of a slave that stopped answering just now, if there is one."""
         node, last = self._config.node_id, JUST_GONE_MS
         gone = [
             peer
@@ -307,13 +308,18 @@ def refusal_by_others(
     answers: list[admin_pb2.GetStatusResponse],
     given_up: Collection[str] = (),
 ) -> RefusedError | None:
-    """Return why what other nodes say forbids a promotion. `given_up`: masters of generations beside this one."""
+    """Return the refusal that other nodes' statuses demand, if any.
+
+    `given_up`: masters of generations beside this one that the operator has given up.
+    """
     for other in answers:
         if other.generation > reign.generation and other.master_id not in given_up:
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"{other.node_id} is of generation {other.generation} with the master {other.master_id}, and {node} has not"
-                f" heard of that promotion yet: it follows as soon as they reach each other. Look again: ledgermq cluster"
+                f"{other.node_id} is of generation {other.generation} with the master {other.master_id}, "
+                f"and {node} has not"
+                f" heard of that promotion yet: it follows as soon as they reach each other. "
+                f"Look again: ledgermq cluster"
                 " status; nothing was changed",
             )
         if other.promoting and other.generation >= reign.generation:
@@ -332,7 +338,8 @@ def refusal_by_others(
 def _is_beside(reign: Reign, node: str, told_by: str) -> RefusedError:
     return RefusedError(
         route_pb2.CATCHING_UP,
-        f"{told_by} is of generation {reign.generation}, too, with another master than {reign.master}, and {node} has not heard"
+        f"{told_by} is of generation {reign.generation}, too, with another master than {reign.master}, "
+        f"and {node} has not heard"
         " that from it yet. Repeat this in a few seconds; nothing was changed",
         retryable=True,
     )
@@ -343,16 +350,17 @@ def _master_is_alive(reign: Reign, node: str, heard_by: str) -> RefusedError:
     unheard = f", though {node} does not" if heard_by != node else ""
     return RefusedError(
         route_pb2.INVALID_ARGUMENT,
-        f"the master {reign.master} is alive: {heard}{unheard}. To change the master without a loss, stop {reign.master}"
+        f"the master {reign.master} is alive: {heard}{unheard}. "
+        f"To change the master without a loss, stop {reign.master}"
         f" first (SIGTERM), and then promote {node}; nothing was changed",
     )
 
 
 def promote(data: Path, files: FileSystem, plan: PromotionPlan) -> bool:
-    """Begin a new generation with the folder of this node, which has verified its log and is stopped (blocking).
+    """Begin a new generation with the folder of this node, which is stopped and has verified its log. Blocks.
 
-    It takes as long as opening the folder does. Returns whether it was done; why not stands in the log. The folder is
-    as it was then, and the node a slave.
+    It takes as long as opening the folder. Returns whether it succeeded; the reason for a failure is logged.
+    After a failure the folder is unchanged and the node still a slave.
     """
     try:
         with stopped_folder(data, files) as folder:

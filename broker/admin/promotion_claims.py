@@ -1,10 +1,11 @@
-"""What nodes tell each other of generations that are about to begin (D24, raft/core/reign.py).
+"""Claims: what nodes tell each other about generations that are about to begin (D24, raft/core/reign.py).
 
-A node that is to be promoted has everybody who answers store its claim before it steps aside. From then on it may be away
-for as long as it takes: who is promoted meanwhile knows of it, is refused until a person gives it up, and then begins a
-later generation that leaves it behind.
+Before a node steps aside for its promotion, every node that answers stores its claim. From then on it may be
+away for any time. A node that is to be promoted meanwhile knows of the claim, and is refused until an
+operator gives the claim up. Its own generation is then later, and leaves the claimed one behind.
 
-Owns: the call between the nodes, and which claims stand in the way of a promotion. Must not: give a claim up by itself.
+Owns: the call between the nodes, and the decision which claims prevent a promotion. Must not: give up a claim
+by itself.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ..config import BrokerConfig
 from ..refusals import RefusedError
 
 NOTE: Final = "/ledgermq.v1.AdminService/NoteClaim"
-#: How long (s) another node may take to store a claim.
+#: How long another node may take to store a claim, s.
 NOTE_TIMEOUT_S: Final = 5.0
 
 
 def to_proto(claim: Claim) -> admin_pb2.GenerationClaim:
-    """Return the wire form."""
+    """Encode a claim."""
     reign = claim.reign
     return admin_pb2.GenerationClaim(
         master=reign.master,
@@ -42,7 +43,7 @@ def to_proto(claim: Claim) -> admin_pb2.GenerationClaim:
 
 
 def from_proto(message: admin_pb2.GenerationClaim) -> Claim:
-    """Decode."""
+    """Decode a claim."""
     reign = Reign(
         master=NodeId(message.master),
         generation=message.generation,
@@ -53,7 +54,7 @@ def from_proto(message: admin_pb2.GenerationClaim) -> Claim:
 
 
 def in_promotion(node: str, doing: str) -> str:
-    """Say that a node is being promoted already; `doing`: what it does for that now."""
+    """Return the text that a node is being promoted already; `doing`: its current step."""
     return (
         f"{node} is being promoted just now (it {doing}): of two masters one would lose everything. "
         "Wait for it: ledgermq cluster status; nothing was changed"
@@ -62,15 +63,16 @@ def in_promotion(node: str, doing: str) -> str:
 
 @dataclass(slots=True)
 class PromotionProgress:
-    """What this node does to become the master."""
+    """Progress of this node's promotion."""
 
-    doing: str = ""  # before it stops; "": it is not being promoted
-    plan: PromotionPlan | None = None  # what its folder begins when it has stopped
-    decided: asyncio.Event = field(default_factory=asyncio.Event)  # it is to be stopped for that
+    doing: str = ""  # current step, for people; "": it is not being promoted
+    plan: PromotionPlan | None = None  # what its folder begins after the stop; set before `decided`
+
+    decided: asyncio.Event = field(default_factory=asyncio.Event)  # set: the node is to stop for it
 
 
 class GenerationClaims:
-    """What other nodes have claimed, and what this one tells them."""
+    """Claims that other nodes have made, and the claim that this node makes."""
 
     def __init__(
         self, config: BrokerConfig, raft: RaftNode, forwarder: Forwarder, promotion: PromotionProgress
@@ -81,16 +83,16 @@ class GenerationClaims:
         self._promotion = promotion
 
     async def note(self, request: admin_pb2.NoteClaimRequest) -> admin_pb2.NoteClaimResponse:
-        """Store what another node is about to begin, if this one is of a generation that it leaves behind.
+        """Store the claim of another node, if this node's generation is one that the claim leaves behind.
 
-        Raises: RefusedError: this node knows better, or cannot store it.
+        Raises: RefusedError: this node knows a competing claim, or cannot store this one.
         """
         claim, node = from_proto(request.claim), self._config.node_id
         identity, master = self._raft.storage.identity, claim.reign.master
         if self._raft.config.reign is None or identity.group_id not in claim.reign.former_group_ids:
             return (
                 admin_pb2.NoteClaimResponse()
-            )  # what begins here would not be taken for the same generation
+            )  # a generation that begins here would not be mistaken for the claimed one
         if master == node or master not in self._config.voters:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
@@ -123,7 +125,7 @@ class GenerationClaims:
         return admin_pb2.NoteClaimResponse()
 
     async def tell(self, claim: Claim, nodes: Collection[str]) -> None:
-        """Return when all of `nodes` have stored the claim, except those of an older version.
+        """Return when all of `nodes` have stored the claim, except nodes of an older version.
 
         Raises: RefusedError.
         """
@@ -144,7 +146,8 @@ class GenerationClaims:
     def _not_told(self, node: str, error: ForwardError) -> route_pb2.Refusal:
         return route_pb2.Refusal(
             code=route_pb2.CATCHING_UP,
-            message=f"{node} answers, but could not be told that {self._config.node_id} is to become the master "
+            message=f"{node} answers, but could not be told that {self._config.node_id} "
+            "is to become the master "
             f"({error}): it"
             " must not be promoted without knowing that. Repeat this; if it stays so, stop that node first; "
             "nothing was changed",
@@ -152,7 +155,7 @@ class GenerationClaims:
         )
 
     def known(self, answers: Iterable[admin_pb2.GetStatusResponse]) -> frozenset[Claim]:
-        """Return the claims that this folder does not follow, told to this node or to those that answer."""
+        """Return the claims that this folder does not follow, stored here or by the nodes that answered."""
         identity = self._raft.storage.identity
         told = [from_proto(claim) for answer in answers for claim in answer.claims]
         own = identity.reign.former_group_ids if identity.reign is not None else ()
@@ -163,7 +166,7 @@ class GenerationClaims:
         )
 
     def given_up(self, instead_of: Collection[str], claims: frozenset[Claim]) -> frozenset[Claim]:
-        """Return what the promotion leaves behind: every claim, and the named generations beside this one."""
+        """Return what the promotion leaves behind: all claims, and the named generations beside this one."""
         beside = self._raft.generations_beside()
         return claims | {claim for claim in beside if claim.reign.master in instead_of}
 
@@ -174,9 +177,9 @@ class GenerationClaims:
         answers: Collection[admin_pb2.GetStatusResponse],
         claims: frozenset[Claim],
     ) -> RefusedError | None:
-        """Return why a generation that others have claimed or begun forbids a promotion.
+        """Return the refusal that generations claimed or begun by others demand.
 
-        A person has to name each of them.
+        The operator has to name each of them.
         """
         node = self._config.node_id
         beside = {claim.reign.master: claim.reign for claim in self._raft.generations_beside()}
@@ -204,7 +207,7 @@ class GenerationClaims:
         for master, claim in sorted(claimed.items()):
             answer = there.get(master)
             if master in instead_of or (answer is not None and answer.generation < claim.generation):
-                continue  # named, or it is there and has not become the master
+                continue  # it was named, or it answers and has not become the master
             return RefusedError(
                 route_pb2.CATCHING_UP,
                 f"{master} is to become the master (generation {claim.generation}) and does not answer: it "
