@@ -1,6 +1,6 @@
-"""A dump as a stream of files (D20), of a running node and of a stopped one, and what a dump tells of its past.
+"""Dumps as a stream of files (D20), of a running and of a stopped node, and the history that a dump contains.
 
-Owns the point up to which is dumped. Must not: write into a data folder. (The way back is `broker/restore.py`.)
+Owns the choice of a dump's end. Must not: write into a data folder. (`broker/restore.py` restores dumps.)
 
 Begin with `stream.py`. Then: `dump_files.py`, `offline.py`, `history.py`.
 """

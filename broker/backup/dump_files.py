@@ -1,9 +1,10 @@
-"""The files of a dump, made from a node's log and queues as a stream of bytes (D20).
+"""Files of a dump, produced from a node's log and queues as a stream of bytes (D20).
 
-Owns: the layout `commitlog/…`, `state/…`, `consumequeue/…`, `manifest.json` (last), and what the manifest says. The state is
-there when retention deleted the beginning of the log: without it nobody could go on from what is left (restore.py).
-Must not: repair, judge or refuse what it copies: a dump has to show damage at rest, so bytes are taken as they stand
-in the files. Must not: run on the event loop; everything here blocks on the disk.
+Owns: the layout `commitlog/…`, `state/…`, `consumequeue/…`, `manifest.json` (last), and the manifest's
+contents. The state is included when retention deleted the beginning of the log: without it the rest of the
+log could not be restored (restore.py).
+Must not: repair, judge or refuse what it copies. A dump has to preserve damage at rest, so bytes are copied
+as the files have them. Must not: run on the event loop; everything here blocks on the disk.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from ledgermq.raft.errors import StateTransferError
 
 from ..errors import BrokerError, ConsumeQueueError
 
-BLOCK_SIZE: Final = 4 << 20
-CHUNK_SIZE: Final = 1 << 20
-QUEUE_UNIT_SIZE: Final = 20
+BLOCK_SIZE: Final = 4 << 20  # bytes per checksum of the log
+CHUNK_SIZE: Final = 1 << 20  # most bytes per chunk of the stream
+QUEUE_UNIT_SIZE: Final = 20  # bytes
 #: Bytes of a full consume queue file: 300,000 units.
 QUEUE_FILE_SIZE: Final = 300_000 * QUEUE_UNIT_SIZE
 #: magic, size, index, physical offset of an entry header
@@ -38,41 +39,41 @@ assert _PROBE.size == HEADER_SIZE
 
 
 class DumpError(BrokerError):
-    """The dump cannot be taken or finished; the text says why and what to do next."""
+    """A dump cannot be taken or finished; the text gives the reason and the remedy."""
 
 
 class Chunk(NamedTuple):
-    """Bytes of one file of the dump. Chunks of a file come in order, without gaps."""
+    """Bytes of one file of a dump. The chunks of a file come in order and without gaps."""
 
-    path: str
-    offset: int
+    path: str  # relative to the dump's folder
+    offset: int  # of `data` in the file
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSource:
-    """One consume queue: its units [begin, end), read as raw bytes from any thread."""
+    """One consume queue: its units [begin, end), readable as raw bytes from any thread."""
 
     topic: str
     topic_id: int
     queue_id: int
-    begin: int
-    end: int
-    read: Callable[[int, int], bytes]  # (first unit, behind the last) -> 20 bytes each
+    begin: int  # queue offset
+    end: int  # queue offset
+    read: Callable[[int, int], bytes]  # (first unit, unit behind the last) -> 20 bytes per unit
 
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """The state after an entry of the log, as a reset sends it (checkpoint/transfer.py)."""
+    """The state after an entry of the log, in the format that a reset sends (checkpoint/transfer.py)."""
 
-    index: int
-    size: int
-    read: Callable[[], Iterator[bytes]]  # its bytes, from any thread
+    index: int  # of that entry
+    size: int  # bytes
+    read: Callable[[], Iterator[bytes]]  # yields the bytes, from any thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpPoint:
-    """What is dumped: everything below `end_offset`. Taken once, on the event loop; the copying follows at leisure."""
+    """What to dump: everything below `end_offset`. Chosen once, on the event loop; copied afterwards."""
 
     cluster: str
     group: str
@@ -81,33 +82,33 @@ class DumpPoint:
     voters: tuple[str, ...]
     segment_size: int
     log_folder: Path
-    segment_starts: tuple[int, ...]  # that hold bytes below `end_offset`
+    segment_starts: tuple[int, ...]  # start offsets of the segments that hold bytes below `end_offset`
     first_index: int
     first_offset: int
     commit_index: int
     commit_term: int
     commit_crc: int
-    commit_offset: int  # behind the entry at `commit_index`
-    end_offset: int  # commit_offset; more only from a stopped node, which does not know all that is committed
+    commit_offset: int  # end of the entry at `commit_index`
+    end_offset: int  # commit_offset; higher only for a stopped node, which knows a lower bound of commit
     log_time_ms: int
     queues: tuple[QueueSource, ...] | None  # None: left out
     queues_complete: bool = True
-    group_id: int = 0  # tells the group from others of its name; 0: not known
-    former_group_ids: tuple[int, ...] = ()  # of this group before it was recovered, or a master promoted
-    prev_term: int = 0  # of the entry before the first one
-    prev_crc: int = 0  # that the first one chains to
+    group_id: int = 0  # distinguishes broker groups of one name; 0: not known
+    former_group_ids: tuple[int, ...] = ()  # of this broker group before a recovery or promotion
+    prev_term: int = 0  # term of the entry before the first one
+    prev_crc: int = 0  # checksum that the first entry chains to
     prev_timestamp: int = 0  # log time (ms) of the entry before the first one
-    state: StateSource | None = None  # of a log that does not begin at its first entry any more
+    state: StateSource | None = None  # of a log whose beginning was deleted
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files but the manifest."""
+        """Bytes of all files except the manifest."""
         queues = sum((queue.end - queue.begin) * QUEUE_UNIT_SIZE for queue in self.queues or ())
         state = 0 if self.state is None else self.state.size
         return sum(end - start for start, end in self.segments()) + state + queues
 
     def without_queues(self) -> DumpPoint:
-        """Return the same point with the consume queues left out."""
+        """Return the same point without the consume queues."""
         return replace(self, queues=None)
 
     def segments(self) -> Iterator[tuple[int, int]]:
@@ -142,17 +143,17 @@ def dump_chunks(point: DumpPoint) -> Generator[Chunk, None, None]:
 
 @dataclass(slots=True)
 class _Notes:
-    """What the manifest says about the bytes that went by: sizes, block checksums, where entries start."""
+    """Data for the manifest about the copied bytes: sizes, block checksums, positions of entries."""
 
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each file
     checksums: dict[int, list[int]] = field(default_factory=dict)  # block start -> [size, crc32c]
     queues: list[list[str | int]] = field(default_factory=list)  # [topic, topic id, queue id, begin, end]
-    points: list[tuple[int, int]] = field(default_factory=list)  # (index, offset), about every BLOCK_SIZE
-    next_header: int = 0
-    _carry: bytes = b""
+    points: list[tuple[int, int]] = field(default_factory=list)  # (index, offset), one per BLOCK_SIZE or so
+    next_header: int = 0  # physical offset of the next entry's header; -1 after damage
+    _carry: bytes = b""  # beginning of a header that the next chunk completes
 
     def add(self, chunk: Chunk, segment_start: int) -> None:
-        """Take note of the next bytes of a segment."""
+        """Note the next bytes of a segment."""
         self.sizes[chunk.path] = chunk.offset + len(chunk.data)
         start = segment_start + chunk.offset
         for lo, hi in _pieces(start, start + len(chunk.data)):
@@ -163,7 +164,7 @@ class _Notes:
         self._follow_sizes(start, chunk.data)
 
     def _follow_sizes(self, start: int, data: bytes) -> None:
-        """Note an entry's place every few MiB. Stops in silence at damage: the points are hints, never needed."""
+        """Note an entry's position every few MiB. Damage ends this silently: the points are only hints."""
         if self.next_header < start and self._carry:
             data, start = self._carry + data, start - len(self._carry)
         self._carry = b""
@@ -182,7 +183,7 @@ class _Notes:
 
 
 def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Cut [start, end) at the boundaries of blocks."""
+    """Split [start, end) at block boundaries."""
     while start < end:
         stop = min(end, start - start % BLOCK_SIZE + BLOCK_SIZE)
         yield start, stop
@@ -190,7 +191,7 @@ def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy_segment(source: Path, path: str, size: int) -> Iterator[Chunk]:
-    """Yield the first `size` bytes of a segment file as they stand on the disk (its trailer is no part of the log)."""
+    """Yield the first `size` bytes of a segment file as they are on disk (its trailer is not log data)."""
     try:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -221,7 +222,7 @@ def _state_path(state: StateSource) -> str:
 
 
 def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
-    """Yield the units of a queue that point below `commit_offset`, cut into files like the node's own."""
+    """Yield a queue's units that point below `commit_offset`, split into files like the node's own."""
     folder = f"consumequeue/{queue.topic}@{queue.topic_id}/{queue.queue_id}"
     file_start = position = queue.begin * QUEUE_UNIT_SIZE
     while position < queue.end * QUEUE_UNIT_SIZE:
@@ -232,7 +233,8 @@ def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
             data = queue.read(position // QUEUE_UNIT_SIZE, stop // QUEUE_UNIT_SIZE)
         except ConsumeQueueError as error:
             raise DumpError(
-                f"{error.path}: {error.reason}. Retention may have deleted it while the dump was taken: run the dump again."
+                f"{error.path}: {error.reason}. "
+                "Retention may have deleted it while the dump was taken: run the dump again."
             ) from None
         data, whole = _below(data, commit_offset)
         if data:
@@ -245,7 +247,7 @@ def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
 
 
 def _below(data: bytes, commit_offset: int) -> tuple[bytes, bool]:
-    """Cut units at the end that point at or above the dump's end; tell whether nothing was cut."""
+    """Cut off the last units that point at or above the dump's end; return whether nothing was cut."""
     offsets = np.ndarray((len(data) // QUEUE_UNIT_SIZE,), "<i8", data, strides=(QUEUE_UNIT_SIZE,))
     count = len(offsets)
     while count and offsets[count - 1] >= commit_offset:
@@ -301,17 +303,18 @@ def _software() -> str:
 
 
 def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], None] | None = None) -> int:
-    """Write the files of one node's dump into `folder`; return the bytes written. Raises: DumpError, OSError.
+    """Write the files of one node's dump to `folder`; return the bytes written. Raises: DumpError, OSError.
 
-    The manifest comes under its name only when everything before it is on the disk.
+    The manifest gets its name only after everything else is on disk.
     """
     if (folder / MANIFEST).exists():
         raise DumpError(
-            f"{folder} holds a dump already. Name another folder, or replace it with --overwrite; nothing was changed."
+            f"{folder} holds a dump already. "
+            "Name another folder, or replace it with --overwrite; nothing was changed."
         )
-    remove_dump(folder)  # one that was never finished: its files must not be taken for ours
+    remove_dump(folder)  # an unfinished one, whose files must not end up in this dump
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)  # what is in it are other people's messages
+    folder.mkdir(mode=0o700, exist_ok=True)  # private, because it will contain users' messages
     written, paths = 0, dict[Path, None]()
     for chunk in chunks:
         path = folder / chunk.path
@@ -335,7 +338,7 @@ def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], 
 
 
 def remove_dump(folder: Path) -> None:
-    """Remove the files of a dump, the manifest first, so that what is left never looks complete. Raises: OSError."""
+    """Remove a dump's files, the manifest first, so that the rest never looks complete. Raises: OSError."""
     for name in (MANIFEST, f"{MANIFEST}.part"):
         (folder / name).unlink(missing_ok=True)
     for name in ("commitlog", "consumequeue", "state"):
@@ -344,7 +347,7 @@ def remove_dump(folder: Path) -> None:
 
 
 def _sync(paths: Iterable[Path]) -> None:
-    """Put files, and the names in folders, on stable storage."""
+    """Put files, or the names in folders, on stable storage."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,6 +1,6 @@
-"""What people did to topics and consumer groups, as the log tells it: where a restore should stop.
+"""History of topics and consumer groups according to the log, to find the position for a restore.
 
-Pure. Owns: names of what is gone by now. Must not: apply anything else of an entry.
+Pure. Owns: names of deleted topics and consumer groups. Must not: apply anything else of an entry.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from ..state.codecs import decode
 from ..state.consumer_groups import GroupTable
 from ..state.topics import TopicTable
 
-#: So many are remembered, the newest.
+#: Most events that are remembered; the newest are kept.
 MAX_EVENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Something that somebody did. `timestamp` is log time (ms)."""
+    """An operation on a topic or consumer group. `timestamp` is log time (ms)."""
 
-    index: int
+    index: int  # of the entry with the command
     timestamp: int
-    what: str
+    what: str  # for people; ends with " was created" for a creation only
 
     @property
     def is_loss(self) -> bool:
-        """Whether something is gone by it that a restore could bring back."""
+        """Whether the operation removed something that a restore could bring back."""
         return not self.what.endswith(" was created")
 
 
 @dataclass(slots=True)
 class LogHistory:
-    """Give it every entry behind the state that it begins with (an empty one: the first entry of a log)."""
+    """Collects events. Pass it every entry after its initial state (empty: from the log's first entry on)."""
 
     topics: TopicTable = field(default_factory=TopicTable)
     groups: GroupTable = field(default_factory=GroupTable)
-    state_index: int = 0  # what is in entries up to here is part of the tables already
+    state_index: int = 0  # the initial tables include the entries up to here
     events: list[LogEvent] = field(default_factory=list)
 
     def take(self, header: EntryHeader, raw: bytes) -> None:
-        """Look at the commands of an entry. What cannot be read is passed over."""
+        """Read the commands of an entry. Commands that cannot be decoded are skipped."""
         if header.kind is not EntryKind.RECORDS or header.index <= self.state_index:
             return
         payload = memoryview(raw)[HEADER_SIZE : HEADER_SIZE + header.payload_size]

@@ -1,8 +1,10 @@
-"""The dump point of a node that is not running, found from its files alone.
+"""Dump point of a node that is not running, found from its files alone.
 
-Owns: reading a data folder without opening the log (opening would recover, and may refuse what a dump has to show).
-Must not: change anything in the folder but hold its lock.
-A stopped node knows only a lower bound of what is committed; what stands behind it is dumped too, as not committed.
+Owns: reading a data folder without opening the log. Opening would recover it, and might refuse what a dump
+has to preserve.
+Must not: change anything in the folder, apart from holding its lock.
+A stopped node knows only a lower bound of what is committed. Entries behind it are dumped too, marked as not
+committed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _MAGIC: Final = MAGIC + bytes([VERSION])
 
 @contextmanager
 def offline_point(data: Path, *, with_queues: bool) -> Iterator[DumpPoint]:
-    """Lock a data folder and give its dump point. Raises: DumpError, RaftError, OSError."""
+    """Lock a data folder and yield its dump point. Raises: DumpError, RaftError, OSError."""
     folders, files = LogFolders(data), RealFileSystem()
     if not folders.identity.exists():
         raise DumpError(
@@ -49,14 +51,16 @@ def offline_point(data: Path, *, with_queues: bool) -> Iterator[DumpPoint]:
         )
     if (data / "reset" / "marker").exists() or (with_queues and (data / "checkpoint" / "rebuild").exists()):
         raise DumpError(
-            f"{data} is half way through a reset to its leader's state. Start the node, wait until it is ready, then"
+            f"{data} is half way through a reset to its leader's state. "
+            "Start the node, wait until it is ready, then"
             " dump it: ledgermq dump DIR; nothing was changed."
         )
     try:
         lock = files.lock(folders.lock)
     except LockedError as error:
         raise LockedFolderError(
-            f"{data} is in use ({error.strerror}). Dump the running node: ledgermq dump DIR; nothing was changed."
+            f"{data} is in use ({error.strerror}). "
+            "Dump the running node: ledgermq dump DIR; nothing was changed."
         ) from None
     try:
         yield _point(data, folders, files, with_queues=with_queues)
@@ -104,7 +108,7 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
 
 
 def _state(data: Path, files: RealFileSystem, first_index: int) -> StateSource | None:
-    """Return the newest checkpoint that goes with a log whose beginning was deleted, or None."""
+    """Return the newest checkpoint that fits a log whose beginning was deleted, or None."""
     if first_index == 1 or (data / "checkpoint" / "rebuild").exists():
         return None
     store = CheckpointStore(files, data / "checkpoint", ConsumeQueueFiles(files, data / "consumequeue"))
@@ -126,11 +130,11 @@ def _pieces(files: RealFileSystem, store: CheckpointStore, index: int, first_ind
 
 @dataclass(frozen=True, slots=True)
 class _StoppedLog:
-    """Segment files of a stopped node, read without any index."""
+    """Segment files of a stopped node, read without an index."""
 
     folder: Path
-    segment_size: int
-    starts: Sequence[int]
+    segment_size: int  # bytes
+    starts: Sequence[int]  # physical offsets of the segments, ascending
 
     def last(self) -> EntryHeader | None:
         """Return the last intact entry of the log."""
@@ -155,7 +159,7 @@ class _StoppedLog:
         return None
 
     def _entries(self, start: int) -> Iterator[EntryHeader]:
-        """Yield the intact entries of a segment (no fillers), stepping over damage."""
+        """Yield the intact entries of a segment (no fillers); skip damage."""
         data = memoryview((self.folder / f"{start:020d}").read_bytes())[: self.segment_size]
         raw, position = bytes(data), 0
         while position >= 0:
@@ -164,7 +168,7 @@ class _StoppedLog:
                 verify_entry(raw, position, header)
                 if header.physical_offset != start + position:
                     raise CorruptError("entry of another place", position)
-            except LayoutError:  # also what looks like a newer version: it is copied, not judged
+            except LayoutError:  # this includes headers of a newer version: a dump copies, and does not judge
                 position = _next_magic(raw, position + ALIGNMENT)
                 continue
             if header.kind is not EntryKind.FILLER:
@@ -175,7 +179,7 @@ class _StoppedLog:
 
 
 def _next_magic(raw: bytes, position: int) -> int:
-    """Return the next aligned place with an entry's magic, -1 when there is none."""
+    """Return the next aligned position with an entry's magic, or -1."""
     position = raw.find(_MAGIC, position)
     while position >= 0 and position % ALIGNMENT:
         position = raw.find(_MAGIC, position + 1)
@@ -183,7 +187,7 @@ def _next_magic(raw: bytes, position: int) -> int:
 
 
 def _queues(folder: Path) -> Iterator[QueueSource]:
-    """Yield the consume queues that the node had written out."""
+    """Yield the consume queues that the node had written to files."""
     for queue in sorted(folder.glob("*@*/*")):
         topic, _, topic_id = queue.parent.name.rpartition("@")
         files = sorted((int(path.name), path) for path in queue.iterdir() if path.name.isdecimal())
@@ -196,9 +200,9 @@ def _queues(folder: Path) -> Iterator[QueueSource]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads units from a queue's files; what no file holds is zeros."""
+    """Reads units from a queue's files; bytes that no file has are zeros."""
 
-    files: tuple[tuple[int, Path], ...]
+    files: tuple[tuple[int, Path], ...]  # (start in bytes, file), ascending
 
     def __call__(self, first: int, last: int) -> bytes:
         lo, hi = first * QUEUE_UNIT_SIZE, last * QUEUE_UNIT_SIZE

@@ -1,8 +1,8 @@
-"""Taking a dump: of a running node as a stream of `DumpChunk`s, of a stopped node's folder from the command line.
+"""Dumping: of a running node as a stream of `DumpChunk`s, of a stopped node's folder from the command line.
 
-Owns: choosing the point up to which is dumped, and the way from blocking reads to the event loop.
-Must not: write into a data folder, forward (a dump is of the node that owns the files), or hold more than one chunk.
-
+Owns: the choice of a dump's end, and the bridge from blocking reads to the event loop.
+Must not: write into a data folder, forward (a dump is of the node that owns the files), or hold more than one
+chunk.
     python -m ledgermq.broker.backup.stream --data DATA --out DIR        a node that is not running
 """
 
@@ -48,10 +48,11 @@ async def live_point(
     queues: Sequence[QueueSource] | None,
     state: StateSource | None = None,
 ) -> DumpPoint:
-    """Choose what to dump of a running node: its log up to what is applied and on its disk.
+    """Choose what to dump of a running node: its log as far as it is applied and durable.
 
-    Call it in the turn in which `status` and `queues` were made: the queues must end where `applied_index` does, or
-    behind. Raises: RaftError subclasses (the log could not be read, or changed meanwhile: ask again).
+    Call it in the same event-loop turn that took `status` and `queues`: the queues must end at
+    `applied_index` or behind it. Raises: RaftError subclasses (the log could not be read, or changed
+    meanwhile: ask again).
     """
     index = min(status.applied_index, status.durable_index)
     first_index, first_offset, log_time, base = (
@@ -94,13 +95,14 @@ async def live_point(
 @dataclass(frozen=True, slots=True)
 class _Commit:
     index: LogIndex
-    term: int  # 0 = could not be read
+    term: int  # 0: the entry is damaged, or there is none
     crc: int
-    end: int
+    end: int  # physical offset
 
 
 async def _commit_at(log: CommitLog, index: LogIndex) -> _Commit:
-    """Return the last entry to dump. When it is damaged, its end is known from what follows: it must be dumped too."""
+    """Return the last entry to dump. A damaged one is dumped, too: its end follows from the next entry."""
+
     try:
         header = await log.header_at(index)
     except DamagedLogError:
@@ -113,9 +115,9 @@ async def _commit_at(log: CommitLog, index: LogIndex) -> _Commit:
 
 
 async def dump_stream(point: DumpPoint, request: DumpRequest) -> AsyncIterator[DumpChunk]:
-    """Yield the dump of `point`, one chunk in memory at a time; the disk is read in a thread.
+    """Yield the dump of `point` with one chunk in memory at a time; a thread reads the disk.
 
-    The next chunk is read when the receiver has taken the one before, so a slow receiver costs nothing.
+    The next chunk is read after the receiver has taken the last one, so a slow receiver costs nothing.
     Raises: DumpError, OSError.
     """
     if request.without_consume_queues:
