@@ -1,4 +1,4 @@
-"""What tests with a Load in the background wait for, and what they ask of every node at the end."""
+"""Waits for tests with a Load in the background, and their final checks of every node."""
 
 from __future__ import annotations
 

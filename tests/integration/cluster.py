@@ -5,8 +5,10 @@
         cluster.kill(leader)                 # kill -9
         cluster.wait_leader(other_than=leader)
 
-Verbs: start_all · add_group · start · kill · pause · resume · terminate · restart · wait_leader · wait_ready · status · address · log.
-Ports are free ones of 127.0.0.1; data and logs stay in `folder`. Only processes that this object started are signalled.
+Verbs: start_all · add_group · start · kill · pause · resume · terminate · restart · wait_leader ·
+wait_ready · status · address · log.
+Ports are free ones of 127.0.0.1; data and logs stay in `folder`. Only processes that this object started get
+signals.
 """
 
 from __future__ import annotations
@@ -72,7 +74,10 @@ class Process:
 
 
 class Cluster:
-    """`nameservers` nameservers and `groups` groups g0, g1, … of `nodes` brokers each: n1, n2, …, numbered through."""
+    """`nameservers` nameservers and `groups` broker groups g0, g1, … of `nodes` brokers each.
+
+    Brokers are numbered n1, n2, … across broker groups.
+    """
 
     def __init__(
         self,
@@ -136,7 +141,7 @@ class Cluster:
     def __exit__(self, *exc: object) -> None:
         self.stop_all()
 
-    # -- verbs ---------------------------------------------------------------------------------------------------
+    # -- verbs ---------------------------------------------------------------------------------------------
 
     def start_all(self) -> None:
         """Start every process that does not run, and wait until all nodes are ready."""
@@ -220,7 +225,7 @@ class Cluster:
             raise AssertionError(f"{error}\n{process.log()}") from None
 
     def wait_leader(self, other_than: str = "", timeout: float = _START_TIMEOUT, group: str = "g0") -> str:
-        """Return the node of the group that says of itself that it leads, when it does so."""
+        """Return the node of the broker group that reports itself as leader, once there is one."""
 
         def leader() -> str | None:
             for name in self.groups[group]:

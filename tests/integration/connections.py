@@ -1,4 +1,4 @@
-"""Connections that a test holds open to a port: such as say nothing, or begin something that they do not end."""
+"""Connections that a test holds open to a port: silent ones, and ones that never finish what they begin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Crowd:
             each.close()
 
     def call(self, first: bytes) -> None:
-        """Connect, say something (or nothing), and hold the connection; whether it is refused does not matter."""
+        """Connect, send `first` (perhaps nothing), and hold the connection, whether it is refused or not."""
         caller = socket.socket()
         self._held.append(caller)
         with suppress(OSError):

@@ -1,6 +1,7 @@
-"""A TCP proxy that loses answers: it passes everything to the server, and cuts a connection while answers are under way.
+"""A TCP proxy that loses answers: it forwards everything to the server, and cuts connections during answers.
 
-What a client sent has then arrived and is stored, but the client does not know: it must send again, and be recognised.
+The client's requests have then arrived and are stored, but the client does not know: it must send again, and
+the repeat must be recognised.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ _CHUNK = 65_536
 
 
 class CuttingProxy:
-    """Listens on `port` of 127.0.0.1 for `target`; after `start_cutting` it cuts by chance `cut_one_in` chunks."""
+    """Listens on `port` of 127.0.0.1 for `target`.
+
+    After `start_cutting` it cuts connections at random, at one in `cut_one_in` chunks.
+    """
 
     def __init__(self, port: int, target_port: int, seed: int, cut_one_in: int = 20) -> None:
         self.cuts = 0

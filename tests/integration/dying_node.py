@@ -1,7 +1,8 @@
 """A broker node that kills itself at a file operation: `python -m tests.integration.dying_node [FLAGS]`.
 
-Takes the flags of `python -m ledgermq.broker`. LEDGERMQ_TEST_DIE_AT is "operation path-end count": the process gets
-SIGKILL right before its count-th operation (write, rename, unlink, sync_directory) on a path that contains that text.
+Takes the flags of `python -m ledgermq.broker`. LEDGERMQ_TEST_DIE_AT is "operation path-end count": the
+process gets SIGKILL right before its count-th operation (write, rename, unlink, sync_directory) on a path
+that contains that text.
 """
 
 from __future__ import annotations

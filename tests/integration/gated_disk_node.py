@@ -1,4 +1,4 @@
-"""A broker node whose disk stands still while a test wants it: `python -m tests.integration.gated_disk_node [FLAGS]`.
+"""A broker node whose disk stalls on a test's demand: `python -m tests.integration.gated_disk_node [FLAGS]`.
 
 Takes the flags of `python -m ledgermq.broker`; the gates are those of tests/gated_disk.py.
 """

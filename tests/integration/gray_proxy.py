@@ -1,10 +1,11 @@
-"""What stands between two nodes and harms what passes, while every connection looks healthy.
+"""Proxy between two nodes that damages the traffic while every connection looks healthy.
 
     with GrayProxy(port, target_port, seed=1) as proxy:
-        proxy.harm(Harm.SWALLOW, "A", ways=(THERE,))     # the present connections for appends; new ones are well
+        proxy.harm(Harm.SWALLOW, "A", ways=(THERE,))     # the present connections for appends, not new ones
         proxy.heal()
 
-It listens for one peer of one node. A connection that opens like a stream is "A" (appends) or "C" (control), any other "G".
+It listens for one peer of one node. A connection that opens like a stream is "A" (appends) or "C" (control),
+any other "G".
 THERE is from the node that connects to the one that listens, BACK the other way.
 """
 

@@ -132,7 +132,10 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(address: str, timeout_ms: int) -> AsyncIterator[Traffic]:
-    """Send and consume inside the block. At its end all that was sent was acknowledged, and each consumer got all of it."""
+    """Send and consume inside the block.
+
+    At its end, all sent messages have been acknowledged, and each consumer has got all of them.
+    """
     async with Admin(address) as admin:
         await admin.create_topic(TOPIC, 2)
     consumers = Consumers(address)

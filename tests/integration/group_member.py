@@ -1,7 +1,7 @@
-"""A member of a queue-exclusive group over a real socket, as small as it can be: it owns, hands over, commits.
+"""A minimal member of a queue-exclusive consumer group over a real socket: it owns, hands over, commits.
 
-It follows refusals to the leader, and comes back with its id when a stream breaks; `crash` drops the connection without a
-word. Commits are noted: who was taken as the owner of which queue, under which epoch.
+It follows refusals to the leader, and rejoins with its id when a stream breaks; `crash` drops the connection
+without a goodbye. It records commits: which member was accepted as the owner of which queue, in which epoch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class GroupMember:
         return answer.refusal
 
     async def leave(self) -> None:
-        """Go in order: what it owned is somebody else's at once."""
+        """Leave in order: the queues that it owned pass to another member at once."""
         await self._call.write(log_pb2.MembershipRequest(leave=True))
         await self._task
 
@@ -106,7 +106,7 @@ class GroupMember:
                         return
                 except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     self._address = next(self._addresses)
-            await asyncio.sleep(0.02)  # between attempts, while nobody leads
+            await asyncio.sleep(0.02)  # between attempts, while there is no leader
 
     async def _stream(self) -> bool:
         """One stream, to its end; return whether it left."""

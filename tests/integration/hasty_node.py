@@ -1,7 +1,7 @@
 """A broker node that deletes quickly: `python -m tests.integration.hasty_node [FLAGS]`.
 
-Takes the flags of `python -m ledgermq.broker`. It looks ten times as often at its disk, at what is to be deleted, and
-whether a checkpoint is due: for tests that show something else than when retention does what.
+Takes the flags of `python -m ledgermq.broker`. It checks its disk, what is to be deleted, and whether a
+checkpoint is due, ten times as often: for tests of something other than when retention does what.
 """
 
 from __future__ import annotations

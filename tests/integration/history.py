@@ -34,7 +34,7 @@ class History:
     unknown: dict[bytes, str] = field(default_factory=dict)
 
     def check(self, stored: dict[Place, bytes], where: str) -> None:
-        """Compare with what a node serves: nothing lost, nothing moved, nothing stored twice, nothing invented."""
+        """Compare with what a node serves: nothing is lost, moved, stored twice or invented."""
         lost = [body for body, place in self.acknowledged.items() if stored.get(place) != body]
         assert not lost, (
             f"{where}: {len(lost)} acknowledged messages are not at their place, first {lost[:3]}"
@@ -47,14 +47,14 @@ class History:
 
 @functools.cache
 def _background_loop() -> asyncio.AbstractEventLoop:
-    """One event loop for all loads of the test process: gRPC's poller stays with the first loop that it meets."""
+    """Return the event loop of all loads of the test process: gRPC's poller stays with its first loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="load", daemon=True).start()
     return loop
 
 
 def run_client(coroutine: Coroutine[Any, Any, T], timeout: float = 120.0) -> T:
-    """Run a test's asyncio clients on the loop that all clients of the process share; return what they return."""
+    """Run a coroutine of a test's clients on the loop that all clients share; return its result."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _background_loop())
     try:
         return future.result(timeout)
@@ -130,7 +130,7 @@ def describe_topic(address: str, topic: str) -> TopicInfo:
 def read_topic(
     address: str, topic: str | TopicInfo, begins: Mapping[int, int] | None = None
 ) -> dict[Place, bytes]:
-    """Return everything that one node serves of a topic by Fetch, from the first offset (`begins`, by queue) to its end."""
+    """Return all messages of a topic that one node serves by Fetch, from `begins` (by queue) to the end."""
     info = describe_topic(address, topic) if isinstance(topic, str) else topic
     with grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)]) as channel:
         stub = log_pb2_grpc.LogServiceStub(channel)

@@ -1,4 +1,4 @@
-"""What tests of groups with a master say and ask: the vocabulary of test_async_master.py and test_sync_master.py."""
+"""Vocabulary of the tests of broker groups with a master (test_async_master.py, test_sync_master.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METADATA = (("x-mq-client-id", "masters"), ("x-mq-language", "PYTHON"))
 
 
 def cluster_of(folder: Path, replication: str, nodes: int = 3, **settings: str) -> Cluster:
-    """Return a group whose first master is n1."""
+    """Return a broker group whose first master is n1."""
     return Cluster(folder, nodes, settings={"replication": replication, "master": "n1", **settings})
 
 
@@ -66,7 +66,7 @@ def wait_level(cluster: Cluster, master: str) -> None:
 def send_officially(
     address: str, topic: str, body: bytes, message_id: str = "", timeout: float = 10
 ) -> v2.Status:
-    """Send one message as an official client does; return the overall status. `message_id`: of an earlier copy."""
+    """Send one message as an official client does; return its status. `message_id`: of an earlier attempt."""
     request = v2.SendMessageRequest()
     message = request.messages.add(topic=v2.Resource(name=topic), body=body)
     message.system_properties.message_id = message_id or new_id()
@@ -79,5 +79,5 @@ def send_officially(
 
 
 def new_id() -> str:
-    """Return a message id that nobody has used."""
+    """Return an unused message id."""
     return process_ids().next(0)[1]

@@ -1,9 +1,9 @@
-"""A push consumer as a process of its own, for histories: its listener fails, is slow and wants messages again, by a seed.
+"""A push consumer process for histories: by a seed, its listener fails, is slow, and asks for messages again.
 
     python -m tests.integration.moody_member NAMESERVER GROUP TOPIC SEED MODE
 
-MODE: concurrent or orderly. Prints "NANOSECONDS QUEUE OFFSET BODY" for every message that its listener was done with, before the
-consumer hears of it. SIGTERM closes it.
+MODE: concurrent or orderly. Prints "NANOSECONDS QUEUE OFFSET BODY" for every message that its listener has
+finished, before the consumer learns of it. SIGTERM closes it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Where the nodes of a test come from: a process that has imported what nodes import, and forks.
+"""Fork server for the nodes of tests: a process that has imported what nodes import, and forks.
 
-Imports are two thirds of a second of CPU, most of what the start of a node costs, and the suite starts a thousand nodes.
-What is forked is the interpreter behind its imports. All else is the node's own: process, arguments, environment, files,
-signals, and how it ends. (`python -m ledgermq.broker` as people start it is shown by tests/e2e and test_bad_input.py.)
-There are three such processes, each with a seed for hashes of its own, and neighbours come from different ones: state
-that depended on the order of a set would differ between the nodes of a group.
+Imports take two thirds of a second of CPU, most of the cost of a node's start, and the suite starts a
+thousand nodes. The fork shares only the interpreter with its imports. Everything else is the node's own:
+process, arguments, environment, files, signals, and how it ends. (tests/e2e and test_bad_input.py show the
+normal start with `python -m ledgermq.broker`.)
+There are three such processes, each with its own hash seed, and neighbouring nodes come from different ones.
+So state that depends on the order of a set would differ between the nodes of a broker group.
 
-    python -m tests.integration.nursery     reads requests, a JSON document a line; answers "started PID", "ended PID CODE"
+    python -m tests.integration.nursery
+
+It reads requests, one JSON document per line, and answers "started PID" and "ended PID CODE".
 """
 
 from __future__ import annotations
@@ -142,11 +145,11 @@ def start(arguments: Sequence[str], log: Path) -> Child:
     return next(_nurseries()).start(Birth(module, rest, str(log), str(Path.cwd()), dict(os.environ)))
 
 
-# --- the forking process ------------------------------------------------------------------------------------------
+# --- the forking process ----------------------------------------------------------------------------------
 
 
 def _fork_on_demand() -> Birth:
-    """Fork for every request; return in the fork. Ends the process when nobody can ask any more."""
+    """Fork for every request; return in the fork. End the process when no more requests can come."""
     children: dict[int, int] = {}  # descriptor of a process → its pid
     requests = b""
     while True:

@@ -1,10 +1,10 @@
-"""Runs in a Python of its own, where the official client is installed and nothing of ours is.
+"""Test client that runs in its own Python, with the official client installed and nothing of LedgerMQ.
 
     python official_client.py MODE ACCESS_POINT TOPIC COUNT
 
 MODE simple: a Producer sends COUNT messages and a SimpleConsumer receives and acknowledges all of them.
-MODE push: a Producer sends COUNT messages, a PushConsumer takes them. Messages are sent over some seconds, so that
-whoever started this can kill a node meanwhile. Prints `sent N` while sending and `RESULT sent=… received=…` at the end; exit
+MODE push: a Producer sends COUNT messages, a PushConsumer takes them. Sending takes some seconds, so that the
+test can kill a node meanwhile. Prints `sent N` while sending and `RESULT sent=… received=…` at the end; exit
 code 0 when every message that was acknowledged to the producer arrived.
 """
 

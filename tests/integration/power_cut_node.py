@@ -1,7 +1,8 @@
-"""A broker node on storage that forgets what was not synced: `python -m tests.integration.power_cut_node [FLAGS]`.
+"""A broker node on storage that loses unsynced data: `python -m tests.integration.power_cut_node [FLAGS]`.
 
-`kill -9` of this process is a power cut. Takes the flags of `python -m ledgermq.broker`; LEDGERMQ_TEST_LYING_DISK=1
-makes fdatasync do nothing, which must lose data: otherwise the test that uses this proves nothing.
+`kill -9` of this process is a power cut. Takes the flags of `python -m ledgermq.broker`;
+LEDGERMQ_TEST_LYING_DISK=1 makes fdatasync do nothing, which must lose data: otherwise the test that uses this
+proves nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A push consumer as a process of its own, for tests that kill it.
+"""A push consumer process for tests that kill it.
 
     python -m tests.integration.push_member NAMESERVER GROUP TOPIC [BATCH]
 
-Prints "QUEUE OFFSET BODY" for every message when its listener is done with it. With BATCH one listener runs at a time, gets so many
-messages at most, and each batch is committed before the next.
+Prints "QUEUE OFFSET BODY" for every message that its listener has finished. With BATCH, one listener runs at
+a time and gets at most BATCH messages, and each batch is committed before the next.
 """
 
 from __future__ import annotations

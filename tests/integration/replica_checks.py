@@ -1,9 +1,11 @@
-"""`ledgermq check` for tests, in one process that keeps its Spark session: a start of Spark takes longer than the check.
+"""`ledgermq check` for tests, in one process that keeps its Spark session, whose start outlasts a check.
 
-Only the session is shared; everything else is what `python -m ledgermq.spark_jobs.verify` does, its output included.
-(The command with a Spark of its own is shown by tests/e2e.)
+Only the session is shared; otherwise it does what `python -m ledgermq.spark_jobs.verify` does, with the same
+output. (tests/e2e shows the command with its own Spark.)
 
-    python -m tests.integration.replica_checks      reads arguments, a JSON list a line; answers [exit code, stdout, stderr]
+    python -m tests.integration.replica_checks
+
+It reads arguments, one JSON list per line, and answers [exit code, stdout, stderr].
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def _checker() -> subprocess.Popen[str]:
     return checker
 
 
-# --- the process that checks --------------------------------------------------------------------------------------
+# --- the process that checks ------------------------------------------------------------------------------
 
 
 class KeptSession:

@@ -1,4 +1,4 @@
-"""`flush = async_timed` and `async_notify`: acknowledged is what a majority has in its page cache, and kill -9 keeps that."""
+"""`flush = async_timed` and `async_notify`: a majority's page cache is enough, and survives kill -9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""async_master with real processes: the master alone stores, slaves are read, and a person promotes one (D24)."""
+"""async_master in real processes: the master alone stores, slaves serve reads, one is promoted (D24)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path
 
 
 def test_a_node_that_is_to_be_promoted_is_told_by_the_others_that_the_master_lives(tmp_path: Path) -> None:
-    """It asks them over the Raft port, as it forwards calls; and whoever is cut off from the master alone must not lead."""
+    """It asks them over the Raft port. A node that is cut off from the master alone must not lead."""
 
     async def scenario(cluster: Cluster) -> None:
         forwarder = Forwarder(

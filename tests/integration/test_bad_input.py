@@ -1,8 +1,8 @@
 """Bad input, provoked in real processes: every error says what happened, why, and the next command.
 
-For each row: the exit code, no traceback, one short text, and the words that must be in it (the file, the address, the
-name that was meant, what to do). What an error must not change is checked as well. Here no cluster runs;
-test_bad_input_of_a_cluster.py has the rows that need one.
+Each row names the exit code and the words that the message must contain (the file, the address, the name that
+was meant, what to do). The message is one short text without a traceback. What an error must not change is
+checked as well. Here no cluster runs; test_bad_input_of_a_cluster.py has the rows that need one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def check(row: Row, code: int, text: str, names: dict[str, str]) -> None:
 
 
 BROKER = "broker --node n1 --data {data}/n1 --raft-bind 127.0.0.1:{p1} --http-bind 127.0.0.1:{p2} "
-BROKER += "--listener name=default,messaging_bind=127.0.0.1:{p3},log_bind=127.0.0.1:{p4} --nameservers 127.0.0.1:{p5}"
+BROKER += (
+    "--listener name=default,messaging_bind=127.0.0.1:{p3},log_bind=127.0.0.1:{p4} "
+    "--nameservers 127.0.0.1:{p5}"
+)
 
 ALONE = [
     # --- the command line itself
@@ -76,7 +79,7 @@ ALONE = [
     Row("empty tag", "send orders hi --tag ''", 1, ("invalid tag", "empty", "Nothing was sent")),
     Row("empty tag filter", "consume orders --group g --tag ''", 2, ("tag filter is empty", "--help")),
     Row("stdin more than once", "send orders - --count 2", 2, ("--count", "stdin", "--help")),
-    # Nobody is asked about what may not be there: who cannot look says so.
+    # No confirmation is asked for what may not exist: a command that cannot reach the cluster says so.
     Row(
         "delete, and nobody to look",
         "topic delete orders -n 127.0.0.1:{p1}",
@@ -89,7 +92,7 @@ ALONE = [
         1,
         ("127.0.0.1:{p1}", "ledgermq up"),
     ),
-    # --- nobody there
+    # --- no node there
     Row("no nameserver", "topic list -n 127.0.0.1:{p1}", 1, ("127.0.0.1:{p1}", "ledgermq up")),
     Row(
         "three nameservers down",
@@ -208,7 +211,7 @@ ALONE = [
     Row("check of nothing", "check {data}/none", 2, ("{data}/none", "ledgermq dump")),
     Row("check of no dump", "check {data}", 2, ("{data}", "ledgermq dump"), {"notes.txt": "x"}),
     Row("dump of no data folder", "dump --data {data} {data}/out", 1, ("{data}",), {"notes.txt": "x"}),
-    # --- recovering a group
+    # --- recovering a broker group
     Row("recover nothing", "cluster recover", 2, ("--data", "ledgermq cluster recover --help")),
     Row(
         "recover no folder",
@@ -274,7 +277,7 @@ def test_bad_input_without_a_cluster(row: Row, tmp_path: Path) -> None:
         assert kept == content.replace("{{", "{").replace("}}", "}"), f"{name} was changed"
 
 
-# --- data folders that are not ours -----------------------------------------------------------------------------
+# --- foreign data folders ---------------------------------------------------------------------------------
 
 
 def arguments_of_a_broker(folder: Path) -> list[str]:

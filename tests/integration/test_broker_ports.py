@@ -1,4 +1,4 @@
-"""What a broker's ports say to callers that ask for something else than they serve."""
+"""Answers of a broker's ports to callers that ask for something other than they serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers of real brokers: leases, redelivery, filters, groups, offsets, order, and all of it through a dead leader."""
+"""Consumers of real brokers: leases, redelivery, filters, offsets, order, also with a dead leader."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def consumer_of(
     fifo: bool = False,
     invisible_ms: int = LONG_MS,
 ) -> AsyncIterator[SimpleConsumer]:
-    """A consumer of a group that begins at the first message."""
+    """A consumer of a consumer group that begins at the first message."""
     async with Admin(nameserver) as admin:
         await admin.create_group(group, fifo=fifo, if_not_exists=True)
     async with SimpleConsumer(nameserver, group=group, invisible_ms=invisible_ms) as consumer:
@@ -105,7 +105,7 @@ async def assert_consumed(nameserver: str, group: str, topic: str, count: int) -
     assert all(each.committed_offset == each.end_offset for _, each in progress)
 
 
-# --- leases ---------------------------------------------------------------------------------------------------------
+# --- leases -----------------------------------------------------------------------------------------------
 
 
 def test_only_what_is_not_acknowledged_comes_again_after_the_invisible_time(nameserver: str) -> None:
@@ -122,7 +122,7 @@ def test_only_what_is_not_acknowledged_comes_again_after_the_invisible_time(name
             assert bodies_of(again) == bodies_of(left)
             assert {message.delivery_attempt for message in again} == {2}
             with pytest.raises(InvalidHandleError):
-                await consumer.ack(left[0])  # its lease is over, and somebody else's
+                await consumer.ack(left[0])  # its lease has ended, and there is a new one
             await acknowledge(consumer, again)
             await assert_consumed(nameserver, group, topic, 20)
 
@@ -162,7 +162,7 @@ def test_a_lease_that_is_prolonged_stays_with_its_consumer(nameserver: str) -> N
     run_client(run())
 
 
-# --- groups and filters ---------------------------------------------------------------------------------------------
+# --- consumer groups and filters --------------------------------------------------------------------------
 
 
 def test_filters_deliver_their_tags_and_pass_over_the_others(nameserver: str) -> None:
@@ -267,7 +267,7 @@ def test_a_group_is_reset_to_the_first_message_the_last_and_a_time(nameserver: s
     run_client(run())
 
 
-# --- failover -------------------------------------------------------------------------------------------------------
+# --- failover ---------------------------------------------------------------------------------------------
 
 
 def test_offsets_and_leases_outlive_the_leader(cluster: Cluster, nameserver: str) -> None:
@@ -374,7 +374,7 @@ def test_message_groups_keep_their_order_through_a_failover(cluster: Cluster, na
     run_client(run())
 
 
-# --- parking --------------------------------------------------------------------------------------------------------
+# --- parking ----------------------------------------------------------------------------------------------
 
 
 async def deliveries_of(nameserver: str, group: str) -> admin_pb2.GetDeliveriesResponse:

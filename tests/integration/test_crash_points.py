@@ -1,6 +1,6 @@
-"""Nodes die at bad moments: while segments roll, tails are cut, checkpoints are written, the lead moves.
+"""Nodes die at bad moments: during segment rolls, tail truncation, checkpoints, and leadership changes.
 
-`kill -9` of a PowerCutCluster's node is a power cut (tests/volatile_disk.py): only what was synced is there again.
+`kill -9` of a PowerCutCluster's node is a power cut (tests/volatile_disk.py): only synced data survives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A byte changes in the data folder of a stopped node: it recovers, or refuses and says what to do. Never wrong data.
+"""A byte changes in the data folder of a stopped node: the node recovers, or refuses and gives the remedy.
 
-Scrubbing is off, so damage stays until somebody meets it (test_repair.py is about the rest).
-One cluster for the module; the folder of one follower is saved, and each case starts from the saved one.
+It never serves wrong data. Scrubbing is off, so damage stays until a read finds it (test_repair.py covers the
+rest). One cluster serves the module; the folder of one follower is saved, and each case starts from the copy.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
         leader = cluster.wait_leader()
         victim = next(name for name in cluster.nodes if name != leader)
         stored = read_topic(cluster.address(leader), TOPIC)
-        # In its first moments a node does not know its group's id yet: nobody could be asked then for what is damaged.
+        # A node that has just started does not know its broker group's id yet, so it could ask no other node.
         record = folder / victim / "identity"
         wait_until(
             lambda: read_identity(RealFileSystem(), record, victim).group_id != 0, "the group has its id"
         )
-        # And without its key index a node reads whole segments when it starts again, and finds what a test damages.
+        # Without its key index a node also reads whole segments at its start, and finds what a test damages.
         runs = [folder / victim / "keyindex" / path.name for path in _segments(folder / victim)[:-1]]
         wait_until(lambda: all(run.exists() for run in runs), f"{victim} has the key index of whole segments")
         saved = {"stopped": folder / "stopped", "killed": folder / "killed"}
@@ -199,7 +199,7 @@ def test_a_node_that_meets_damage_while_it_serves_repairs_it_and_hands_out_nothi
 def test_a_node_that_meets_a_damaged_queue_file_rebuilds_it_and_hands_out_nothing_wrong(
     damaged: Damaged,
 ) -> None:
-    """Queue files are believed unread: the first reader finds it, and waits until it is made again from the log."""
+    """Queue files are trusted unread: the first reader finds damage, and waits for a rebuild from the log."""
     damaged.restore("stopped")
     path = next((damaged.data / "consumequeue").glob(f"{TOPIC}@*/0/*"))
     before = path.read_bytes()

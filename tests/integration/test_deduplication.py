@@ -1,4 +1,4 @@
-"""Answers are lost in every way: cut connections, a stopped and a killed leader. Each message is stored once all the same."""
+"""Answers are lost in every way: cut connections, stopped and killed leaders. Each message is stored once."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-# --- our own producer -----------------------------------------------------------------------------------------------
+# --- LedgerMQ's own producer ------------------------------------------------------------------------------
 
 
 class ProxiedCluster(Cluster):
-    """Clients of its LogService come through a proxy per node, because that is the address which nodes advertise."""
+    """Clients of its LogService come through a proxy per node: nodes advertise the proxies' addresses."""
 
     def __init__(self, folder: Path) -> None:
         self.proxy_ports: dict[str, int] = {}
@@ -109,7 +109,7 @@ def test_a_leader_that_is_killed_with_256_messages_in_flight_leaves_each_stored_
     check_every_node(cluster, "killed", load.history)
 
 
-# --- the official protocol: the same message id again ---------------------------------------------------------------
+# --- the official protocol: the same message id again -----------------------------------------------------
 
 
 def request_of(topic: str, *bodies: bytes) -> v2.SendMessageRequest:
@@ -183,7 +183,7 @@ def test_a_message_sent_again_after_a_failover_is_stored_once(cluster: Cluster) 
 def test_messages_under_way_to_a_leader_that_is_killed_are_stored_once_after_a_retry(
     cluster: Cluster,
 ) -> None:
-    """Whether the first copy was committed before the leader died is unknown: exactly then clients send again."""
+    """Whether the first copy was committed before the leader died is unknown: then clients send again."""
     topic, count = "official-killed", 256
     requests = [request_of(topic, f"open-{number:03}".encode()) for number in range(count)]
     leader = cluster.wait_leader()

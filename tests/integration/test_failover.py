@@ -1,4 +1,4 @@
-"""Three real processes lose their leader in every way that one machine can show; no acknowledged message is lost."""
+"""Three real processes lose their leader in every way one machine allows; no acknowledged message is lost."""
 
 from __future__ import annotations
 

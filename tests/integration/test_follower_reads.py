@@ -1,4 +1,4 @@
-"""Three real nodes: a backlog is read from a follower, also when that one dies; without a leader what is left is served."""
+"""Three real nodes: a follower serves a backlog, and dies; without a leader, reads of what is left go on."""
 
 from __future__ import annotations
 

@@ -64,9 +64,10 @@ def disk_share(folder: Path) -> float:
 
 
 async def _send(nameserver: str, rounds: int, pause_above: Path | None = None) -> str:
-    """Send 100 messages of 1 KB per round until the group refuses; return what the caller is told.
+    """Send 100 messages of 1 KB per round until the broker group refuses; return the refusal's text.
 
-    `pause_above`: a folder whose disk is filled slowly above 80 %, so that the first refusal comes well below the next.
+    `pause_above`: a folder whose disk is filled slowly above 80 %, so that the first refusal comes well below
+    the next limit.
     """
     async with Producer(nameserver, timeout_ms=3000) as producer:
         for round_number in range(rounds):
@@ -110,7 +111,7 @@ def send_works(nameserver: str) -> bool:
 
 
 def fill_disk(path: Path) -> None:
-    """Let somebody else take all the space that is left."""
+    """Let another process take all the space that is left."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         while os.write(file, bytes(1 << 16)):
@@ -161,7 +162,7 @@ def test_a_disk_that_others_filled_to_the_last_byte_can_lose_its_leader_and_be_c
 
 
 def fill_to(path: Path, share: float) -> None:
-    """Let somebody else take so much that the disk is used up to `share`."""
+    """Let another process take so much that the disk is used up to `share`."""
     with path.open("ab") as file:
         while disk_share(path.parent) < share:
             file.write(bytes(1 << 16))

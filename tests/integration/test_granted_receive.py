@@ -1,4 +1,4 @@
-"""The official protocol at followers of three real nodes: the leader leases, the follower hands out of its own log."""
+"""The official protocol at followers of three real nodes: the leader leases, the follower reads its log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def followers(cluster: Cluster) -> list[str]:
 
 
 def prepare(cluster: Cluster, topic: str, count: int, *, fifo: bool = False) -> list[bytes]:
-    """Create a topic and a group of its name, and send; return the bodies in the order in which they were sent."""
+    """Create a topic and a consumer group of its name, and send; return the bodies in sending order."""
     sent = [b"%06d" % number + BODY for number in range(count)]
 
     async def run() -> None:
@@ -55,7 +55,7 @@ def prepare(cluster: Cluster, topic: str, count: int, *, fifo: bool = False) -> 
 
 
 class RawConsumer:
-    """Talks the official protocol to one node; its group has the name of its topic."""
+    """Talks the official protocol to one node; its consumer group has the name of its topic."""
 
     def __init__(self, cluster: Cluster, node: str, topic: str) -> None:
         self._channel = grpc.insecure_channel(cluster.address(node, "messaging"))
@@ -128,7 +128,7 @@ def test_bodies_come_from_the_followers_log_and_the_leader_sends_grants_only(clu
 
 
 def test_leases_and_attempts_are_the_same_at_every_node(cluster: Cluster) -> None:
-    """Each node in turn gets the message when the lease of the one before has ended; the last handle is the one that counts."""
+    """Each node in turn gets the message after the last lease has expired; only the last handle counts."""
     (body,) = prepare(cluster, "attempts", 1)
     handles = []
     for attempt, node in enumerate(cluster.nodes, 1):

@@ -1,4 +1,4 @@
-"""Connections that look healthy and carry nothing, too little, too late, or something else: writes go on all the same."""
+"""Connections look healthy and carry nothing, too little, too late, or wrong data: writes still go on."""
 
 from __future__ import annotations
 

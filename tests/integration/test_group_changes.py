@@ -1,4 +1,4 @@
-"""A cluster that grows and shrinks by whole broker groups while clients use it: add, drain, failover, remove, take back."""
+"""A cluster changes by whole broker groups while clients use it: add, drain, failover, remove, take back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_group_is_added_drained_and_removed_under_load_and_nothing_acknowledge
             load, consumers, producer = each.load, each.consumers, each.producer
             assert await asyncio.to_thread(cluster.add_group, 1) == "g1"
             assert await command("cluster", "add-group", "g1") == 0
-            await consumers.saw("g1")  # nobody was started again
+            await consumers.saw("g1")  # without a restart of the consumers
             assert "g1" in load.groups.values()
 
             await drain_with_a_change_of_leader(cluster, load)
@@ -81,7 +81,7 @@ def test_a_group_is_added_drained_and_removed_under_load_and_nothing_acknowledge
 
 
 async def drain_with_a_change_of_leader(cluster: Cluster, load: Load) -> None:
-    """Drain g0, kill its leader: from the answer on it takes nothing, whoever leads, and consumers go on."""
+    """Drain g0 and kill its leader: it takes no more messages under any leader, and consumers go on."""
     assert await command("cluster", "drain", "g0") == 0
     first_behind = load.sent
     leader = await asyncio.to_thread(cluster.wait_leader, group="g0")

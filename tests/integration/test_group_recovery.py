@@ -1,7 +1,7 @@
-"""Two of three nodes are lost for ever: the third one's folder and copies of it become the group again.
+"""Two of three nodes are lost for ever: the third's folder and copies of it become the broker group again.
 
-Real processes, and the command as a person types it. What the survivor had is all there on every node; a lost node
-that comes back with its old folder is refused in words; the Spark check agrees.
+Real processes, and the command as an operator types it. Everything that the survivor had is on every node; a
+lost node that comes back with its old folder is refused with an explanation; the Spark check agrees.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two broker groups of three nodes each: topics, clients and the command line over both, and the death of one."""
+"""Two broker groups of three nodes each: topics, clients and command line over both, and the death of one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class Sender:
-    """A topic with two queues per group, and a producer that takes all of them in turn."""
+    """A topic with two queues per broker group, and a producer that takes all of them in turn."""
 
     def __init__(self, producer: Producer, topic: str) -> None:
         self._producer = producer
@@ -68,7 +68,7 @@ class Sender:
         return await self._producer.send_batch(Message(self._topic, body) for body in bodies)
 
     async def disconnected(self, group: str) -> None:
-        """Wait until the producer knows that its stream to a dead group has ended."""
+        """Wait until the producer knows that its stream to a dead broker group has ended."""
         while self._producer._connections[group].connected:  # noqa: ASYNC110  # nothing tells of it
             await asyncio.sleep(0.01)
 
@@ -229,7 +229,7 @@ def test_sends_go_on_through_the_other_group_when_one_is_gone_which_is_forgotten
             await send(20)
             for node in cluster.groups["g0"]:
                 await asyncio.to_thread(cluster.kill, node)
-            # What is sent before the end of the stream shows has an unknown outcome and stays with its group.
+            # A message sent before the stream's end shows has an unknown outcome, and keeps its broker group.
             await send.disconnected("g0")
             assert {each.broker_group for each in await send(200)} == {"g1"}
 
@@ -316,7 +316,7 @@ def test_a_pull_consumer_reads_what_lives_at_once_and_the_dead_group_when_it_is_
 
 
 def forgotten(cluster: Cluster, group: str) -> list[str] | None:
-    """Return the groups that clients are told of, when `group` is not among them."""
+    """Return the broker groups that clients are told of, when `group` is not among them."""
 
     async def groups() -> list[str]:
         async with Admin(cluster.nameserver_addresses[0]) as admin:

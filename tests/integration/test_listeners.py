@@ -1,4 +1,4 @@
-"""Brokers and nameservers with two listeners: a client of each network is told addresses of its own network, always.
+"""Brokers and nameservers with two listeners: a client gets only addresses of its own network.
 
 The two networks are 127.0.0.1 and localhost: every address that a client is given shows which one it is of.
 """
@@ -103,7 +103,7 @@ def test_a_nameserver_tells_the_addresses_of_the_network_that_it_is_asked_from(
 
 
 def queried_addresses(address: str) -> set[str]:
-    """Return all messaging addresses that a node names to an official client, in routes and in assignments."""
+    """Return all messaging addresses that a node gives an official client, in routes and in assignments."""
     topic, metadata = v2.Resource(name=TOPIC), (("x-mq-client-id", "networks"), ("x-mq-language", "PYTHON"))
     with grpc.insecure_channel(address) as channel:
         stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
@@ -155,7 +155,7 @@ async def send_and_receive(nameserver: str, network: str, phase: str) -> None:
         await admin.create_group(group, start="latest", if_not_exists=True)
         async with SimpleConsumer(nameserver, group=group) as consumer:
             await consumer.subscribe(TOPIC)
-            await consumer.receive(timeout_ms=0)  # now the group has a position
+            await consumer.receive(timeout_ms=0)  # now the consumer group has a position
             sent = {f"{network} {phase} {number}".encode() for number in range(20)}
             for body in sent:
                 await producer.send(TOPIC, body)

@@ -1,4 +1,4 @@
-"""A broker group of one loses its queue files after retention trimmed the log: it makes them again, and says the same."""
+"""A one-node broker group loses its queue files after retention: it rebuilds them with the same content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queue-exclusive groups on three real nodes: hand-over, crash of a member, leave, loss of the leader, fenced commits."""
+"""Queue-exclusive consumer groups on three real nodes: hand-over, crash, leave, failover, fenced commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking messages up in real groups: at every node, after restarts, without a leader, with damaged files, after retention."""
+"""Message search on real broker groups: every node, restarts, no leader, damaged files, retention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BODY = bytes(2000)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two groups of three nodes, and a topic over both."""
+    """Two broker groups of three nodes, and a topic over both."""
     with Cluster(tmp_path_factory.mktemp("find"), nodes=3, groups=2, settings=SETTINGS) as running:
         run_client(_create(running))
         yield running

@@ -1,4 +1,4 @@
-"""Message traces on three real nodes: sent, stored, failed, consumed; also through the death of the leader."""
+"""Message traces on three real nodes: sent, stored, failed, consumed; also across the leader's death."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_users_cannot_make_the_trace_topic_and_everybody_sees_it(cluster: Cluste
 
 
 def test_traces_go_on_through_the_death_of_the_leader(cluster: Cluster) -> None:
-    """Every message that was acknowledged and consumed has its whole trace, whoever led when."""
+    """Every message that was acknowledged and consumed has its whole trace, under every leader."""
 
     async def scenario() -> None:
         addresses = cluster.nameserver_addresses

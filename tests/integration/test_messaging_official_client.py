@@ -50,7 +50,7 @@ def create_topic(cluster: Cluster, name: str) -> None:
 
 
 def run_client(python: Path, mode: str, cluster: Cluster, topic: str, *, kill: str, access: str) -> str:
-    """Run the client against node `access`; kill -9 node `kill` ("" = none) while it sends. Return what it printed."""
+    """Run the client against node `access`; kill -9 node `kill` ("": none) meanwhile. Return its output."""
 
     def at_half_time() -> None:
         if kill:

@@ -1,4 +1,4 @@
-"""Nameservers are soft state: clients and brokers go on while one or all of them are down, and fill an empty one."""
+"""Nameservers hold soft state: clients and brokers go on without some or all, and fill an empty one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One stage that stands still stops no other: what waits is held by the test, and everything else goes on meanwhile.
+"""One stage that stalls stops no other: the test holds what waits, and everything else goes on meanwhile.
 
-Nothing is measured in seconds: each test shows that new connections, sends and reads of what is in memory *were done* while
-disk reads, flushes, handshakes or thousands of connections were still held, and that no election was.
+The tests measure no seconds. Each shows that new connections, sends and reads from memory *were done* while
+disk reads, flushes, handshakes or thousands of connections were still held, and that no election took place.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class FewFilesCluster(ModuleCluster):
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedCluster]:
     """Three nodes with 50 MiB of messages in three segments, twice what they keep of their log in memory."""
     settings = {"client-tls": "both", "tls-certificate": str(CERTIFICATE), "tls-private-key": str(KEY)}
-    # Nobody but the tests reads what is old
+    # With these, only the tests read old messages.
+
     settings |= {"segment-size": "17MiB", "scrub-bytes-per-second": "0"}
     with GatedCluster(tmp_path_factory.mktemp("stages"), nodes=3, settings=settings) as running:
         run_client(fill(running.nameserver_addresses[0]))
@@ -131,7 +132,7 @@ def is_served(cluster: Cluster, leader: str) -> None:
 def test_cold_reads_that_wait_for_the_disk_hold_up_nobody_else(
     gated: GatedCluster, what: str, threads_held: int
 ) -> None:
-    """All want the same segment, so one thread opens it; each reads in a thread of its own, as far as there are any."""
+    """All want the same segment, so one thread opens it. Each reads in its own thread while there are any."""
     leader, terms = gated.wait_leader(), gated.terms()
     address = gated.address(leader)
     topic = describe_topic(address, COLD)
@@ -202,7 +203,7 @@ def tls_hello() -> bytes:
 
 
 def test_a_filter_finds_what_it_wants_behind_all_that_it_does_not_in_one_receive(gated: GatedCluster) -> None:
-    """It looks at 8,192 messages in a turn of the leader's; a receive used to end there and wait for a new message."""
+    """It scans 8,192 messages per turn of the leader; a receive used to end there and wait for new ones."""
     leader = gated.wait_leader()
     topic, nameserver = "filtered", gated.nameserver_addresses[0]
 
@@ -243,7 +244,7 @@ def crowded(cluster: Cluster, node: str, callers: int) -> Iterator[None]:
 def test_a_storm_of_connections_without_descriptors_for_them_costs_no_election_and_no_message(
     tmp_path: Path,
 ) -> None:
-    """A node that may open 256 files is called 1,200 times, and holds what it needs itself: peers come back to it."""
+    """A node with a limit of 256 files gets 1,200 calls, and keeps what it needs: its peers reconnect."""
     with FewFilesCluster(tmp_path, nodes=3) as cluster:
         leader, terms = cluster.wait_leader(), cluster.terms()
         follower = next(name for name in cluster.nodes if name != leader)

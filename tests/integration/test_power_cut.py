@@ -1,7 +1,7 @@
-"""The power of all three nodes goes at once, again and again: nothing that was acknowledged is lost.
+"""The power of all three nodes fails at once, again and again: no acknowledged message is lost.
 
-Real processes and real gRPC on storage that drops everything that was not synced (tests/volatile_disk.py). Each seed
-chooses how many messages are in flight and when the power goes.
+Real processes and real gRPC on storage that drops everything that was not synced (tests/volatile_disk.py).
+Each seed chooses how many messages are in flight and when the power fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PowerCutCluster(Cluster):
 
 
 def run_seed(cluster: PowerCutCluster, seed: int, *, timeout_ms: int = 30_000) -> None:
-    """Produce, cut the power somewhere in the middle, start again, and compare the leader with what it acknowledged."""
+    """Produce, cut the power meanwhile, restart, and compare the leader with what it acknowledged."""
     rng = random.Random(seed)
     topic = f"seed-{seed}"
     load = Load(
@@ -82,7 +82,7 @@ def test_the_same_with_a_disk_that_lies_about_syncing_loses_messages(
 ) -> None:
     """Without this one, the test above could pass because it cannot see.
 
-    Messages are gone, or the nodes notice that what they promised is gone and refuse to start: a failure either way.
+    Either messages are gone, or the nodes notice that promised data is gone and refuse to start: both fail.
     """
     monkeypatch.setenv("LEDGERMQ_TEST_LYING_DISK", "1")
     with (

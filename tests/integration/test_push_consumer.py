@@ -1,4 +1,7 @@
-"""Push consumers on real nodes: who comes, who goes, who dies, on either side. Nothing is missed, and offsets never go back."""
+"""Push consumers on real nodes: members and brokers come, go and die.
+
+No message is missed, and offsets never go back.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class Log:
-    """What the listeners of a group were done with, and who."""
+    """Messages that the listeners of a consumer group have finished, and which listener did."""
 
     def __init__(self) -> None:
         self.seen: Counter[bytes] = Counter()
@@ -195,7 +198,7 @@ def test_the_queues_of_a_consumer_that_was_killed_go_to_another_one(cluster: Clu
 
 
 def test_a_crash_repeats_at_most_one_batch_where_each_is_committed(cluster: Cluster) -> None:
-    """Of a consumer with one listener at a time and `commit_interval_ms=0`, killed in the middle of its work, twice."""
+    """A consumer with one listener at a time and `commit_interval_ms=0` is killed during its work, twice."""
 
     async def scenario() -> None:
         log, sender, done, batch = Log(), Sender(cluster, "batches"), Counter[bytes](), 5

@@ -1,7 +1,7 @@
-"""Random histories of push consumers on real nodes: members and brokers are killed, stopped, ended and started again.
+"""Random histories of push consumers on real nodes: members and brokers die, pause, end and restart.
 
-Whatever happens, at every look: no committed offset passes a message that no listener was done with, and none goes back; in
-order, nobody is done with a message before somebody was done with the one before it. In the end everything was consumed.
+At every check: no committed offset passes a message that no listener has finished, and none goes back. In
+orderly mode, no message is finished before the one in front of it. In the end every message was consumed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Group:
             os.kill(member.pid, signal.SIGKILL)
             member.wait()
 
-    # --- what must hold ---------------------------------------------------------------------------------------
+    # --- what must hold -----------------------------------------------------------------------------------
 
     def done(self) -> dict[tuple[int, int], tuple[int, str]]:
         """Return when a listener was first done with a message, and its body, by queue and offset."""
@@ -98,7 +98,7 @@ class Group:
         """Return how many messages count as consumed."""
         try:
             _, queues = await admin.describe_group(self.name, self._topic)
-        except LedgerMQError:  # nobody joined yet, or no leader
+        except LedgerMQError:  # no member has joined yet, or there is no leader
             return 0
         done = self.done()
         for _, each in queues:
@@ -124,7 +124,7 @@ class Group:
 
 
 class History:
-    """A topic, the groups that consume it, and the brokers."""
+    """A topic, the consumer groups that consume it, and the brokers."""
 
     def __init__(self, cluster: Cluster, topic: str, modes: Sequence[str], folder: Path, seed: int) -> None:
         self.random = Random(seed)
@@ -179,7 +179,7 @@ class History:
         return f"{action} ({group.name})"
 
     async def check(self) -> list[int]:
-        """Return how many messages count as consumed, by group."""
+        """Return how many messages count as consumed, by consumer group."""
         async with Admin(self._cluster.nameserver_addresses) as admin:
             return [await group.check(admin) for group in self.groups]
 
@@ -189,7 +189,7 @@ class History:
 def test_whatever_happens_no_commit_passes_a_message_that_nobody_was_done_with(
     cluster: Cluster, tmp_path: Path, seed: int, modes: list[str]
 ) -> None:
-    """Of one group, and of several on the same queues."""
+    """Of one consumer group, and of several on the same queues."""
     asyncio.run(asyncio.wait_for(scenario(cluster, tmp_path, seed, modes), 300))
 
 
@@ -208,7 +208,7 @@ async def scenario(cluster: Cluster, folder: Path, seed: int, modes: list[str]) 
         await history.send()
         for group in history.groups:
             group.start_member()
-        while min(await history.check()) < len(history.sent):  # noqa: ASYNC110  # brokers tell nobody of commits
+        while min(await history.check()) < len(history.sent):  # noqa: ASYNC110  # commits trigger no event
             await asyncio.sleep(0.2)
         for group in history.groups:
             assert {body for _, body in group.done().values()} == history.sent

@@ -1,4 +1,4 @@
-"""Without a majority nothing is acknowledged, and nothing uncommitted is shown to anybody."""
+"""Without a majority nothing is acknowledged, and no uncommitted message is visible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOPIC = "quorum"
 
 
 def receive_bodies(nameserver: str) -> set[bytes]:
-    """Return what a consumer gets; without a quorum a lease cannot be granted, so a refusal is nothing received."""
+    """Return what a consumer gets. Without a quorum no lease can be granted: a refusal means no messages."""
     with Consumer(nameserver, group="watchers", topic=TOPIC) as consumer:
         try:
             return {message.body for message in consumer.receive(32, timeout_ms=3000)}

@@ -1,6 +1,6 @@
-"""Logs of real nodes are damaged: each node makes its own whole again with the same bytes from the others.
+"""Logs of real nodes are damaged: each node repairs its own with the same bytes from the others.
 
-One cluster for the module. What "whole" means is asked of the files, and of `ledgermq dump` and `ledgermq check`.
+One cluster for the module. The files, `ledgermq dump` and `ledgermq check` tell whether a log is whole.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class Repaired:
         self.forget_what_was_said()
 
     def read_at_start(self) -> None:
-        """Without its entry index the whole log is read at a start; else the first reader or the scrubber finds it."""
+        """Remove the entry index, so that the start finds damage, not the first reader or the scrubber."""
         for path in (self.data / "entryindex").iterdir():
             path.unlink()
 
     def check(self, dump_to: Path | None = None) -> None:
-        """Every node serves the same and has the same bytes; with `dump_to`, dump and check find nothing either."""
+        """Check that all nodes serve the same and have equal bytes; with `dump_to`, also dump and check."""
+
         for name in self.cluster.nodes:
             self.cluster.wait_ready(name)
             wait_until(

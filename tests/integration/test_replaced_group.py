@@ -1,4 +1,4 @@
-"""Real nodes of two broker groups of one name: the second is kept out, and clients of the first send it nothing by its ids."""
+"""Two real broker groups of one name: the second is kept out; clients of the first never send to it by id."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stored(cluster: Cluster, topic: str) -> list[bytes]:
 
 
 async def send_until_stored(producer: Producer, message: Message) -> None:
-    """Send a message again until it is stored: the new broker group takes none that was meant for the former."""
+    """Send a message until it is stored: the new broker group refuses messages meant for the former one."""
     while True:
         try:
             await producer.send(message)

@@ -1,4 +1,4 @@
-"""Real processes: a node whose entries retention deleted is reset to the leader's state, and is whole again (D8)."""
+"""Real processes: a node whose entries retention deleted is reset to the leader's state and recovers (D8)."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         rig.check_dumps(tmp_path / "dumps")
 
 
-#: Where the node is killed: while the state comes in, around the decision, in the installation, while the log streams.
+#: Points of death: while the state arrives, around the decision, during installation, while the log streams.
 DEATHS = (
     "write reset/state 1",
     "rename reset/marker 1",

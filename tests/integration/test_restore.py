@@ -1,7 +1,7 @@
-"""The drill "a topic was deleted by mistake": dump, delete, restore to before the deletion, read every message.
+"""The drill "a topic was deleted by mistake": dump, delete, restore to before the deletion, read it all.
 
-Real processes and the command as a person types it. The second part: retention has deleted the beginning of the log, so
-the dump's state stands for it.
+Real processes and the command as an operator types it. In the second part retention has deleted the beginning
+of the log, so the dump's state stands for it.
 """
 
 from __future__ import annotations

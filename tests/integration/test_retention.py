@@ -1,4 +1,4 @@
-"""Retention in real processes: what goes and when, what readers are told, and that no beginning ever goes back."""
+"""Retention in real processes: what it deletes and when, what readers learn; begins never go back."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_full_store_refuses_messages_with_the_command_and_takes_them_after_it(
 
 
 def test_the_oldest_messages_make_room_on_a_nearly_full_disk_and_readers_are_told(tmp_path: Path) -> None:
-    """Above 85 % unexpired segments go, oldest first, on all nodes; whoever was behind hears how much is missing."""
+    """Above 85 %, unexpired segments are deleted on all nodes, oldest first; slow readers learn the loss."""
     with Cluster(tmp_path, nodes=3, settings=LARGER) as cluster:
         with at(cluster) as group:
             topic = group.topic()
@@ -219,7 +219,8 @@ def test_a_simple_consumer_is_told_in_the_log_what_was_deleted(
         asyncio.run(asyncio.wait_for(receive(), 60))
         told = [record.message for record in caplog.records if "retention deleted" in record.message]
         assert told == [
-            f"group=billing: retention deleted {begin} messages of topic t queue 0 before group billing had consumed them; "
+            f"group=billing: retention deleted {begin} messages of topic t queue 0 before group billing "
+            "had consumed them; "
             f"the queue begins at offset {begin} now"
         ], "once"
 
@@ -293,7 +294,7 @@ def test_messages_of_a_topic_are_hidden_when_they_are_old_and_no_failover_shows_
 
 
 def test_begin_offsets_stay_through_kills_of_all_nodes_while_segments_go(tmp_path: Path) -> None:
-    """Nodes die between the decision, their checkpoints and the unlinks; whoever leads next never shows more again."""
+    """Nodes die between the decision, their checkpoints and the unlinks; no new leader shows more again."""
     with Cluster(tmp_path, nodes=3, settings=SETTINGS | {"max-store-bytes": "0"}) as cluster:
         with at(cluster) as group:
             topic = group.topic()

@@ -1,4 +1,4 @@
-"""Every flush of every node takes 200 ms longer, and a consumer reads what is on disk only: nobody holds an election."""
+"""Every flush of every node takes 200 ms longer, and a consumer reads from disk only: no election is held."""
 
 from __future__ import annotations
 

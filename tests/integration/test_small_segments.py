@@ -1,4 +1,4 @@
-"""Small segments take small messages only; everybody is told the limit, and what is below it fits."""
+"""Small segments take small messages only; clients learn the limit, and messages below it fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_batches_of_our_client_fit_into_entries(cluster: Cluster) -> None:
-    """More waits than an entry of 256 KiB holds: the client cuts its requests to what the group takes."""
+    """More waits than an entry of 256 KiB holds: the client fits its requests to the broker group's limit."""
     messages = [Message("orders", bytes([i]) * size) for i, size in enumerate([1000] * 100 + [LIMIT] * 10)]
     with Producer(cluster.nameserver_addresses[0], compress_above=None) as producer:
         receipts = producer.send_batch(messages * 3)

@@ -1,4 +1,4 @@
-"""sync_master with real processes: an answer waits for slaves, and says in-band when they lack what the master stored."""
+"""sync_master in real processes: an answer waits for slaves, and reports in-band that they lack a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node dies in the middle of a write: what its last turn left on disk is cut off, and it catches up to the same log."""
+"""A node dies during a write: its torn last turn is cut off, and it catches up to the same log."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ TEARS: list[Callable[[Tail], None]] = [
 
 
 def kill_and_tear(cluster: Cluster, load: Load, name: str, tear: Callable[[Tail], None]) -> None:
-    """kill -9 a node under load when its last entry is above what it wrote down as acknowledged, and tear its tail."""
+    """kill -9 a node under load while its last entry is above its recorded acknowledgement; tear its tail."""
     folder = cluster.folder / name
     while True:
         wait_for_more(load, 50)
@@ -107,7 +107,7 @@ def test_a_node_with_a_torn_tail_recovers_and_serves_the_same_as_the_others(tmp_
             for number, tear in enumerate(TEARS):
                 leader = cluster.wait_leader()
                 followers = [name for name in cluster.nodes if name != leader]
-                # What a leader wrote last may be on no other node, what a follower wrote last was acknowledged.
+                # A leader's last writes may be on no other node; a follower's last writes were acknowledged.
                 name = followers[0] if number % 2 == 0 else leader
                 kill_and_tear(cluster, load, name, tear)
                 wait_for_more(load, 50)
@@ -117,7 +117,7 @@ def test_a_node_with_a_torn_tail_recovers_and_serves_the_same_as_the_others(tmp_
 
 
 def test_all_nodes_with_torn_tails_have_what_was_acknowledged(tmp_path: Path) -> None:
-    """The blocks behind the last turn are of messages that nobody was told about."""
+    """The blocks behind the last turn hold messages that were never acknowledged."""
     with Cluster(tmp_path, nodes=3) as cluster:
         load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=16)
         with load.running():
