@@ -24,7 +24,8 @@ class Leadership:
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every change.
 
-        Not the constructor's argument: who follows the lead is made after the Raft node, which feeds this object.
+        Not a constructor argument: listeners are made after the Raft node, which updates this object.
+
         """
         self._listeners.append(listener)
 
