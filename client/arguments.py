@@ -169,7 +169,7 @@ def empty_or(check: Check) -> Check:
     return lambda name, value: None if value == "" else check(name, value)
 
 
-# --- names, texts, filters --------------------------------------------------------------------------------------
+# --- names, texts, filters ----------------------------------------------------------------------------------
 
 
 def check_name(kind: str, name: str) -> None:
@@ -238,7 +238,7 @@ def encode_text(field: str, text: str) -> bytes:
         raise InvalidMessageError(field, f"{text[:100]!r} cannot be written as UTF-8") from None
 
 
-# --- numbers and times ------------------------------------------------------------------------------------------
+# --- numbers and times --------------------------------------------------------------------------------------
 
 
 def check_timeout(timeout_ms: float, *, least: float = -math.inf) -> None:
@@ -276,7 +276,7 @@ def check_start(start: str) -> None:
         raise UsageError(f"start is {start!r}", "", step)
 
 
-# --- queues -----------------------------------------------------------------------------------------------------
+# --- queues -------------------------------------------------------------------------------------------------
 
 
 def check_offset(offset: int) -> None:

@@ -84,7 +84,7 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f", and {more:,} more" if more > 0 else "")
 
 
-# --- the call itself -------------------------------------------------------------------------------------------
+# --- the call itself ----------------------------------------------------------------------------------------
 
 
 class UsageError(LedgerMQError):
@@ -161,7 +161,7 @@ class BufferFullError(UsageError):
         self.limit = limit
 
 
-# --- routes ----------------------------------------------------------------------------------------------------
+# --- routes -------------------------------------------------------------------------------------------------
 
 
 class RouteError(LedgerMQError):
@@ -281,7 +281,7 @@ class BrokerGroupsGoneError(RouteError):
         self.groups = tuple(groups)
 
 
-# --- refusals --------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 
 class RefusedError(LedgerMQError):

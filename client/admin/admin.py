@@ -231,7 +231,7 @@ class Admin:
             on_unknown=unknown,
         )
 
-    # --- topics -----------------------------------------------------------------------------------------------
+    # --- topics ---------------------------------------------------------------------------------------------
 
     @checked(
         topic=a_topic,
@@ -371,7 +371,7 @@ class Admin:
             topic, cluster=cluster, asked=self._routes.asked, similar=similar_names(topic, known)
         )
 
-    # --- messages ---------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------
 
     @checked(message_id=a_text, topic=empty_or(a_topic))
     async def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
@@ -410,7 +410,7 @@ class Admin:
             raise await self._topic_not_found(request.topic)
         return found
 
-    # --- consumer groups --------------------------------------------------------------------------------------
+    # --- consumer groups ------------------------------------------------------------------------------------
 
     @checked(
         name=a_consumer_group,
@@ -605,7 +605,7 @@ class Admin:
         if not await self._change_all(reset, again=_RESET_AGAIN):
             raise await self._group_not_found(group, topic)
 
-    # --- nodes ------------------------------------------------------------------------------------------------
+    # --- nodes ----------------------------------------------------------------------------------------------
 
     @checked(timeout_ms=check_count)
     async def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:

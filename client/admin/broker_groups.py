@@ -96,7 +96,7 @@ class GroupAdmin(GroupForgetting):
             print((await admin.left("g0")).waiting)
     """
 
-    # --- drain, take back, remove -----------------------------------------------------------------------------
+    # --- drain, take back, remove ---------------------------------------------------------------------------
 
     @checked(name=a_text, allow_reordering=a_flag, even_the_last=a_flag)
     async def drain(
@@ -257,7 +257,7 @@ class GroupAdmin(GroupForgetting):
             group, lambda stub, timeout: stub.SetBrokerGroupMode(request, timeout=timeout)
         )
 
-    # --- how far consumers are --------------------------------------------------------------------------------
+    # --- how far consumers are ------------------------------------------------------------------------------
 
     @checked(group=instance_of(BrokerGroup, "a BrokerGroup, as groups() returns them"))
     async def left(self, group: BrokerGroup) -> Left:
@@ -303,7 +303,7 @@ class GroupAdmin(GroupForgetting):
                 "whether messages of ordered topics are consumed", silent, "let it happen: --allow-reordering"
             )
 
-    # --- add --------------------------------------------------------------------------------------------------
+    # --- add ------------------------------------------------------------------------------------------------
 
     @checked(name=a_text, source=a_text, topics=texts, dry_run=a_flag, allow_reordering=a_flag)
     async def add_group(

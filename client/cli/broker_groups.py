@@ -66,7 +66,7 @@ def add_to(cluster: typer.Typer) -> None:
     cluster.command("forget-group")(forget_group)
 
 
-# --- add ----------------------------------------------------------------------------------------------------------
+# --- add ----------------------------------------------------------------------------------------------------
 def add_group(
     group: BrokerGroupArgument,
     from_group: Annotated[
@@ -128,7 +128,7 @@ def _print_added(added: AddedGroup) -> None:
         )
 
 
-# --- drain --------------------------------------------------------------------------------------------------------
+# --- drain --------------------------------------------------------------------------------------------------
 def drain(
     group: BrokerGroupArgument,
     wait: WaitOption = False,
@@ -333,7 +333,7 @@ def undrain(
     print_done(text, {"group": group, "mode": "active", "changed": changed}, as_json=as_json)
 
 
-# --- remove -------------------------------------------------------------------------------------------------------
+# --- remove -------------------------------------------------------------------------------------------------
 def remove_group(
     group: BrokerGroupArgument,
     force: Annotated[

@@ -165,7 +165,7 @@ def _missing(found: FoundMessages) -> list[str]:
     return lines
 
 
-# --- output -----------------------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------
 def _row(message: MessageView) -> tuple[Any, ...]:
     try:
         body = message.body

@@ -203,7 +203,7 @@ class Routes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- asking -----------------------------------------------------------------------------------------------
+    # --- asking ---------------------------------------------------------------------------------------------
 
     def _stub(self, number: int) -> nameserver_pb2_grpc.NameServerServiceStub:
         return nameserver_pb2_grpc.NameServerServiceStub(
@@ -365,7 +365,7 @@ class Routes:
                 if not self._closed:
                     self._fetching_of(topic, create=False).add_done_callback(_note_failure)
 
-    # --- watching ---------------------------------------------------------------------------------------------
+    # --- watching -------------------------------------------------------------------------------------------
 
     async def _watch_routes(self) -> None:
         """Keep a watch open on one nameserver; move to the next one when it breaks."""

@@ -155,7 +155,7 @@ class PullConsumer:
             reader.sources,
         )
 
-    # --- queues -----------------------------------------------------------------------------------------------
+    # --- queues ---------------------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str) -> None:
         """Read all queues of the topic from the committed offsets, and those of broker groups that come later.
@@ -223,7 +223,7 @@ class PullConsumer:
         if self._closed:
             raise ClosedError("consumer")
 
-    # --- positions --------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------
 
     @checked(queue=a_queue)
     def position(self, queue: MessageQueue) -> int:
@@ -266,7 +266,7 @@ class PullConsumer:
                 )
             self._reader.seek(queue, found.time_offset)
 
-    # --- offsets ----------------------------------------------------------------------------------------------
+    # --- offsets --------------------------------------------------------------------------------------------
 
     @checked(topic=a_topic)
     async def offsets(self, topic: str) -> list[tuple[MessageQueue, int, int, int]]:
@@ -386,7 +386,7 @@ class PullConsumer:
         for part in route.parts:
             self._groups[part.group.name] = part.group
 
-    # --- reading ----------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     async def poll(self, max_messages: int = POLL_BATCH, timeout_ms: int | None = None) -> list[MessageView]:
         """Return up to `max_messages`, waiting up to `timeout_ms` (None: without end) for the first one.

@@ -78,7 +78,7 @@ class QueueFetcher:
             await fetcher.close()
         await asyncio.gather(*self._ending)
 
-    # --- queues -----------------------------------------------------------------------------------------------
+    # --- queues ---------------------------------------------------------------------------------------------
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -223,7 +223,7 @@ class QueueFetcher:
             )
         return assigned
 
-    # --- messages ---------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------
 
     def take(self, max_messages: int) -> list[MessageView]:
         """Hand out what is there, at most `max_messages` of one broker group.
@@ -260,7 +260,7 @@ class QueueFetcher:
             return []
         return []
 
-    # --- for the fetchers -------------------------------------------------------------------------------------
+    # --- for the fetchers -----------------------------------------------------------------------------------
 
     def arrived(self) -> None:
         """Messages, or a failure, wait for `take`."""

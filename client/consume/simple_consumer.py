@@ -161,7 +161,7 @@ class SimpleConsumer:
         await self._routes.get(topic)
         self._filters[topic] = v2.FilterExpression(type=v2.TAG, expression=expression)
 
-    # --- receiving --------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------
 
     async def receive(
         self,
@@ -307,7 +307,7 @@ class SimpleConsumer:
             waiting[broker_group] += len(acks)
         return {name: each.statistics(waiting[name]) for name, each in sorted(self._counts.items())}
 
-    # --- acknowledging ----------------------------------------------------------------------------------------
+    # --- acknowledging --------------------------------------------------------------------------------------
 
     @checked(message=_LEASED)
     async def ack(self, message: LeasedMessage) -> None:
@@ -400,7 +400,7 @@ class SimpleConsumer:
             raise error
         message.receipt_handle = answer.receipt_handle or message.receipt_handle
 
-    # --- calls ------------------------------------------------------------------------------------------------
+    # --- calls ----------------------------------------------------------------------------------------------
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (

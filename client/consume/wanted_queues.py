@@ -119,7 +119,7 @@ class WantedQueues:
                 self._left.add(queue)
             self._reader.give_up([queue])
 
-    # --- joining ----------------------------------------------------------------------------------------------
+    # --- joining --------------------------------------------------------------------------------------------
 
     async def _join_all(self, parts: set[Part]) -> None:
         """Let groups join, all at once; return when the living ones have. Raises: the first failure when none could."""

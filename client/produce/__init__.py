@@ -1,6 +1,7 @@
-"""One producer: outbox, lanes, window, stream.
+"""Producer: outbox, lanes, send window, Produce stream.
 
-Owns the choice of queues, batches, retries without duplicates, receipts. Must not: read messages.
+Owns: queue selection, batching, retries without duplicates, receipts. Must not: read messages.
 
-Begin with `producer.py`. Then: `outbox.py`, `lanes.py`, `send_window.py`, `produce_stream.py`, `retry_policy.py`.
+Begin with `producer.py`. Then: `outbox.py`, `lanes.py`, `send_window.py`, `produce_stream.py`,
+`retry_policy.py`.
 """

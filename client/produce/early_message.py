@@ -1,5 +1,6 @@
-"""Messages that are kept for a while before they can be put where they belong: checked at once, and copied, because their
-callers may change what they gave.
+"""Early messages: messages that wait for the route of their topic.
+
+They are checked and copied at once, because the caller may change its objects later.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..message import Message, SendReceipt
 from .encoding import check_body, check_labels, check_sizes
 from .queue_selection import Selection
 
-_RECORD_ROOM: Final = 256  # what a record needs beside body and labels, bytes
+_RECORD_ROOM: Final = 256  # bytes of a record besides body and labels, estimated
 
 
 def message_of(
@@ -26,9 +27,9 @@ def message_of(
     properties: Mapping[str, str] | None,
     message_group: str,
 ) -> Message:
-    """Return the message that the arguments of a send stand for; `keep` checks what is in it.
+    """Build the message from the arguments of a send. `keep` checks its content.
 
-    Raises: UsageError (a Message, and something beside it).
+    Raises: UsageError (a Message together with any of its fields as an argument).
     """
     if isinstance(topic, Message):
         check_alone(body, tag, keys, properties, message_group)
@@ -39,7 +40,7 @@ def message_of(
 
 
 def check_alone(body: object, *labels: object) -> None:
-    """What is given beside a Message would be lost. Raises: UsageError."""
+    """Refuse a body or labels given besides a Message: they would be lost. Raises: UsageError."""
     if body is not None or any(labels):
         raise UsageError(
             "a send was given a Message and a body, tag, keys, properties or message group beside it",
@@ -49,7 +50,7 @@ def check_alone(body: object, *labels: object) -> None:
 
 
 def keep(message: Message) -> tuple[Message, int]:
-    """Return a message that nobody changes, and the bytes that it counts for a bound. Raises: UsageError."""
+    """Return a private copy of a message and the bytes it counts against the bound. Raises: UsageError."""
     check_name("topic", message.topic)
     body = body_bytes(message.body)
     check_body(body)
@@ -62,7 +63,7 @@ def keep(message: Message) -> tuple[Message, int]:
 
 
 def body_bytes(given: object) -> bytes:
-    """Return the bytes of what people pass as a body; of a number `bytes` would make that many zeros."""
+    """Convert a body to bytes. A number is refused: `bytes(n)` would make n zero bytes."""
     if isinstance(given, str):
         return encode_text("body", given)
     if given is None or isinstance(given, bytes | bytearray | memoryview):
@@ -74,7 +75,7 @@ def body_bytes(given: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class EarlyMessage:
-    """A message whose topic has no route yet. `size` is what it counts for the bound on what waits, bytes."""
+    """A message whose topic has no route yet. `size`: bytes that it counts against `max_pending_bytes`."""
 
     message: Message
     size: int
@@ -82,7 +83,7 @@ class EarlyMessage:
     selection: Selection | None = None
 
     def follow(self, put: asyncio.Future[SendReceipt]) -> None:
-        """It was put where it belongs; what becomes of it there is its caller's answer."""
+        """The message was put into a lane: pass the result of that put on to the caller."""
         put.add_done_callback(self._pass_on)
 
     def _pass_on(self, put: asyncio.Future[SendReceipt]) -> None:
@@ -93,6 +94,6 @@ class EarlyMessage:
             self.future.set_result(put.result())
 
     def fail(self, error: BaseException) -> None:
-        """It cannot be sent."""
+        """The message cannot be sent."""
         if not self.future.done():
             self.future.set_exception(error)

@@ -1,7 +1,7 @@
-"""From a message to the bytes of its record. Pure: the clock, ids and the host name come from the caller.
+"""Record encoder: turns a message into the bytes of its record. Pure: the caller supplies time, ids and host.
 
-Owns: the checks that need no broker, compression, and the protobuf wire bytes of `Message`, written by hand because
-an object per message would cost more than all the rest.
+Owns: the checks that need no broker, compression, and the protobuf wire bytes of `Message`. These are written
+by hand: one protobuf object per message would cost more than everything else together.
 
 The two runs of a record (see proto/record.py):
     system run   fields of `SystemProperties`: 1 tag, 2 keys, 3 message_id, 5 body_encoding, 6 message_type,
@@ -31,14 +31,14 @@ from ledgermq.proto.varint import varint
 from ..arguments import check_name, check_text, encode_text
 from ..errors import InvalidMessageError, MessageTooLargeError
 
-#: Bodies above this are compressed when that makes them smaller, bytes.
+#: Larger bodies are compressed, if that makes them smaller; bytes.
 COMPRESS_ABOVE: Final = 4096
 _GZIP_LEVEL: Final = 5
-#: Of a body larger than this, samples tell whether compression would pay: 20 ms for each MiB that only looks like noise
-#: (pictures, what is compressed or encrypted already) would be the largest cost of sending it.
+#: For larger bodies, compressed samples decide whether to compress. Compressing 1 MiB of incompressible data
+#: (images, compressed or encrypted data) takes 20 ms, which would be the largest cost of the send.
 _SAMPLED_ABOVE: Final = 32 << 10  # bytes
-_SAMPLE: Final = 4 << 10  # bytes, at the begin, in the middle and at the end
-_WORTH_IT: Final = 0.95  # compressed to original size of the samples, at most
+_SAMPLE: Final = 4 << 10  # bytes, each at the beginning, in the middle and at the end
+_WORTH_IT: Final = 0.95  # compress when compressed/original size of the samples is at most this
 _MAX_PROPERTIES: Final = 128
 _MAX_MESSAGE_GROUP: Final = 63
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -46,11 +46,11 @@ _V1_ID: Final = int(RecordFlags.V1_ID)
 _FIFO: Final = int(RecordFlags.FIFO)
 _GZIP: Final = int(RecordFlags.GZIP)
 
-#: Where the system run of a message without labels has the text of its id.
+#: Offset of the id's text in the system run of a message without labels.
 ID_OFFSET_IN_SYSTEM_RUN: Final = 2
 _ID_FIELD_SIZE: Final = ID_OFFSET_IN_SYSTEM_RUN + 34
 
-# body_encoding (5) and message_type (6) of the four cases that occur, by flags.
+# body_encoding (5) and message_type (6) for the four possible combinations of flags.
 _KIND_RUN: Final = {
     0: b"\x28\x01\x30\x01",  # IDENTITY, NORMAL
     _GZIP: b"\x28\x02\x30\x01",
@@ -60,7 +60,7 @@ _KIND_RUN: Final = {
 
 
 def alike_sizes(size: int) -> tuple[int, int]:
-    """Return the smallest and the largest size whose varint is as long as that of `size`; 0 is not among them."""
+    """Return the range of sizes whose varint is as long as that of `size`; 0 is excluded."""
     length = max(1, -(-size.bit_length() // 7))
     return 1 << 7 * (length - 1), (1 << 7 * length) - 1
 
@@ -71,12 +71,12 @@ def field_bytes(number: int, value: bytes) -> bytes:
 
 
 class RecordEncoder:
-    """Encodes the messages of one topic. Keeps the runs that do not change from message to message."""
+    """Encodes the messages of one topic. Caches the runs that stay the same between messages."""
 
     __slots__ = ("_body_tags", "_born_ms", "_born_run", "_compress_above", "_host_run", "_topic_run", "topic")
 
     def __init__(self, topic: str, *, born_host: str, compress_above: int | None = COMPRESS_ABOVE) -> None:
-        """`compress_above` None never compresses. Raises: InvalidNameError."""
+        """`compress_above` None: never compress. Raises: InvalidNameError."""
         check_name("topic", topic)
         self.topic = topic
         self._topic_run = field_bytes(1, field_bytes(2, topic.encode()))
@@ -84,7 +84,7 @@ class RecordEncoder:
         self._compress_above = MAX_BODY_SIZE if compress_above is None else compress_above
         self._born_ms = -1
         self._born_run = b""
-        self._body_tags: dict[int, bytes] = {}  # body size → tag and length of the field, bounded
+        self._body_tags: dict[int, bytes] = {}  # body size → tag and length of the body field; bounded
 
     def encode(
         self,
@@ -97,7 +97,7 @@ class RecordEncoder:
         properties: Mapping[str, str] | None = None,
         message_group: str = "",
     ) -> bytes:
-        """Return the record. `message_id` is (16 bytes, text) of a v1 id; `section_distance` in bytes.
+        """Encode a record. `message_id`: 16 bytes and text of a v1 id. `section_distance`: bytes.
 
         Raises: MessageTooLargeError, InvalidMessageError.
         """
@@ -136,16 +136,16 @@ class RecordEncoder:
         )
 
     def is_plain(self, body: bytes) -> bool:
-        """Tell whether a body goes as it is, and may be kept: not empty, nothing to compress, nobody can change it."""
+        """Tell whether a body is immutable and sent as it is: `bytes`, not empty, not to be compressed."""
         return type(body) is bytes and 0 < len(body) <= self._compress_above
 
     def plain_sizes(self, body_size: int) -> tuple[int, int]:
-        """Return the smallest and the largest body that goes as it is and has `plain_body_offset` with this one."""
+        """Return the range of uncompressed body sizes with the same `plain_body_offset`."""
         smallest, largest = alike_sizes(body_size)
         return smallest, min(largest, self._compress_above)
 
     def plain_body_offset(self, body_size: int, born_ms: int) -> int:
-        """Where the record of a message without labels, born then, has its body, bytes."""
+        """Return the offset of the body in the record of an unlabelled message born at `born_ms`, bytes."""
         if born_ms != self._born_ms:
             self._keep_born(born_ms)
         tag = self._body_tags.get(body_size) or self._keep_body_tag(body_size)
@@ -153,7 +153,7 @@ class RecordEncoder:
         return fixed + len(self._born_run) + len(self._host_run) + len(self._topic_run) + len(tag)
 
     def _squeeze(self, body: bytes) -> tuple[bytes, int]:
-        """Check the size of a body and compress it when that pays."""
+        """Check the size of a body, and compress it if that makes it smaller."""
         check_body(body)
         if len(body) > _SAMPLED_ABOVE and not _looks_compressible(body):
             return body, 0
@@ -188,7 +188,7 @@ def check_body(body: bytes) -> None:
 
 
 def check_labels(tag: object, keys: object, properties: object, message_group: object) -> None:
-    """Check the types of what a message has beside its body: also of what is empty, and would be left out.
+    """Check the types of tag, keys, properties and message group. Empty values are checked, too.
 
     Raises: InvalidMessageError.
     """
@@ -206,7 +206,7 @@ def check_labels(tag: object, keys: object, properties: object, message_group: o
 
 
 def check_sizes(tag: str, keys: Sequence[str], properties: Mapping[str, str], message_group: str) -> int:
-    """Check everything beside the body as every broker does; return its bytes. Raises: InvalidMessageError."""
+    """Check all labels as the brokers do, and return their size in bytes. Raises: InvalidMessageError."""
     check_labels(tag, keys, properties, message_group)
     if tag:
         check_text("tag", tag)

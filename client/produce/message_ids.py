@@ -1,10 +1,11 @@
-"""Version 1 message ids: unique without asking anybody.
+"""Version 1 message ids: unique without coordination.
 
     text   34 upper-case hex digits of 17 bytes
     bytes  1 version (01) · 6 random per process · 2 process id · 4 seconds since 2021-01-01 · 4 sequence
 
-The six bytes are random instead of a hardware address: containers share addresses and process ids, and brokers
-recognise repeated sends by the id. One source per process, safe to use from several threads and after fork().
+The six bytes are random instead of a hardware address: containers share addresses and process ids, and the
+brokers detect repeated sends by the id. One source per process, safe to use from several threads and after
+fork().
 """
 
 from __future__ import annotations
@@ -21,40 +22,40 @@ _EPOCH_S: Final = 1_609_459_200  # 2021-01-01T00:00:00Z
 
 
 class IdStem(NamedTuple):
-    """What the ids of one second share; a number of 32 bits completes it."""
+    """The common part of all ids of one second. A 32-bit number completes it to an id."""
 
     second: int
     raw: bytes  # 12 bytes
     text: str  # 26 characters
 
     def message_id(self, number: int) -> tuple[bytes, str]:
-        """Return the 16 bytes behind the version byte, and the text."""
+        """Return the 16 bytes after the version byte, and the text."""
         return self.raw + number.to_bytes(4, "big"), f"{self.text}{number:08X}"
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """Return the texts of many ids; `numbers` as `MessageIdSource.numbers` gives them."""
+        """Return the texts of many ids; `numbers` as returned by `MessageIdSource.numbers`."""
         text, digits = self.text, numbers.tobytes().hex().upper()
         return [text + digits[at : at + 8] for at in range(0, len(digits), 8)]
 
 
 class MessageIdSource:
-    """A source of ids. `next` takes the time so that the caller reads the clock once per batch."""
+    """Source of ids. `next` takes the time, so that the caller reads the clock once per batch."""
 
     __slots__ = ("_count", "_prefix", "_stem")
 
     def __init__(self, node: bytes, process_id: int) -> None:
-        """`node` are 6 bytes that no other process with the same id has."""
+        """`node`: 6 bytes that no other process with the same process id has."""
         assert len(node) == 6
         self._prefix = node + (process_id & 0xFFFF).to_bytes(2, "big")
         self._count = itertools.count()
-        self._stem = IdStem(-1, b"", "")  # one tuple, so that threads never see a mixture
+        self._stem = IdStem(-1, b"", "")  # one tuple, so that threads never see a torn value
 
     def next(self, now_ms: int) -> tuple[bytes, str]:
-        """Return the 16 bytes behind the version byte, and the text."""
+        """Return the 16 bytes after the version byte, and the text."""
         return self.stem(now_ms).message_id(self.number())
 
     def stem(self, now_ms: int) -> IdStem:
-        """Return what ids of this second begin with."""
+        """Return the common part of the ids of this second."""
         second = now_ms // 1000 - _EPOCH_S
         stem = self._stem
         if second != stem.second:
@@ -63,7 +64,7 @@ class MessageIdSource:
         return stem
 
     def number(self) -> int:
-        """Return the next number; with any stem of this source it makes an id that is used once."""
+        """Return the next number. Combined with any stem of this source it gives a unique id."""
         return next(self._count) & 0xFFFFFFFF
 
     def numbers(self, count: int) -> np.ndarray:
@@ -72,7 +73,7 @@ class MessageIdSource:
 
 
 def time_of(message_id: str) -> int:
-    """Return when an id of version 1 was made, to the second: ms since the epoch; 0: it is of another form."""
+    """Return when a version 1 id was created, ms since the epoch, to the second; 0 for any other id."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:
@@ -95,5 +96,5 @@ def process_ids() -> MessageIdSource:
 
 @functools.cache
 def _forget_in_children() -> None:
-    """Register for forks, once per process; children inherit it. An import must not do it."""
+    """Register the fork handler once per process; children inherit it. Must not run at import."""
     os.register_at_fork(after_in_child=_sources.clear)

@@ -1,6 +1,7 @@
-"""Messages that nobody waits for: how many were lost, and the log line that says so.
+"""One-way sends: counts lost messages and logs them.
 
-Owns: the counts. Must not: keep the messages. The log gets one line for many losses, at most every 10 s, and the last at close.
+Owns: the counts. Must not: keep the messages. Losses are combined into one log line, at most every 10 s, and
+a last one at close.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ Receipt = asyncio.Future[SendReceipt] | concurrent.futures.Future[SendReceipt]
 
 
 class OneWay:
-    """`send` may be called in any thread; `report` belongs to the producer's loop."""
+    """Call `send` from any thread, but `report` only on the producer's loop."""
 
     def __init__(self, group: str) -> None:
         self.stored = 0
-        self.failed = 0  # were taken, and then not stored, or perhaps not
-        self.dropped = 0  # were not taken: there was no room
+        self.failed = 0  # accepted, then not stored, or with unknown outcome
+        self.dropped = 0  # not accepted: the buffer was full
         self._group = group
         self._lock = threading.Lock()
-        self._reported = (0, 0)  # failed, dropped
+        self._reported = (0, 0)  # failed and dropped, as last logged
         self._next_report = 0
         self._reason = ""
 
     def send(self, queue: Callable[[], Receipt]) -> bool:
-        """Queue a message and count what becomes of it; return whether it was taken. Raises: what `queue` raises, but for
-        BufferFullError.
+        """Queue a message and count its outcome. Return whether it was accepted.
+
+        Raises: whatever `queue` raises, except BufferFullError.
         """
         try:
             future = queue()
@@ -56,13 +58,14 @@ class OneWay:
                 self._reason = str(error or "the producer was closed")
 
     def report(self, now: int, *, last: bool = False) -> None:
-        """Log what was lost since the last line, if a line is due. `now`: ms of any monotonic clock."""
+        """Log the losses since the last line, if a line is due. `now`: ms of any monotonic clock."""
         lost = (self.failed, self.dropped)
         if lost == self._reported or (now < self._next_report and not last):
             return
         failed, dropped = (new - old for new, old in zip(lost, self._reported, strict=True))
         logger.warning(
-            "one-way messages lost group=%s failed=%d reason=%s dropped=%d (no room: send slower, or raise max_pending_bytes)",
+            "one-way messages lost group=%s failed=%d reason=%s dropped=%d "
+            "(no room: send slower, or raise max_pending_bytes)",
             self._group, failed, self._reason if failed else "", dropped,
         )  # fmt: skip
         self._reported, self._next_report = lost, now + int(1000 * REPORT_S)

@@ -1,16 +1,17 @@
-"""The messages of a producer that wait for their acknowledgement: where each new one goes, and how many bytes may wait.
+"""Outbox: unacknowledged messages of a producer. Chooses the queue of each new message, bounds their bytes.
 
-Owns: the choice of the queue, the sections that are open, the bound on their bytes, the open runs, the messages of topics
-whose route is not there yet.
-Must not: do I/O, know routes, decide what an answer means.
+Owns: the choice of the queue, the open sections, the bound on their bytes, the open runs, and the messages of
+topics without a route.
+Must not: do I/O, know routes, interpret answers.
 
-A message without labels usually joins the open run of its topic (`join`): the run remembers where the last one went,
-and is dropped whenever the next may have to go elsewhere. All others take the long way (`put`), many at once
-`put_stretch`.
+Most messages without labels join the open run of their topic (`join`). The run remembers where the last one
+went, and is dropped whenever the next message may have to go elsewhere. All other messages take the slow path
+(`put`); `put_stretch` takes many at once.
 
-Messages that may go to any queue go round the queues one by one while requests are small. A queue gets several in a row, an
-eighth of the bytes that wait, when that is more than one message. After a request with more than 32 messages all of the next one
-go to one queue, and those of the one after it to the next queue: spread over many, they cost half as much again.
+Messages that may go to any queue rotate over the queues one by one while requests are small. A queue gets
+several messages in a row, an eighth of the waiting bytes, when that is more than one message. After a request
+with more than 32 messages, the whole next request goes to one queue, and the one after it to the next queue:
+spread over many queues they would cost half as much again.
 """
 
 from __future__ import annotations
@@ -34,43 +35,43 @@ from .send_window import MAX_SECTION_COUNT, SendWindow
 from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
 from .topic_lanes import TopicLanes
 
-_RECORD_ROOM: Final = 256  # what a record needs beside body and labels, for choosing a section
+_RECORD_ROOM: Final = 256  # bytes of a record besides body and labels, for the choice of a section
 _NO_BOUND: Final = 1 << 62
-#: Messages: after a request with more, the next one's stay together.
+#: After a request with more messages than this, the messages of the next one stay together.
 _LARGE_REQUEST: Final = 32
-#: Otherwise a queue gets this part of what waits in a row.
+#: Otherwise one queue gets this fraction of the waiting bytes in a row.
 _STRETCHES: Final = 8
 
 
 class Outbox:
-    """Bound to the loop that runs at `start`."""
+    """Outbox of one producer. Bound to the event loop that runs at `start`."""
 
     def __init__(
         self, selector: QueueSelector, timeout_ms: int, max_bytes: int, *, avoid_slow: bool = False
     ) -> None:
-        """`avoid_slow`: the connections note how long their calls take, and messages go to where they are quick."""
-        self.topics: dict[str, TopicLanes] = {}
+        """`avoid_slow`: connections measure their calls, and messages go to the fastest broker groups."""
+        self.topics: dict[str, TopicLanes] = {}  # topics whose route is known
         self.timeout_ms = timeout_ms
-        self.closed = False  # nothing can be put any more
+        self.closed = False  # accepts nothing any more
         self._selector = selector
-        # of the class itself: one that is derived from it may choose otherwise
+        # Read from the class itself: a subclass may choose differently.
         self._sticky = self._opens_runs = bool(vars(type(selector)).get("sticky", False))
-        self._large = False  # the last request was
-        self._stretch = 0  # bytes that the present queue of a sticky selector still gets
-        self._turn = 0  # of the queues that take the place of others
+        self._large = False  # whether the last request had more than _LARGE_REQUEST messages
+        self._stretch = 0  # bytes that the current queue of a sticky selector still gets
+        self._turn = 0  # rotates over the queues that replace an avoided one
         self._choose = self._among_quickest if avoid_slow else self._among_all
         self._goes_anywhere: Callable[[str], bool] = getattr(selector, "goes_anywhere", _never)
         self._max_bytes = max_bytes
-        self._bytes = 0
+        self._bytes = 0  # of open and early messages; above `_max_bytes` by less than one message
         self._ids = process_ids()
         self._runs: dict[str, OpenRun] = {}  # by topic
-        self.failed_early = 0  # messages that never had a lane
-        self._early: dict[str, list[EarlyMessage]] = {}  # by topic, which has no lanes
-        self._open: set[Section] = set()  # with messages that nobody has acknowledged or given up
+        self.failed_early = 0  # messages that failed before they had a lane
+        self._early: dict[str, list[EarlyMessage]] = {}  # by topic; these topics have no lanes
+        self._open: set[Section] = set()  # with messages neither acknowledged nor given up
         self._room = asyncio.Event()
         self._released = asyncio.Event()  # a section left `_open`
-        self._loop: asyncio.AbstractEventLoop | None = None  # as the next
-        self._new_future: Callable[[], asyncio.Future[SendReceipt]]  # from `start` on
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by `start`, as is the next one
+        self._new_future: Callable[[], asyncio.Future[SendReceipt]]
 
     def start(self) -> None:
         """Take the running loop."""
@@ -90,34 +91,34 @@ class Outbox:
         return self._bytes >= self._max_bytes
 
     def use(self, topic: str, lanes: TopicLanes) -> None:
-        """Take the queues of a topic as they are now."""
+        """Use the current queues of a topic."""
         lanes.largest = min(connection.group.max_message_bytes for connection in lanes.connections)
         self.topics[topic] = lanes
         self._runs.pop(topic, None)
         self._put_early(topic)
 
     def forget(self, topic: str) -> None:
-        """A topic does not exist any more: the next message asks for its route again."""
+        """The topic does not exist any more: its next message fetches the route again."""
         self.topics.pop(topic, None)
         self._runs.pop(topic, None)
 
     def on_flush(self, count: int) -> None:
-        """A request of `count` messages was cut: the next ones travel with another one."""
-        if self._large or not self._sticky:  # else it has heard of it after each stretch
+        """A request of `count` messages was cut. The next messages belong to another request."""
+        if self._large or not self._sticky:  # otherwise it was told after each stretch
             self._selector.on_flush()
         self._large = count > _LARGE_REQUEST
         self._runs.clear()
         self._stretch = 0
 
     def end_runs(self, *, for_good: bool = False) -> None:
-        """Let the next message of each topic take the long way; `for_good`: all from now on."""
+        """Send the next message of each topic through `put`. `for_good`: all messages from now on."""
         self._runs.clear()
         self._opens_runs = self._opens_runs and not for_good
 
-    # --- adding -----------------------------------------------------------------------------------------------
+    # --- adding ---------------------------------------------------------------------------------------------
 
     def join(self, topic: str, body: object) -> asyncio.Future[SendReceipt] | None:
-        """Add a message without labels to the open run of its topic; None: it must take the long way."""
+        """Add a message without labels to the open run of its topic. None: the caller must use `put`."""
         run = self._runs.get(topic)
         if run is None or type(body) is not bytes or not run.smallest <= len(body) <= run.largest:
             return None
@@ -150,7 +151,7 @@ class Outbox:
         message_group: str = "",
         selection: Selection | None = None,
     ) -> asyncio.Future[SendReceipt]:
-        """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes of it), ClosedError."""
+        """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes), ClosedError."""
         if isinstance(topic, Message):
             message = topic
             check_alone(body, tag, keys, properties, message_group)
@@ -185,14 +186,14 @@ class Outbox:
             size = len(record)
             window.added(section, record, OneMessage(future, message_id[1]))
             if message_group or selection:
-                section.fifo = True  # it stays in its queue
+                section.fifo = True  # must stay in its queue
         if goes_round:
             self._went_round(lanes.encoder.topic, size, window)
         self._took(lanes.connections[number], section, size)
         return future
 
     def _went_round(self, topic: str, size: int, window: SendWindow) -> None:
-        """A message went where a sticky selector is: let the next go elsewhere when the stretch is over, or its run has the rest."""
+        """Move a sticky selector on after a message, if the stretch ended or an open run takes the rest."""
         self._stretch -= size
         if not self._large and (self._stretch <= 0 or topic in self._runs):
             self._selector.on_flush()
@@ -207,7 +208,7 @@ class Outbox:
         return lanes
 
     def _among_all(self, lanes: TopicLanes, key: str) -> int:
-        """Return the number of the queue for the next message without a message group."""
+        """Return the index of the queue for the next message without a message group."""
         number = self._selector.choose(lanes.queues, key)
         avoid_until = lanes.connections[number].window.avoid_until
         if avoid_until and avoid_until > now_ms():
@@ -215,24 +216,24 @@ class Outbox:
         return number
 
     def _instead_of(self, number: int, lanes: TopicLanes, key: str) -> int:
-        """The group of the chosen queue takes nothing now: spread its messages over the queues of those that do."""
+        """The chosen broker group takes no messages now: spread them over the queues of those that do."""
         choice = lanes.choice(lanes.best_groups(now_ms()))
         if number in choice.numbers:
             return number
         if self._sticky:
             return choice.numbers[self._selector.choose(choice.queues, key)]
-        self._turn += 1  # asked twice, a selector that goes round would leave queues out
+        self._turn += 1  # a second call would make a round-robin selector skip queues
         return choice.numbers[self._turn % len(choice.numbers)]
 
     def _among_quickest(self, lanes: TopicLanes, key: str) -> int:
-        """As `_among_all`, but what may go anywhere goes to a group that is neither slow nor failing."""
+        """As `_among_all`, but messages without a fixed queue go to fast, healthy broker groups."""
         if not self._goes_anywhere(key):
             return self._among_all(lanes, key)
         choice = lanes.choice(lanes.best_groups(now_ms()))
         return choice.numbers[self._selector.choose(choice.queues, key)]
 
     def _section(self, lanes: TopicLanes, number: int, body_size: int) -> Section:
-        """Return the section that the next message joins. Raises: MessageTooLargeError."""
+        """Return the section for the next message. Raises: MessageTooLargeError."""
         connection, now = lanes.connections[number], now_ms()
         if body_size > connection.group.max_message_bytes:
             raise MessageTooLargeError(body_size, connection.group.max_message_bytes)
@@ -249,7 +250,7 @@ class Outbox:
         born_ms: int,
         future: asyncio.Future[SendReceipt],
     ) -> int:
-        """Add a message without labels to the last run of a section or to a new one; return the size of its record."""
+        """Add a message without labels to a section's last run, or to a new run. Return its record size."""
         run, encoder = section.run, lanes.encoder
         if run is not None and run.fits(encoder, len(body), born_ms):
             ticket: EachOfRun = section.tickets[-1]
@@ -272,13 +273,13 @@ class Outbox:
         return size
 
     def _took(self, connection: GroupConnection, section: Section, size: int) -> None:
-        """Account for what was added to a section."""
+        """Account for an addition to a section."""
         self._bytes += size
         self._open.add(section)
         connection.wake()
 
     def takes_whole(self, part: Stretch) -> bool:
-        """Tell whether `put_stretch` takes this; else its messages go one by one."""
+        """Tell whether `put_stretch` accepts this stretch; otherwise its messages are put one by one."""
         if not self._sticky or len(part.bodies) < (FEW if self._large else _LARGE_REQUEST):
             return False
         return max(map(len, part.bodies)) <= self._lanes(part.topic).largest
@@ -289,10 +290,10 @@ class Outbox:
         waiting: list[asyncio.Future[list[SendReceipt]]],
         ready: Callable[[], Awaitable[None]],
     ) -> None:
-        """Add the messages of a stretch, and to `waiting` the futures of their receipts, of many in a row each.
+        """Add all messages of a stretch. Append to `waiting` one future per run, with that run's receipts.
 
-        `ready()` waits for room, and lanes. Raises: what it raises, and ClosedError, for all messages whose
-        future was not added.
+        `ready()` waits for room and for lanes. Raises: what `ready` raises, and ClosedError. An error applies
+        to all messages whose future was not appended.
         """
         at = 0
         while at < len(part.bodies):
@@ -302,7 +303,7 @@ class Outbox:
     def _put_some(
         self, topic: str, bodies: list[bytes], waiting: list[asyncio.Future[list[SendReceipt]]]
     ) -> int:
-        """Put as many plain messages as a section and the bound take into a run; return how many."""
+        """Put as many plain messages into one run as section and bound allow. Return how many."""
         lanes = self._lanes(topic)
         number = self._choose(lanes, "")
         connection, section = lanes.connections[number], self._section(lanes, number, len(bodies[0]))
@@ -316,14 +317,14 @@ class Outbox:
         waiting.append(self.new_future())
         connection.window.added_run(section, run, size, WholeRun(run, waiting[-1]), grows=False)
         if not self._large:
-            self._selector.on_flush()  # `takes_whole`: it is sticky
+            self._selector.on_flush()  # `takes_whole` made sure that it is sticky
         self._took(connection, section, size)
         return count
 
-    # --- before the route -------------------------------------------------------------------------------------
+    # --- before the route -----------------------------------------------------------------------------------
 
     def put_early(self, message: Message, selection: Selection | None = None) -> asyncio.Future[SendReceipt]:
-        """Add a message whose topic has no lanes yet: it goes when they come (`use`), or fails (`no_route`).
+        """Add a message whose topic has no lanes yet. `use` sends it later; `no_route` fails it.
 
         Raises: BufferFullError, UsageError.
         """
@@ -337,7 +338,10 @@ class Outbox:
         return early.future
 
     def _put_early(self, topic: str) -> None:
-        """The lanes are there. What comes later must not overtake, so these do not ask for room: they had it."""
+        """Put the early messages into their new lanes.
+
+        The bound is lifted meanwhile: they were counted on arrival, and no later message may overtake them.
+        """
         waiting = self._early.pop(topic, None)
         if waiting is None:
             return
@@ -355,14 +359,14 @@ class Outbox:
         self._tell_released()
 
     def no_route(self, topic: str, error: LedgerMQError) -> None:
-        """The lanes of a topic will not come: fail what waits for them."""
+        """The route of a topic cannot be had: fail the messages that wait for it."""
         for early in self._early.pop(topic, ()):
             self._bytes -= early.size
             self.failed_early += 1
             early.fail(error)
         self._tell_released()
 
-    # --- waiting ----------------------------------------------------------------------------------------------
+    # --- waiting --------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
         """Wait until there is room for more messages."""
@@ -381,7 +385,7 @@ class Outbox:
             await self._released.wait()
 
     def release(self, section: Section) -> None:
-        """The messages of a section have been acknowledged or given up."""
+        """The messages of a section were acknowledged or given up."""
         self._bytes -= section.body_size
         self._open.discard(section)
         self._tell_released()

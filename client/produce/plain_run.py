@@ -1,11 +1,12 @@
-"""Messages that differ in body and id only, encoded together.
+"""Runs of plain messages: messages that differ only in body and id, encoded together.
 
-A message without labels costs more to encode alone than to send: so those of one topic, born in one millisecond, that
-follow one another in a section are kept as they are, and become records when the section is cut, all in one go. They
-get their ids then, too. Their sizes may differ as far as the bytes in front of the body keep their number.
-Pure but for the source of ids. The records are exactly those that `RecordEncoder.encode` makes one by one.
+Encoding a message without labels alone costs more than sending it. Plain messages of one topic that are born
+in the same millisecond and follow one another in a section are therefore kept as bodies. They become records,
+and get their ids, all at once when the section is cut. Their sizes may differ as long as the number of bytes
+before the body is the same. Pure except for the source of ids. The records are identical to those that
+`RecordEncoder.encode` makes one by one.
 
-Also cuts a batch into stretches of messages that can be encoded together.
+Also splits a batch into stretches of messages that can be encoded together.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from ..message import Message
 from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder, alike_sizes
 from .message_ids import MessageIdSource
 
-#: A stretch ends at about this many bytes of bodies, so that a long batch waits for room on its way.
+#: A stretch ends at about this many bytes of bodies, so that a long batch waits for room as it goes.
 _MAX_BYTES: Final = 256 * 1024
-_LEAST: Final = 64  # what a small body counts, so that a stretch has no more than 4,096 messages
+_LEAST: Final = 64  # minimum count of a small body, bytes: a stretch has at most 4,096 messages
 
 
 class Stretch(NamedTuple):
-    """Bodies for one topic, of messages that have nothing else; sizes are alike (see `alike_sizes`)."""
+    """Bodies of unlabelled messages for one topic, of similar size (see `alike_sizes`)."""
 
     topic: str
     bodies: list[bytes]
 
 
 def stretches(messages: Iterable[Message], largest: int) -> Iterator[Message | Stretch]:
-    """Yield the messages in order: neighbours without labels together, others, and bodies above `largest`, alone."""
+    """Yield messages in order: unlabelled neighbours as a stretch; others and bodies over `largest` alone."""
     topic, low, high, room = "", 1, 0, 0
     bodies: list[bytes] = []
     for message in messages:
@@ -66,18 +67,18 @@ def stretches(messages: Iterable[Message], largest: int) -> Iterator[Message | S
         yield Stretch(topic, bodies)
 
 
-#: Fewer than this are encoded one by one: arrays have a fixed cost.
+#: Fewer messages than this are encoded one by one: arrays have a fixed cost.
 FEW: Final = 8
 _DIGITS: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 _PADDINGS: Final = tuple(bytes(count) for count in range(8))
-_ID_NUMBER: Final = MESSAGE_ID_OFFSET + 12  # behind the stem
+_ID_NUMBER: Final = MESSAGE_ID_OFFSET + 12  # follows the stem
 _TEXT_NUMBER: Final = RECORD_HEADER_SIZE + ID_OFFSET_IN_SYSTEM_RUN + 26
 
 
 class PlainRun:
-    """Use: append to `bodies` what `fits`; then `write` once; then ask `message_ids`.
+    """Bodies of plain messages. Append to `bodies` what `fits`; then call `write` once; then `message_ids`.
 
-    `distance` is that of its first record from the section header, bytes.
+    `distance`: bytes from the section header to the first record.
     """
 
     __slots__ = (
@@ -97,16 +98,16 @@ class PlainRun:
     def __init__(
         self, encoder: RecordEncoder, distance: int, body_size: int, born_ms: int, ids: MessageIdSource
     ) -> None:
-        self.bodies: list[bytes] = []
+        self.bodies: list[bytes] = []  # emptied by `write`
         self.born_ms = born_ms
-        self.smallest, self.largest = encoder.plain_sizes(body_size)  # bodies, bytes
-        self.body_offset = encoder.plain_body_offset(body_size, born_ms)  # the same in all records
+        self.smallest, self.largest = encoder.plain_sizes(body_size)  # range of its bodies' sizes, bytes
+        self.body_offset = encoder.plain_body_offset(body_size, born_ms)  # equal in all records, bytes
         self._encoder = encoder
         self._distance = distance
         self._ids = ids
         self._stem = ids.stem(born_ms)
-        self._numbers: np.ndarray  # of the ids of many
-        self._texts: list[str] = []  # the ids of a few
+        self._numbers: np.ndarray  # of the ids, if there are FEW messages or more
+        self._texts: list[str] = []  # the ids, if there are fewer
 
     def fits(self, encoder: RecordEncoder, body_size: int, born_ms: int) -> bool:
         """Tell whether a message may join."""
@@ -117,20 +118,20 @@ class PlainRun:
         )
 
     def record_size(self, body_size: int) -> int:
-        """Return the bytes of the record of such a body."""
+        """Return the size of a record with such a body, bytes."""
         return self.body_offset + body_size + 7 & -8
 
     def record_ends(self, bodies: list[bytes]) -> np.ndarray:
-        """Return where the records of these bodies end, from the beginning of the first one (int64, same length)."""
+        """Return the end of each record, from the start of the first one (int64, one per body)."""
         ends: np.ndarray = np.cumsum(_sizes(bodies) + (self.body_offset + 7) & -8)
         return ends
 
     def message_ids(self) -> list[str]:
-        """Return the texts of the ids, which `write` gave to the messages."""
+        """Return the texts of the ids that `write` assigned."""
         return self._texts or self._stem.texts(self._numbers)
 
     def write(self, out: memoryview) -> int:
-        """Write the records at the beginning of `out`; return their bytes. The bodies are let go of."""
+        """Write the records to the start of `out`, and drop the bodies. Return the bytes written."""
         bodies, self.bodies = self.bodies, []
         if len(bodies) < FEW:
             return self._write_few(bodies, out)
@@ -151,7 +152,7 @@ class PlainRun:
         return at
 
     def _write_equal(self, bodies: list[bytes], out: memoryview) -> int:
-        """Bodies of one size: records are rows of an array."""
+        """Write bodies of one size: records are rows of an array."""
         count, body_size = len(bodies), len(bodies[0])
         size, body_at = self.record_size(body_size), self.body_offset
         records = np.frombuffer(out[: count * size], np.uint8).reshape(count, size)
@@ -162,7 +163,7 @@ class PlainRun:
         return count * size
 
     def _write_different(self, bodies: list[bytes], sizes: np.ndarray, out: memoryview) -> int:
-        """Heads are rows of an array; bodies and padding go between them."""
+        """Write bodies of different sizes: heads are rows of an array; bodies and padding go between them."""
         head_size, count = self.body_offset, len(bodies)
         record_sizes = sizes + (head_size + 7) & -8
         ends = np.cumsum(record_sizes)
@@ -172,7 +173,7 @@ class PlainRun:
         rest = int.from_bytes(heads[0, REST_SIZE_OFFSET : REST_SIZE_OFFSET + 4].tobytes(), "little")
         heads[:, REST_SIZE_OFFSET : REST_SIZE_OFFSET + 4] = _bytes_of(rest - sizes[0] + sizes)
         heads[:, BODY_SIZE_OFFSET : BODY_SIZE_OFFSET + 4] = _bytes_of(sizes)
-        length = len(varint(len(bodies[0])))  # of the size in front of the body
+        length = len(varint(len(bodies[0])))  # of the body size in front of the body
         for byte in range(length):
             more = 0x80 if byte < length - 1 else 0
             heads[:, head_size - length + byte] = sizes >> 7 * byte & 0x7F | more
@@ -183,7 +184,7 @@ class PlainRun:
         return end
 
     def _put_heads(self, heads: np.ndarray, first_body: bytes, starts: np.ndarray) -> None:
-        """Repeat what the first record has in front of its body, and put in what always differs."""
+        """Copy the first record's head to all rows, and fill in the fields that differ."""
         first = self._encoder.encode(self._distance, first_body, self._stem.message_id(0), self.born_ms)
         heads[:] = np.frombuffer(first, np.uint8, len(heads[0]))
         distance = SECTION_DISTANCE_OFFSET

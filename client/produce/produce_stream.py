@@ -1,8 +1,9 @@
-"""One producer's Produce stream to the leader of one broker group.
+"""Produce stream of one producer to the leader of one broker group.
 
-Owns: the stream, the clock and the timers around a `SendWindow`.
-Must not: decide what is sent or what an answer means (that is `send_window` and `retry_policy`).
-Invariant: at most one stream is open; what was in flight on a broken stream goes again, first, in order, on the next.
+Owns: the stream, and the clock and timers around a `SendWindow`.
+Must not: decide what is sent or what an answer means (`send_window` and `retry_policy` do).
+Invariant: at most one stream is open. What was in flight on a broken stream is resent first, in order, on the
+next one.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from .send_window import Failed, Outcome, Request, SendWindow
 logger = logging.getLogger(__name__)
 
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
-#: With these a stream ends that nobody here has ended.
+#: Errors that end a stream without this client closing it.
 _BROKEN: Final = (grpc.RpcError, TimeoutError)
 
 
 def now_ms() -> int:
-    """Milliseconds of the monotonic clock."""
+    """Return the time of the monotonic clock, ms."""
     return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(slots=True)
 class GroupCounts:
-    """Messages; see GroupStatistics."""
+    """Message counts; see GroupStatistics."""
 
     stored: int = 0
     repeated: int = 0
@@ -53,7 +54,7 @@ class GroupCounts:
 
 
 class GroupConnection:
-    """Drives one `SendWindow`. `add` to the window, then call `wake`."""
+    """Drives one `SendWindow`: add to the window, then call `wake`."""
 
     def __init__(
         self,
@@ -64,26 +65,30 @@ class GroupConnection:
         on_flush: Callable[[int], None],
         calls: CallTimes | None = None,
     ) -> None:
-        """`on_outcome` gets every answer's outcome, `on_flush` gets the number of messages of every request that was cut, `calls` of every request."""
+        """Create the connection. It opens a stream when the window has something to send.
+
+        `on_outcome` gets the outcome of every answer. `on_flush` gets the number of messages of every request
+        that was cut. `calls`, if given, measures every request.
+        """
         self.window = window
         self.calls = calls
         self.counts = GroupCounts()  # kept by the producer
-        self.last_error = ""  # why the last stream broke, for people
+        self.last_error = ""  # why the last stream broke, human-readable
         self._channels = channels
         self._on_outcome = on_outcome
         self._on_flush = on_flush
         self._tracker = LeaderTracker(group)
-        self._address = ""  # of the open stream
+        self._address = ""  # node of the open stream
         self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
         self._wake = asyncio.Event()
         self._news = asyncio.Event()  # the route names a new leader
-        self._avoid_ms = FIRST_AVOID_MS  # the next time that no node takes anything
-        self._sent_at = 0  # when the oldest request in flight was written
+        self._avoid_ms = FIRST_AVOID_MS  # next pause when no node accepts messages, ms
+        self._sent_at = 0  # when the oldest request in flight was sent, or the last answer came; ms
         self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{group.name}")
 
     @property
     def group(self) -> BrokerGroup:
-        """The newest route."""
+        """The broker group in the newest route."""
         return self._tracker.group
 
     @property
@@ -91,18 +96,18 @@ class GroupConnection:
         return self._call is not None
 
     def wake(self) -> None:
-        """Something was added to the window."""
+        """Tell the writer that the window has something new."""
         self._wake.set()
 
     def update(self, group: BrokerGroup) -> None:
-        """Take a newer route. A stream to a node that no longer leads is closed: its answers will not come."""
+        """Take a newer route. Close a stream to a node that no longer leads: it will not answer."""
         self._follow(self._tracker.update(group))
 
     def _follow(self, leader: Node | None) -> None:
-        """Go to a new leader, if there is one."""
+        """Switch to the new leader, if there is one."""
         if leader is None:
             return
-        self.window.paused_until = self.window.avoid_until = 0  # another leader, or none, asked for the pause
+        self.window.paused_until = self.window.avoid_until = 0  # asked for by another leader
         if self.calls is not None:
             self.calls.forget()
         self._news.set()
@@ -114,17 +119,17 @@ class GroupConnection:
             self._call.cancel()
 
     def end(self) -> list[Failed]:
-        """Another broker group has the name: send nothing more, and give up what is open. Then `close`."""
-        self._call = None  # its answers count for nothing
+        """Stop, because another broker group has the name. Give up everything open. Call `close` next."""
+        self._call = None  # ignore its answers
         self._task.cancel()
         return self.window.give_up_all()
 
     async def close(self) -> None:
-        """Close the stream. The window keeps what is open."""
+        """Close the stream. The window keeps its open sections."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    # --- the life of streams ----------------------------------------------------------------------------------
+    # --- stream life cycle --------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -138,12 +143,12 @@ class GroupConnection:
             if pause_ms > 0:
                 await happens_anew(self._news, pause_ms / 1000)
                 if self._tracker.has_hint:
-                    continue  # ask again: somebody leads now
+                    continue  # ask again: a leader is known now
             if address:
                 await self._use_stream(address)
 
     def _give_way(self) -> None:
-        """No node takes anything now: new messages, and those that certainly are not stored here, may go to another group."""
+        """No node takes messages now: let new and certainly unstored ones go to another broker group."""
         now = now_ms()
         if self.window.avoid_until <= now:
             self.window.avoid_until = now + self._avoid_ms
@@ -178,10 +183,10 @@ class GroupConnection:
         self._tracker.failed(address)
         self._note_end(address, results)
         if any(isinstance(each, TimeoutError) for each in results):
-            self._give_way()  # whoever is silent may be so for long
+            self._give_way()  # a silent node may stay silent for long
 
     def _note_end(self, address: str, results: list[Any]) -> None:
-        """Keep the reason why a stream ended; an error that is not the network's is a defect and must be seen."""
+        """Record why a stream ended. Any error other than a network error is a defect and is logged."""
         for result in results:
             if isinstance(result, grpc.RpcError):
                 self.last_error = str(unreachable(address, result))
@@ -226,7 +231,7 @@ class GroupConnection:
             self._wake.set()
 
     def _note_call(self, outcome: Outcome, now: int) -> None:
-        """Note how the oldest call went. A node that does not lead, and a route that is too old, say nothing of the group."""
+        """Measure the oldest call. NOT_LEADER and outdated routes say nothing about the broker group."""
         if self.calls is None:
             return
         if outcome.pause_ms and not outcome.refresh_topics:
@@ -235,7 +240,7 @@ class GroupConnection:
             self.calls.answered(self._address, now)
 
     async def _watch_answers(self) -> None:
-        """When requests are in flight and no answer comes, ask the others who leads; in the end raise TimeoutError."""
+        """Watch for missing answers: ask the other nodes for the leader; in the end raise TimeoutError."""
         while True:
             await asyncio.sleep(CHECK_S)
             silent_ms = now_ms() - self._sent_at if self.window.in_flight else 0
@@ -251,7 +256,7 @@ def _never_connected(address: str, result: object) -> bool:
 
 
 def encoded(request: Request) -> bytes:
-    """Return the wire bytes of the `ProduceRequest`: by hand, since protobuf would copy the sections twice more."""
+    """Encode a `ProduceRequest` by hand: protobuf would copy the sections twice more."""
     size = sum(section.size for section in request.sections)
     head = b"\x08%b\x18%b\x12%b" % (
         varint(request.request_id), varint(len(request.sections)), varint(size),
@@ -260,9 +265,9 @@ def encoded(request: Request) -> bytes:
 
 
 def removed(connections: Mapping[str, GroupConnection], routes: Iterable[TopicRoute | None]) -> list[str]:
-    """Return the groups that were drained and then left every route: they do not come back by themselves.
+    """Return broker groups that were drained and then left every route: they do not come back by themselves.
 
-    One that still owes an answer is kept until its messages have their end.
+    A connection with unanswered messages is kept until they are decided.
     """
     listed = {part.group.name for route in routes if route is not None for part in route.parts}
     return [

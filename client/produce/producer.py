@@ -1,11 +1,11 @@
-"""The asyncio producer: takes messages, sends them in batches, retries, and tells each caller what became of his.
+"""asyncio producer: sends messages in batches, retries, and reports the result of each message to its caller.
 
     async with Producer("127.0.0.1:9876") as producer:
         receipt = await producer.send("orders", b"hello", tag="new")
 
-Owns: deadlines, routes, one connection per broker group. What waits, and where it goes: `outbox`.
-A receipt means: stored and flushed on a majority of the group's nodes. A retry is recognised by the brokers, so a
-message that was sent again is stored once.
+Owns: deadlines, routes, one connection per broker group. Waiting messages and the choice of queues: `outbox`.
+A receipt means: stored and flushed on a majority of the nodes of the broker group. Brokers detect retries, so
+a message that was resent is stored once.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ from .topic_lanes import TopicLanes
 
 logger = logging.getLogger(__name__)
 
-#: One deadline for a message, from when it has a queue: connection, failover, retries. The route of a new topic comes before. ms.
+#: Deadline of a message from when it has a queue, ms. Covers connection, failover and retries, but not
+#: fetching the route of a new topic.
 SEND_TIMEOUT_MS: Final = 10_000
-#: Bytes of messages that may wait for their acknowledgement.
+#: Bound on the bytes of unacknowledged messages.
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -88,7 +89,7 @@ class Producer:
             print(receipt.message_id, receipt.queue_id, receipt.queue_offset)
             await producer.send_batch(Message("orders", f"{n}".encode()) for n in range(1_000))
 
-    One event loop and any number of tasks may use a producer. Sends that run at the same time share requests.
+    One event loop and any number of tasks can share a producer. Concurrent sends share requests.
     """
 
     @checked(
@@ -116,22 +117,23 @@ class Producer:
         max_pending_bytes: int = MAX_PENDING_BYTES,
         trace: bool = False,
     ) -> None:
-        """`timeout_ms` is the deadline of a message with all its retries, `selector` chooses queues: one
+        """`timeout_ms` is the deadline of a message including all retries, ms. `selector` chooses queues: one
         of `queue_selection`, your own, or a function of the queues and the first key that returns an index.
 
-        `nameservers`: "host:port", several with commas, or a sequence of them. `cluster`: its name, where
-        nameservers know several; "" where they know one.
-        `group` names the producers that do the same work; so far only `statistics()` and the log show it.
-        `zone`: queues of broker groups whose leader stands there come first; when none does, or none takes
-        messages, all.
-        `send_latency_fault_enable`: broker groups are avoided after slow and failed calls, for as long as the rows (latency
-        from which, how long; ms) of `latency_fault_table` say, and of the others the quickest are taken. The queues of
-        message groups, and those that a selector chose for a reason, stay.
+        `nameservers`: "host:port", several with commas, or a sequence of them. `cluster`: the name of the
+        cluster, needed only where the nameservers know several.
+        `group`: a name for producers that do the same work. It appears in `statistics()` and in the log only.
+        `zone`: broker groups whose leader is in this zone are preferred. If there are none, or none of them
+        takes messages, all are used.
+        `send_latency_fault_enable`: avoid broker groups after slow and failed calls, and prefer the fastest
+        of the others. The rows of `latency_fault_table` (latency from which, how long; ms) say for how long.
+        Queues of message groups, and queues that a selector chose for a reason, stay.
         `compress_above`: larger bodies are compressed when that makes them smaller, bytes; None: never.
-        `max_pending_bytes`: bodies that may wait for their receipts; above it `send` waits, and `send_nowait`
-        raises BufferFullError.
-        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
-        Raises: UsageError (InvalidAddressError: a nameserver's, InvalidNameError).
+        `max_pending_bytes`: bytes of messages that may wait for their receipts. Above it `send` waits, and
+        `send_nowait` raises BufferFullError.
+        `trace`: record the result of each message in the trace topic (`ledgermq message trace`). The brokers
+        need `trace_topic`.
+        Raises: UsageError (InvalidAddressError: of a nameserver; InvalidNameError).
         """
         self.group = group
         self.max_pending_bytes = max_pending_bytes
@@ -149,12 +151,12 @@ class Producer:
         self._host = socket.gethostname()
         self._connections: dict[str, GroupConnection] = {}
         self._old_routes = OldRoutes(self._routes, self._outbox, self._connections, self._fail)
-        # By topic without lanes since a broker group was replaced: its parts in the other broker groups
+        # Topics without lanes since a broker group was replaced: their parts in the other broker groups
         self._kept_parts: dict[str, list[TopicInGroup]] = {}
         self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._preparing: set[str] = set()  # topics that messages wait for
-        self._closed = False  # or closing: takes no new calls
+        self._preparing: set[str] = set()  # topics for which early messages wait
+        self._closed = False  # closed or closing: accepts no new calls
         self._tracer: Tracer | None = None
         if trace:
             self._tracer = Tracer(
@@ -164,7 +166,7 @@ class Producer:
 
     @property
     def timeout_ms(self) -> int:
-        """The deadline of a message with all its retries, ms. A new one counts for messages from then on."""
+        """Deadline of a message including all retries, ms. A new value applies to later messages."""
         return self._outbox.timeout_ms
 
     @timeout_ms.setter
@@ -182,20 +184,20 @@ class Producer:
         await self.close()
 
     async def start(self) -> None:
-        """Begin to watch deadlines. Nothing is connected before the first send. Raises: UsageError (another event loop)."""
+        """Begin to watch deadlines. The first send connects. Raises: UsageError (another event loop)."""
         self._channels.check_loop()
         if self._timer is None:
             self._outbox.start()
             self._timer = asyncio.create_task(self._watch_deadlines(), name="ledgermq-producer-deadlines")
 
     async def close(self) -> None:
-        """Wait for what is open (until its deadlines), then close every connection. New calls are refused at once."""
+        """Wait for open messages (up to their deadlines), then disconnect. Refuses new calls at once."""
         if self._outbox.closed:
             return
         self._channels.check_loop()
         self._closed = True
         self._outbox.end_runs(for_good=True)
-        while not self._outbox.is_empty:  # a call that waited for room comes in meanwhile
+        while not self._outbox.is_empty:  # calls that waited for room still add messages
             await self.flush()
         self._outbox.closed = True
         if self._tracer is not None:
@@ -211,7 +213,7 @@ class Producer:
         await self._routes.close()
         await self._channels.close()
 
-    # --- sending ----------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------
 
     async def send(
         self,
@@ -225,13 +227,13 @@ class Producer:
         selector: MessageSelector | None = None,
         argument: object = None,
     ) -> SendReceipt:
-        """Send one message and wait until it is committed. Sends that run at the same time share a request.
+        """Send one message and wait until it is committed. Concurrent sends share a request.
 
-        `selector(queues, message, argument)` chooses the queue of this message, one of those that take messages now, which are
-        sorted by broker group and number; it stays there. For order `message_group` is better: it keeps a queue's place when
-        broker groups come and go.
-        Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored), SendTimeoutError,
-        NameserversDownError.
+        `selector(queues, message, argument)` chooses the queue of this message. It gets the queues that take
+        messages now, sorted by broker group and number, and returns one of them; the message stays there. If
+        you need order, prefer `message_group`: it keeps its queue when broker groups come and go.
+        Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored),
+        SendTimeoutError, NameserversDownError.
         """
         if (
             type(topic) is str
@@ -248,11 +250,10 @@ class Producer:
         selection = selection_of(selector, argument)
         name = topic.topic if isinstance(topic, Message) else topic
         if type(name) is not str or name not in self._outbox.topics:
-            keep(
-                message_of(topic, body, tag, keys, properties, message_group)
-            )  # what is wrong is so without a route
+            # Invalid messages are refused before the route is fetched
+            keep(message_of(topic, body, tag, keys, properties, message_group))
             await self.prepare(name)
-        await self._ready_for(name)  # last: nothing may come between it and taking the room
+        await self._ready_for(name)  # last: no await between this and `put`, which takes the room
         return await self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
 
     def send_nowait(
@@ -269,8 +270,8 @@ class Producer:
     ) -> asyncio.Future[SendReceipt]:
         """Queue one message and return a future of its receipt.
 
-        The first message of a topic waits for the route; `prepare(topic)` fetches it ahead. Raises: BufferFullError (await
-        `ready()`), UsageError; what `send` raises comes as the exception of the future.
+        The first message of a topic waits for the route; call `prepare(topic)` to fetch it ahead.
+        Raises: BufferFullError (await `ready()`), UsageError. The future gets the other errors of `send`.
         """
         if (
             type(topic) is str
@@ -320,9 +321,10 @@ class Producer:
         selector: MessageSelector | None = None,
         argument: object = None,
     ) -> bool:
-        """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
+        """Queue one message without a receipt. Return False if it was dropped because the buffer is full.
 
-        It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
+        It is sent and retried like any other message. Losses are counted (`statistics`) and logged.
+        Raises: UsageError.
         """
         return self.one_way.send(
             lambda: self.send_nowait(
@@ -338,14 +340,14 @@ class Producer:
         )
 
     def statistics(self) -> ProducerStatistics:
-        """Return what this producer has done since its start, all broker groups together. Asks nobody."""
+        """Return the counters since the start, summed over all broker groups. Local: no network call."""
         one_way, failed = self.one_way, self._failed + self._outbox.failed_early
         return ProducerStatistics(
             self.group, self._stored, failed, one_way.stored, one_way.failed, one_way.dropped
         )
 
     def group_statistics(self) -> dict[str, GroupStatistics]:
-        """Return what this producer has done in each broker group that it sends to, and how it sees it now."""
+        """Return the statistics of each broker group that this producer sends to, with its current state."""
         return {name: statistics_of(each, now_ms()) for name, each in sorted(self._connections.items())}
 
     def _check_open(self) -> None:
@@ -354,18 +356,18 @@ class Producer:
             raise ClosedError("producer")
 
     async def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
-        """Send many messages and wait for all of them. Receipts come in the order of the messages.
+        """Send many messages and wait for all of them. Receipts are in the order of the messages.
 
-        Messages without labels cost least. Raises: what `send` raises, for the first message that
-        failed; the others are sent nevertheless.
+        Messages without labels are the cheapest. Raises: the error that `send` would raise for the first
+        failed message. The other messages are sent nevertheless.
         """
         self._check_open()
         an_iterable("messages", messages)
         messages = list(messages)
         if (other := next((each for each in messages if not isinstance(each, Message)), None)) is not None:
             raise wrong("messages", other, "Message objects; nothing was sent")
-        waiting: list[asyncio.Future[Any]] = []  # of a receipt, or of the receipts of many in a row
-        no_route: dict[str, LedgerMQError] = {}  # of topics: they are asked for once
+        waiting: list[asyncio.Future[Any]] = []  # for one receipt, or for a list of them
+        no_route: dict[str, LedgerMQError] = {}  # topics whose route was refused: asked for once only
         for part in stretches(messages, self._compress_above):
             try:
                 if part.topic in no_route:
@@ -394,7 +396,7 @@ class Producer:
         return receipts
 
     async def _put_in_turn(self, message: Message, waiting: list[asyncio.Future[Any]]) -> None:
-        """Put one message of a batch when there is room. An error becomes its future: the others go on."""
+        """Put one message of a batch once there is room. An error becomes its future; the others continue."""
         await self._ready_for(message.topic)
         try:
             waiting.append(self._outbox.put(message))
@@ -402,7 +404,7 @@ class Producer:
             _failed(waiting, error)
 
     async def _ready_for(self, topic: str) -> None:
-        """Wait until there is room, and lanes of the topic: they may go meanwhile. Raises: as `prepare`."""
+        """Wait for room and for lanes of the topic, which may go away meanwhile. Raises: as `prepare`."""
         while topic not in self._outbox.topics or self._outbox.is_full:
             if topic not in self._outbox.topics:
                 await self.prepare(topic)
@@ -410,7 +412,7 @@ class Producer:
                 await self._outbox.ready()
 
     async def prepare(self, topic: str) -> None:
-        """Fetch the route of a topic, so that `send_nowait` can be used.
+        """Fetch the route of a topic ahead, for example before `send_nowait`.
 
         Raises: TopicNotFoundError, NameserversDownError, InvalidNameError.
         """
@@ -430,7 +432,7 @@ class Producer:
         self._use_route(route, encoder)
 
     async def ready(self) -> None:
-        """Wait until there is room for more messages (`max_pending_bytes`). Raises: ClosedError."""
+        """Wait until there is room (`max_pending_bytes`). Raises: UsageError (another event loop)."""
         self._channels.check_loop()
         await self._outbox.ready()
 
@@ -439,10 +441,10 @@ class Producer:
         self._channels.check_loop()
         await self._outbox.flush()
 
-    # --- routes -----------------------------------------------------------------------------------------------
+    # --- routes ---------------------------------------------------------------------------------------------
 
     def _use_route(self, route: TopicRoute, encoder: RecordEncoder) -> None:
-        """Make lanes for the writable queues of a route; groups that are full or draining take no new messages."""
+        """Make lanes for a route's writable queues. Full or draining broker groups get no new messages."""
         self._end_replaced(route)
         known = self._outbox.topics.get(route.topic)
         known_parts = known.ordered.parts if known else self._kept_parts.get(route.topic, ())
@@ -462,16 +464,17 @@ class Producer:
         self._outbox.use(route.topic, lanes)
 
     def _end_replaced(self, route: TopicRoute) -> None:
-        """End the connections to broker groups whose name another one has now, as a route says."""
+        """End connections to broker groups that a route shows as replaced by another of the same name."""
         for part in route.parts:
             connection = self._connections.get(part.group.name)
             if connection is not None and part.group.is_another(connection.group):
                 self._replaced(connection)
 
     def _replaced(self, connection: GroupConnection) -> None:
-        """Fail what waits for a broker group that was replaced. Its lanes go; what comes now asks for the route again.
+        """Fail the messages that wait for a replaced broker group, and drop its lanes.
 
-        The parts of its topics in other broker groups are kept: their message groups stay where they are.
+        The next message of its topics fetches the route again. The parts of these topics in other broker
+        groups are kept, so that message groups keep their queues.
         """
         name, group_id = connection.group.name, connection.group.group_id
         text = "broker group was replaced by another one of its name broker_group=%s former_id=%016x"
@@ -486,7 +489,7 @@ class Producer:
         self._in_background(connection.close())
 
     def _lanes_of(self, lanes: TopicLanes, topic: str) -> TopicLanes:
-        """Add the lanes of all its parts."""
+        """Add the lanes of all parts."""
         for part in lanes.parts:
             connection = self._connection(part.group)
             queues = [MessageQueue(topic, part.group.name, number) for number in range(part.queue_count)]
@@ -514,7 +517,7 @@ class Producer:
         self._end_replaced(route)
         if known is None:
             return
-        for part in route.parts:  # also those that are not written any more: they may still owe an answer
+        for part in route.parts:  # also parts that are not writable any more: they may owe answers
             if (connection := self._connections.get(part.group.name)) is not None:
                 connection.update(part.group)
         try:
@@ -532,7 +535,7 @@ class Producer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # --- answers ----------------------------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------------------
 
     def _on_outcome(self, connection: GroupConnection, outcome: Outcome) -> None:
         for delivered in outcome.delivered:
@@ -546,7 +549,7 @@ class Producer:
         if outcome.find_leader and not outcome.leader_hint:
             topics = self._outbox.topics
             its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.groups]
-            for topic in [*its, *topics][:1]:  # one that is drained has no lanes
+            for topic in [*its, *topics][:1]:  # a drained broker group may have no lanes: take any topic
                 self._in_background(self._old_routes.refresh(topic))
         if outcome.try_other_group:
             self._old_routes.move_sections(connection)
@@ -566,7 +569,7 @@ class Producer:
     def _fail(
         self, failed: Failed, connection: GroupConnection, known: Callable[[], Exception] | None = None
     ) -> None:
-        """Tell the callers of a section that it is given up; `known`: the error of each, if it says more than the refusal."""
+        """Report an error to the callers of a section. `known`: makes a more exact error than the refusal."""
         section = failed.section
         self._failed += section.count
         connection.counts.failed += section.count
@@ -602,5 +605,5 @@ def _failed(waiting: list[asyncio.Future[Any]], error: LedgerMQError) -> None:
 
 
 def _new_producer_id() -> int:
-    """A random id of 63 bits, never 0 (0 means: not recognised by sequence)."""
+    """Return a random id of 63 bits, never 0 (0 disables detection of duplicates by sequence)."""
     return secrets.randbits(63) | 1

@@ -1,4 +1,4 @@
-"""What a producer says of itself: figures of one moment. Pure."""
+"""Statistics of a producer: counters and state at one moment. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from .produce_stream import GroupConnection
 
 
 class ProducerStatistics(NamedTuple):
-    """Messages since the start, of those that were taken. `stored` and `failed` count the one-way ones, too; some of what
-    failed may be stored.
+    """Counts of accepted messages since the start; messages.
+
+    `stored` and `failed` include one-way messages. Some failed messages may be stored.
+    `one_way_dropped` counts messages that were not accepted.
     """
 
     group: str
@@ -23,24 +25,24 @@ class ProducerStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupStatistics:
-    """One broker group as a producer sees it. Counts are messages, since the producer began with the group."""
+    """One broker group as a producer sees it. Counts are messages since the producer first used it."""
 
     broker_group: str
-    stored: int  # acknowledged by it
-    repeated: int  # of them recognised as stored before, when they were sent again
+    stored: int  # acknowledged by the broker group
+    repeated: int  # of these, detected as duplicates after a resend
     failed: int  # given up; some may be stored
-    moved: int  # refused for good, and handed to another group
+    moved: int  # definitely refused, and handed to another broker group
     waiting: int  # not decided yet
     connected: bool
-    avoided: bool  # new messages go elsewhere for a moment: it asked for a pause, or nobody in it answers
-    draining: bool  # it takes no new messages until somebody takes it back
+    avoided: bool  # gets no new messages for now: it asked for a pause, or no node answers
+    draining: bool  # takes no new messages until an operator ends the draining
     leader_id: str  # "" while there is none, or none is known
-    latency_ms: float | None  # of its calls; None: nobody measures it (send_latency_fault_enable)
-    last_error: str  # why its last stream ended, for people
+    latency_ms: float | None  # expected latency of a call; None: not measured (send_latency_fault_enable)
+    last_error: str  # why its last stream ended, human-readable
 
 
 def statistics_of(connection: GroupConnection, now: int) -> GroupStatistics:
-    """Return the figures of a broker group. `now`: ms of the connection's clock."""
+    """Return the statistics of a broker group. `now`: ms of the connection's clock."""
     group, counts = connection.group, connection.counts
     return GroupStatistics(
         group.name,

@@ -1,12 +1,18 @@
-"""Which queue the next message goes to. Pure: random numbers are injected, no clock.
+"""Queue selection: chooses the queue of the next message. Pure: random numbers are injected, no clock.
 
-A selector is asked for every message without a message group, and told when a request was cut (`on_flush`).
-With a message group the queue is a hash of the group, whatever the selector: order wants one queue.
-One whose class says that it is `sticky` gives all messages without a key to one queue until `on_flush`: it is not asked for
-each of them, and `on_flush` says that the next may go elsewhere. That is so after every message while little waits for the same
-request, and after a stretch of messages when much does, so that large requests cost little (`outbox` says how long it is).
-What one send says itself (`Selection`) comes before any selector of the producer. One that says of a message that it `goes_anywhere` lets slow broker groups be avoided: it is offered the queues of the
-others. A selector without that method has reasons for its choice, and keeps it while the group takes messages.
+The selector is called for every message without a message group, and told when a request was cut
+(`on_flush`). The queue of a message group is a hash of its name, whatever the selector: order needs one.
+
+A selector whose class sets `sticky` returns the same queue for all messages without a key until `on_flush`.
+It is not called for each of them, and `on_flush` also means that the next message may go to another queue.
+That happens after every message while few wait for the same request. Under load it happens after a stretch
+of messages, so that large requests stay cheap (`outbox` says how long a stretch is).
+
+The choice of a single send (`Selection`) overrides the selector of the producer.
+
+A selector may declare with `goes_anywhere` that a message has no preferred queue. Slow broker groups are then
+avoided: it is offered the queues of the others. Without that method its choice counts as deliberate, and is
+kept as long as the broker group takes messages.
 """
 
 from __future__ import annotations
@@ -23,9 +29,11 @@ from ..message import Message, MessageQueue
 _MASK64: Final = (1 << 64) - 1
 _JUMP_FACTOR: Final = 2862933555777941757
 
-#: Returns an index into the queues, of any size, for the first key of a message ("" without one).
+#: Returns an index of any size into the queues (taken modulo their number) for the first key of a message;
+#: the key is "" without one.
 CustomChoice = Callable[[Sequence[MessageQueue], str], int]
-#: The choice of one send: gets the queues that take messages, the message and the argument of the send; returns one of the queues.
+#: Choice of a single send: gets the queues that take messages, the message and the send's argument; returns
+#: one of these queues.
 MessageSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 
 
@@ -33,14 +41,14 @@ class QueueSelector(Protocol):
     """Chooses an index into `queues`, which is never empty."""
 
     def choose(self, queues: Sequence[MessageQueue], key: str) -> int:
-        """Return the index of the queue for the next message; `key` is its first key, or ""."""
+        """Return the index of the queue for the next message. `key` is its first key, or ""."""
 
     def on_flush(self) -> None:
-        """A request was cut, what comes next travels with another one; or, when it is `sticky`, a stretch of messages is over."""
+        """A request was cut: later messages belong to another one. If `sticky`: or a stretch ended."""
 
 
 class StickyRoundRobin:
-    """Takes the next queue after each stretch: of one message while little waits, longer under load."""
+    """Moves to the next queue after each stretch: one message under low load, more under high load."""
 
     sticky: ClassVar = True
 
@@ -58,7 +66,7 @@ class StickyRoundRobin:
 
 
 class StrictRoundRobin:
-    """Every message goes to the next queue."""
+    """Sends every message to the next queue."""
 
     def __init__(self, start: int = 0) -> None:
         self._at = start - 1
@@ -75,7 +83,7 @@ class StrictRoundRobin:
 
 
 class RandomQueue:
-    """Every message goes to a queue drawn by `below(n)`, which returns a number in [0, n)."""
+    """Sends every message to a queue drawn by `below(n)`, which returns a number in [0, n)."""
 
     def __init__(self, below: Callable[[int], int]) -> None:
         self._below = below
@@ -91,7 +99,7 @@ class RandomQueue:
 
 
 class HashByKey:
-    """Messages with the same first key go to the same queue; without a key round robin."""
+    """Sends messages with the same first key to the same queue; messages without a key round-robin."""
 
     sticky: ClassVar = True
 
@@ -109,7 +117,7 @@ class HashByKey:
 
 
 class CustomSelector:
-    """The user's own choice: a function of the queues and the first key that returns an index."""
+    """A user's choice: a function of the queues and the first key that returns an index."""
 
     def __init__(self, choice: CustomChoice) -> None:
         self._choice = choice
@@ -122,13 +130,13 @@ class CustomSelector:
 
 
 class Selection(NamedTuple):
-    """What a send says of its queue."""
+    """The queue choice of a single send."""
 
     selector: MessageSelector
     argument: Any = None
 
     def number(self, queues: Sequence[MessageQueue], message: Message) -> int:
-        """Return the index of the queue. Raises: UsageError (the selector raised something, or returned none of the queues)."""
+        """Return the index of the queue. Raises: UsageError (the selector raised or chose none of them)."""
         try:
             chosen = self.selector(queues, message, self.argument)
         except Exception as error:
@@ -143,7 +151,7 @@ class Selection(NamedTuple):
 
 
 def selection_of(selector: MessageSelector | None, argument: object) -> Selection | None:
-    """Return what a send says of its queue. Raises: UsageError."""
+    """Return the queue choice of a send, or None. Raises: UsageError."""
     if selector is None:
         if argument is not None:
             raise UsageError(
@@ -155,7 +163,7 @@ def selection_of(selector: MessageSelector | None, argument: object) -> Selectio
 
 
 def selector_of(given: QueueSelector | CustomChoice) -> QueueSelector:
-    """Return the selector that was given, or that of a function. Raises: UsageError."""
+    """Return the given selector, or wrap the given function. Raises: UsageError."""
     methods = [getattr(given, name, None) for name in ("choose", "on_flush")]
     if not (callable(given) or all(map(callable, methods))):
         raise wrong(
@@ -165,14 +173,14 @@ def selector_of(given: QueueSelector | CustomChoice) -> QueueSelector:
 
 
 def hash_to_index(text: str, count: int) -> int:
-    """Return an index for a key: equal for all versions and runs."""
+    """Return an index for a key. Stable across versions and runs."""
     return (hash_text(text) & _MASK64) % count
 
 
 def queue_of_group(message_group: str, count: int) -> int:
-    """Return the queue of a message group: the one that brokers choose for official clients, so that both mix.
+    """Return the queue of a message group: the brokers choose the same one for official clients.
 
-    Jump consistent hash of Java's `String.hashCode`: more queues move as few groups as possible.
+    Jump consistent hash over Java's `String.hashCode`: adding queues moves as few message groups as possible.
     """
     units = message_group.encode("utf-16-le")
     code = 0

@@ -1,7 +1,7 @@
-"""What a producer does when a route turns out to be old: fetch it again, and decide what becomes of what waits.
+"""Rerouting: fetches a route that turned out to be outdated, and decides about the messages that wait on it.
 
-Owns: which messages go to another group, and which fail because their topic does not exist any more.
-Must not: decide what a refusal means (that is `retry_policy`), or give up what may have been stored.
+Owns: which messages move to another broker group, and which fail because their topic no longer exists.
+Must not: decide what a refusal means (`retry_policy` does), or give up what may have been stored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .send_window import Failed
 logger = logging.getLogger(__name__)
 
 
-#: Tells the caller of a section: (what failed, at which group, the error of each message).
+#: Fails the callers of a section: (section, its connection, function that makes the error of each message).
 Fail = Callable[[Failed, GroupConnection, Callable[[], Exception]], Any]
 
 
 class OldRoutes:
-    """Of one producer; `connections` by the name of their broker group."""
+    """Refreshes the routes of one producer. `connections` is keyed by the name of the broker group."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class OldRoutes:
         self._fail = fail
 
     async def refresh(self, topic: str, refused_by: GroupConnection | None = None) -> None:
-        """Fetch a route again. `refused_by`: this group has no such topic, or not that queue, any more.
+        """Fetch a route again. `refused_by`: this broker group no longer has the topic, or that queue of it.
 
-        A topic that is gone everywhere is created anew where brokers do that, as for its first message; else its messages
-        fail: nobody can say when, and if, there will be such a topic again.
+        A topic that no longer exists anywhere is created again where brokers do so for a first message.
+        Otherwise its messages fail: the topic may never exist again.
         """
         try:
             route = await self._routes.get(topic, refresh=True, create=refused_by is not None)
@@ -56,7 +56,7 @@ class OldRoutes:
             self.move_sections(refused_by, topic)
 
     def _forget(self, topic: str, error: TopicNotFoundError) -> None:
-        """Fail what is certainly not stored; what is in flight is refused in its turn, and brings us here again."""
+        """Fail what is certainly not stored. What is in flight will be refused, which leads here again."""
         self._routes.forget(topic)
         self._outbox.forget(topic)
         for connection in self._connections.values():
@@ -64,7 +64,7 @@ class OldRoutes:
                 self._fail(failed, connection, error.again)
 
     def move_sections(self, source: GroupConnection, topic: str | None = None) -> None:
-        """Give what the group definitely refused, of one topic or all, to another group of the same topic, if there is one."""
+        """Move what the broker group definitely refused (of one topic or all) to another one, if any."""
         now = now_ms()
         targets = {
             name: lanes.instead_of(source, now)

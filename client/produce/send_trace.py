@@ -1,6 +1,6 @@
-"""What a producer traces: each message of a section, when its fate is known. Nothing of this runs while tracing is off.
+"""Send trace: one event per message of a section, once its result is known. Not run while tracing is off.
 
-A message that was given up before it was ever sent has no id yet, unless it had labels; it leaves no trace.
+A message that was given up before its first send has no id yet, unless it had labels. It leaves no trace.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..trace.tracer import Tracer
 from .lanes import Section
 from .plain_run import PlainRun
 
-_SIZE: Final = struct.Struct("<I")  # the first field of a record
+_SIZE: Final = struct.Struct("<I")  # the first field of a record: its size
 
 
 def trace_section(
     tracer: Tracer, section: Section, result: str, *, base_offset: int = -1, error: str = ""
 ) -> None:
-    """Trace the messages of a section. `base_offset` -1: they have none."""
+    """Trace the messages of a section. `base_offset` -1: no offsets."""
     queue = section.lane.queue
     if queue.topic == TRACE_TOPIC:
         return
@@ -52,7 +52,7 @@ def trace_section(
 
 
 def _messages(section: Section) -> Iterator[MessageView]:
-    """Yield the messages that are encoded."""
+    """Yield the messages that are already encoded."""
     for part in section.records:
         if isinstance(part, PlainRun):
             continue

@@ -1,15 +1,16 @@
-"""What a producer has open towards one broker group: which messages share a request, and what comes after each answer.
+"""Send window: what a producer has open towards one broker group. Cuts requests, applies answers.
 
-Owns: the lanes (one per queue) with their sections in order, sequence numbers, what is in flight, what must be sent
-again. Must not: read clocks, do I/O, know what is in a record or a future (tickets are opaque).
+Owns: the lanes (one per queue) with their sections in order, sequence numbers, requests in flight, resends.
+Must not: read clocks, do I/O, know the content of records or futures (tickets are opaque).
 
-Natural batching: a request is cut when nothing is in flight, or when enough bytes wait to be worth one more in flight
-(`pipeline_bytes`). So a lone message goes at once, and what queues up while requests are out goes together.
+Natural batching: a request is cut when nothing is in flight, or when enough bytes wait to justify one more
+request in flight (`PIPELINE_BYTES`). A lone message is sent at once; what accumulates while requests are in
+flight is sent together.
 
 Invariants:
-    * sections of a lane leave in order, and the sections that are open (`unacked`) have rising sequences
-    * a section that may have been stored is sent again with the same bytes, or given up; never renumbered
-    * a lane that must send again waits until none of its sections is in flight, then sends all open ones in order
+    * sections of a lane are sent in order; its open sections (`unacked`) have rising sequences
+    * a section that may have been stored is resent with the same bytes, or given up; never renumbered
+    * a lane that must resend waits until none of its sections is in flight, then sends all open ones in order
 """
 
 from __future__ import annotations
@@ -28,50 +29,50 @@ from .lanes import Lane, Section, forget_number
 from .plain_run import PlainRun
 from .retry_policy import Action, Decision, decide
 
-#: A section is closed at this size, bytes: it stays far below the largest entry.
+#: A section is closed at this size, bytes. It is far below the largest entry.
 MAX_SECTION_BYTES: Final = 512 * 1024
-#: Messages per section: bounds the work that one answer causes.
+#: Messages per section. Bounds the work that one answer causes.
 MAX_SECTION_COUNT: Final = 4096
-#: A request carries at most this many bytes of sections (at least one section).
+#: Bytes of sections per request; a request has at least one section.
 MAX_REQUEST_BYTES: Final = 1024 * 1024
-#: With requests in flight, one more is cut only when this much waits.
+#: While requests are in flight, one more is cut only when this many bytes wait.
 PIPELINE_BYTES: Final = 128 * 1024
 MAX_IN_FLIGHT: Final = 4
 _FOR_EVER: Final = 1 << 62
-#: A section takes messages for this long while nothing can be sent, so that its deadline stays meaningful.
+#: A section accepts messages for this long, ms. The deadline of its first message counts for all of them.
 _OPEN_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to write to the stream."""
+    """A request to be written to the stream."""
 
     request_id: int
     sections: tuple[Section, ...]
 
     @property
     def count(self) -> int:
-        """Messages in it."""
+        """Number of its messages."""
         return sum(section.count for section in self.sections)
 
     @property
     def parts(self) -> list[bytearray]:
-        """The encoded sections."""
+        """Its encoded sections."""
         return [section.data for section in self.sections if section.data is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The section is stored; its records have the offsets from `base_offset` on."""
+    """A stored section. Its records have consecutive offsets from `base_offset`."""
 
     section: Section
     base_offset: int
-    duplicate: bool
+    duplicate: bool  # the broker had stored it before
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The section is given up; `refusal` None means that its deadline passed."""
+    """A section that was given up. `refusal` None: its deadline passed, or the lane ended."""
 
     section: Section
     refusal: pb.Refusal | None
@@ -80,15 +81,15 @@ class Failed:
 
 @dataclass(slots=True)
 class Outcome:
-    """What one answer leads to. The caller resolves tickets, then obeys the rest."""
+    """Consequences of one answer. The caller first resolves the tickets, then acts on the rest."""
 
     delivered: list[Delivered] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
-    pause_ms: int = 0
-    find_leader: bool = False
-    leader_hint: str = ""
-    refresh_topics: set[str] = field(default_factory=set)
-    try_other_group: bool = False
+    pause_ms: int = 0  # send nothing to the broker group for this long
+    find_leader: bool = False  # leave this stream: its node does not lead
+    leader_hint: str = ""  # address, "" if unknown
+    refresh_topics: set[str] = field(default_factory=set)  # topics whose routes are outdated
+    try_other_group: bool = False  # refused sections may move to another broker group
 
 
 class SendWindow:
@@ -100,24 +101,24 @@ class SendWindow:
         self._max_in_flight = max_in_flight
         self._max_request, self._max_section = MAX_REQUEST_BYTES, MAX_SECTION_BYTES
         self._lanes: dict[tuple[str, int], Lane] = {}
-        self._old_lanes: list[Lane] = []  # of topics that were created again, while something of them is open
+        self._old_lanes: list[Lane] = []  # of topics created again, while old sections are open
         self._ready: dict[int, Lane] = {}  # lanes with something to send, by id(), in arrival order
         self._in_flight: deque[Request] = deque()
         self._next_request_id = 1
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0  # of the sections in `waiting` of all lanes
         self.paused_until = 0
-        # New messages go to another group until then: it asked for a pause, or nobody answers
+        # Until then new messages go to another broker group: this one asked for a pause, or no node answers
         self.avoid_until = 0
 
     def limit(self, max_request_bytes: int) -> None:
-        """Keep below what the group takes in one request: its log has small segments. One message still fits."""
+        """Respect the request limit of the broker group (small segments). One message still fits."""
         self._max_request = min(MAX_REQUEST_BYTES, max_request_bytes)
         self._max_section = min(MAX_SECTION_BYTES, max_request_bytes // 2)
 
-    # --- adding -----------------------------------------------------------------------------------------------
+    # --- adding ---------------------------------------------------------------------------------------------
 
     def lane(self, queue: MessageQueue, topic_id: int) -> Lane:
-        """Return the lane of a queue. A new topic id (the topic was created again) gives a new lane."""
+        """Return the lane of a queue. A new topic id (the topic was created again) gets a new lane."""
         key = (queue.topic, queue.queue_id)
         lane = self._lanes.get(key)
         if lane is None or lane.topic_id != topic_id:
@@ -132,7 +133,7 @@ class SendWindow:
         return [*self._lanes.values(), *self._old_lanes]
 
     def _take_over(self, old: Lane, fresh: Lane) -> None:
-        """Move to `fresh` what is certainly not stored in the old incarnation of the topic."""
+        """Move what is certainly not stored in the old incarnation of the topic to `fresh`."""
         for section in list(old.unacked):
             if not (section.in_flight or section.may_be_stored):
                 old.unacked.remove(section)
@@ -148,7 +149,7 @@ class SendWindow:
             self._ready[id(fresh)] = fresh
 
     def open_section(self, lane: Lane, now: int, deadline: int, room: int) -> Section:
-        """Return the section that the next record of at most `room` bytes joins. Call `added` with the record."""
+        """Return the section for the next record of at most `room` bytes. Call `added` with the record."""
         if lane.waiting:
             section = lane.waiting[-1]
             full = section.size + room > self._max_section or section.count >= MAX_SECTION_COUNT
@@ -157,7 +158,7 @@ class SendWindow:
         return Section(lane, deadline, now)
 
     def added(self, section: Section, record: bytes, ticket: object) -> None:
-        """Put an encoded record (its section distance is `section.size`) and its ticket into the section."""
+        """Add an encoded record and its ticket. The record's section distance must be `section.size`."""
         section.records.append(record)
         section.run = None
         section.tickets.append(ticket)
@@ -165,7 +166,7 @@ class SendWindow:
         self.grew(section, 1, len(record))
 
     def added_run(self, section: Section, run: PlainRun, size: int, ticket: object, *, grows: bool) -> None:
-        """Put a new run (its distance is `section.size`, its records have `size` bytes) and its one ticket into it."""
+        """Add a new run and its one ticket. `size`: bytes of its records; its distance is `section.size`."""
         section.records.append(run)
         section.run = run if grows else None
         section.tickets.append(ticket)
@@ -173,59 +174,59 @@ class SendWindow:
         self.grew(section, len(run.bodies), size)
 
     def _entered(self, section: Section) -> None:
-        """A new section enters its lane with its first record: encoding may have failed."""
+        """Put a new section into its lane with its first record, not before: encoding can fail."""
         if not section.count:
             section.lane.waiting.append(section)
             self._mark_ready(section.lane)
 
     def grew(self, section: Section, count: int, size: int) -> None:
-        """`count` messages with records of `size` bytes in all joined the last run of the section."""
+        """`count` messages, whose records have `size` bytes in all, joined the last run of the section."""
         section.count += count
         section.size += size
         self._waiting_bytes += size
 
     def room(self, section: Section) -> int:
-        """Return the bytes that may still be added to a section."""
+        """Return the bytes that a section can still take."""
         return self._max_section - section.size
 
     def growth(self, section: Section) -> int:
-        """Return the bytes that may be added before anything has to be looked at again.
+        """Return the bytes that can be added without another check.
 
-        That is: before the section is full, or enough waits to be worth one more request in flight.
+        Ends where the section is full, or where enough bytes wait for one more request in flight.
         """
         missing = PIPELINE_BYTES - self._waiting_bytes
         return min(self.room(section), missing) if missing > 0 else self.room(section)
 
-    # --- sending ----------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without an answer."""
         return len(self._in_flight)
 
     @property
     def idle(self) -> bool:
-        """Nothing is open: no message waits for anything."""
+        """True if no message is open."""
         return not any(lane.waiting or lane.unacked for lane in self._all_lanes())
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of messages that no request has taken yet."""
+        """Bytes of messages that are not part of a request yet."""
         return self._waiting_bytes
 
     @property
     def open_messages(self) -> int:
-        """Messages that are not decided."""
+        """Number of messages that are not decided."""
         lanes = self._all_lanes()
         return sum(section.count for lane in lanes for section in (*lane.waiting, *lane.unacked))
 
     @property
     def wants_to_send(self) -> bool:
-        """Something could be cut if the limits allow it."""
+        """True if a request could be cut as far as the limits allow."""
         return bool(self._ready)
 
     def next_request(self, now: int) -> Request | None:
-        """Cut the next request, or return None when nothing may go now."""
+        """Cut the next request, or return None when nothing may be sent now."""
         if not self._ready or now < self.paused_until or len(self._in_flight) >= self._max_in_flight:
             return None
         if self._in_flight and self._waiting_bytes < PIPELINE_BYTES:
@@ -261,7 +262,7 @@ class SendWindow:
                 return
 
     def _sendable(self, lane: Lane) -> Iterator[Section]:
-        """Yield what the lane may send now, in order, and mark it as taken."""
+        """Yield the sections that the lane may send now, in order, and mark them as taken."""
         if lane.resend or lane.renumber:
             if lane.in_flight:
                 return
@@ -276,10 +277,10 @@ class SendWindow:
             self._waiting_bytes -= section.body_size
 
     def _again(self, lane: Lane) -> Iterator[Section]:
-        """Yield the open sections of a lane that has none in flight."""
+        """Yield the open sections of a lane with none in flight."""
         unsure = [section for section in lane.unacked if section.may_be_stored]
         if lane.renumber and unsure:
-            # These bytes must not change: the broker says of each whether it has it. Only then number the rest anew.
+            # Their bytes must not change. The broker decides each of them; then the rest is numbered anew.
             yield from unsure
             return
         if lane.renumber:
@@ -290,7 +291,7 @@ class SendWindow:
         lane.resend = False
 
     def _number(self, lane: Lane, section: Section) -> None:
-        """Give the section its sequence and its final bytes, unless it has them."""
+        """Assign sequence and final bytes to a section that has none."""
         if section.data is not None:
             return
         section.close()
@@ -317,10 +318,10 @@ class SendWindow:
         )
         section.data, section.records = data, [body]
 
-    # --- answers ----------------------------------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------------------------------
 
     def on_response(self, response: ProduceResponse, now: int) -> Outcome:
-        """Take the answer to the oldest request in flight. Raises: ValueError (an answer that fits no request)."""
+        """Apply the answer to the oldest request. Raises: ValueError (it does not match that request)."""
         if not self._in_flight or self._in_flight[0].request_id != response.request_id:
             raise ValueError(f"answer to request {response.request_id}, which is not the oldest in flight")
         request = self._in_flight.popleft()
@@ -373,7 +374,7 @@ class SendWindow:
         _note(outcome, decision, refusal, lane.queue.topic)
 
     def _give_up(self, section: Section) -> None:
-        """Forget a section. If it had a number, that number is missing now: the lane starts a new numbering."""
+        """Drop a section. A sequence that it had is now missing: the lane starts a new numbering."""
         lane = section.lane
         _remove(lane.unacked, section)
         if section.data is not None:
@@ -387,9 +388,9 @@ class SendWindow:
             lane.resend = False
 
     def on_disconnect(self, *, sent: bool = True) -> None:
-        """The stream broke: everything in flight may or may not be stored, and goes again with the same bytes.
+        """The stream broke: everything in flight may be stored, and is resent with the same bytes.
 
-        `sent` False: there never was a connection, so nothing of this stream is stored.
+        `sent` False: the connection was never established, so nothing of this stream is stored.
         """
         for request in self._in_flight:
             for section in request.sections:
@@ -401,22 +402,22 @@ class SendWindow:
                 self._mark_ready(section.lane)
         self._in_flight.clear()
 
-    # --- other groups -----------------------------------------------------------------------------------------
+    # --- other broker groups ------------------------------------------------------------------------------
 
     def release(self, topic: str | None = None) -> list[Section]:
-        """Hand out every section, of one topic or all, that certainly is not stored here and may go to another group."""
+        """Take out the sections (of one topic or all) that may move: not stored for certain, and not FIFO."""
         released = self._take_out(lambda each: not each.fifo and topic in (None, each.lane.queue.topic))
         for section in released:
             forget_number(section)
         return released
 
     def give_up(self, topic: str) -> list[Failed]:
-        """Give up every section of a topic that certainly is not stored."""
+        """Give up every section of a topic that is certainly not stored."""
         gone = self._take_out(lambda each: each.lane.queue.topic == topic)
         return [Failed(section, None, sent=False) for section in gone]
 
     def _take_out(self, wanted: Callable[[Section], bool]) -> list[Section]:
-        """Remove what is wanted of the sections that are certainly not stored."""
+        """Remove the `wanted` ones of the sections that are certainly not stored."""
         taken = []
         for lane in self._all_lanes():
             for section in [
@@ -432,16 +433,16 @@ class SendWindow:
         return taken
 
     def adopt(self, section: Section, lane: Lane) -> None:
-        """Take a section that another group's window released. Its records stay as they are."""
+        """Take a section that another broker group's window released. Its records are unchanged."""
         section.lane = lane
         lane.waiting.append(section)
         self._waiting_bytes += section.body_size
         self._mark_ready(lane)
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def give_up_all(self) -> list[Failed]:
-        """Give up everything: no answer comes any more. What is in flight may be stored."""
+        """Give up everything, because no more answers will come. What is in flight may be stored."""
         self.on_disconnect()
         return self.expire(_FOR_EVER)
 
@@ -463,7 +464,7 @@ class SendWindow:
 
 
 def _remove(sections: deque[Section], section: Section) -> None:
-    """Remove a section by identity; it is nearly always the first."""
+    """Remove a section by identity. It is usually the first."""
     if sections and sections[0] is section:
         sections.popleft()
     elif section in sections:
@@ -475,7 +476,7 @@ def _is_free(section: Section) -> bool:
 
 
 def _note(outcome: Outcome, decision: Decision, refusal: pb.Refusal, topic: str) -> None:
-    """Add what a refusal asks of the group as a whole."""
+    """Add the consequences of a refusal for the whole broker group."""
     outcome.pause_ms = max(outcome.pause_ms, decision.pause_ms)
     outcome.try_other_group |= decision.try_other_group
     if decision.action is Action.FIND_LEADER:

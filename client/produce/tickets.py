@@ -1,7 +1,7 @@
-"""Who waits for the records of a section, and how each is told of their fate.
+"""Tickets: the callers that wait for the records of a section, and how they get their results.
 
-Owns: the futures of a producer's callers, the making of receipts. Must not: know how records travel.
-A caller that is gone (its future was cancelled) is passed over.
+Owns: the futures of a producer's callers, the making of receipts. Must not: know how records are sent.
+A cancelled future is skipped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .lanes import Section
 from .plain_run import PlainRun
 from .send_window import SendWindow
 
-#: SendReceipt of its six fields, without a call of Python code for each.
+#: Makes a SendReceipt of its six fields without a Python-level call.
 _RECEIPT: Final = partial(tuple.__new__, SendReceipt)
 
 
 def receipts(
     message_ids: Iterable[str], queue: MessageQueue, base_offset: int, count: int, duplicate: bool
 ) -> list[SendReceipt]:
-    """Return the receipts of `count` messages that follow one another."""
+    """Return the receipts of `count` consecutive messages."""
     topic, group, queue_id = queue
     offsets = range(base_offset, base_offset + count)
     rows = zip(message_ids, repeat(topic), repeat(group), repeat(queue_id), offsets, repeat(duplicate))
@@ -32,7 +32,7 @@ def receipts(
 
 
 class OneMessage:
-    """One message whose id is known."""
+    """A single message whose id is known."""
 
     __slots__ = ("future", "message_id")
 
@@ -51,7 +51,7 @@ class OneMessage:
 
 
 class EachOfRun:
-    """The messages of a run, each with a caller of its own: `futures` grows with the bodies of the run."""
+    """The messages of a run, each with its own caller. `futures` has one per body of the run."""
 
     __slots__ = ("futures", "run")
 
@@ -74,7 +74,7 @@ class EachOfRun:
 
 
 class WholeRun:
-    """The messages of a run that one caller waits for together."""
+    """The messages of a run with one common caller."""
 
     __slots__ = ("count", "future", "run")
 
@@ -95,10 +95,11 @@ class WholeRun:
 
 
 class OpenRun:
-    """Where the next plain message of a topic may go without another look: the caller counts `left` (bytes) down.
+    """Fast path for the next plain message of a topic. The caller counts `left` (bytes) down.
 
-    It ends when it is no longer its section's `run` (something else came behind it, or the section is closed), when the
-    section is full, when a body of another kind or another millisecond comes, and when the producer drops it.
+    It ends when it is no longer its section's `run` (another record followed, or the section was closed),
+    when the section is full, when a body of another kind or another millisecond comes, and when the outbox
+    drops it.
     """
 
     __slots__ = (
@@ -124,7 +125,7 @@ class OpenRun:
         largest: int,
         most: int,
     ) -> None:
-        """`largest` is the largest body that the group takes; `most` bytes go there at most."""
+        """`largest`: largest body that the broker groups accept, bytes. `most`: bytes to put here at most."""
         self.window = window
         self.section = section
         self.run = run
@@ -132,7 +133,7 @@ class OpenRun:
         self.futures = ticket.futures
         self.smallest = run.smallest
         self.largest = min(run.largest, largest)
-        self.surplus = run.body_offset + 7  # with the body, rounded down to 8: the size of a record
+        self.surplus = run.body_offset + 7  # plus body, rounded down to a multiple of 8: record size
         self.born_ns = run.born_ms * 1_000_000
         self.until_ns = self.born_ns + 1_000_000
         self.left = min(window.growth(section), most)

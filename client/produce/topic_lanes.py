@@ -1,7 +1,7 @@
-"""The queues of one topic as a producer sees them, and which of them the next message may go to.
+"""Topic lanes: the queues of one topic as a producer sees them, and which of them to prefer.
 
-Owns: the order of preference between broker groups (near ones first, those that are avoided last).
-Must not: choose among equal queues (that is `queue_selection`), know clocks.
+Owns: the order of preference between broker groups (near ones first, avoided ones last).
+Must not: choose among equal queues (`queue_selection` does), read clocks.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from .lanes import Lane
 from .latency_fault import quickest
 from .produce_stream import GroupConnection
 
-_MAX_CHOICES: Final = 64  # sets of groups that are remembered
+_MAX_CHOICES: Final = 64  # sets of broker groups that are cached
 _LAST: Final = 8  # above every rank
 
 
 class Choice(NamedTuple):
-    """Some of the queues of a topic: their numbers among all of them, and the queues, of which there is at least one."""
+    """Some queues of a topic, with their indexes among all of them. Never empty."""
 
     numbers: tuple[int, ...]
     queues: tuple[MessageQueue, ...]
 
 
 class TopicLanes:
-    """What is kept per topic: the encoder, and the queues that may be written with their lanes and connections.
+    """State per topic: the encoder, and the writable queues with their lanes and connections.
 
-    `near_parts` says how many of the parts, from the first on, come before the others. The selector is offered the queues
-    of these: `queues` is the beginning of `lanes`, so that the number of a queue is that of its lane.
+    The first `near_parts` parts are preferred. Selectors are offered the queues of these parts only: `queues`
+    is a prefix of `lanes`, so that the index of a queue is the index of its lane.
 
-    `ordered` has the lanes that message groups are spread over: also those of groups that are full, draining or gone, since
-    with another number of lanes a message group would go elsewhere, past its earlier messages.
+    `ordered` has the lanes over which message groups are spread. It includes lanes of broker groups that are
+    full, draining or gone: with another number of lanes a message group would change its queue, and overtake
+    its own earlier messages.
     """
 
     __slots__ = (
@@ -58,9 +59,9 @@ class TopicLanes:
         self.ordered = self
         self.queues: tuple[MessageQueue, ...] = ()
         self.lanes: list[Lane] = []
-        self.connections: list[GroupConnection] = []  # of the lanes
-        self.groups: list[GroupConnection] = []  # each once, in the order of the parts
-        self.largest = 0  # the largest body that all groups take, bytes
+        self.connections: list[GroupConnection] = []  # one per lane
+        self.groups: list[GroupConnection] = []  # one per broker group, in the order of the parts
+        self.largest = 0  # largest body that all broker groups accept, bytes
         self._near = len(parts) if near_parts is None else near_parts
         self._choices: dict[tuple[int, ...], Choice] = {}
 
@@ -73,10 +74,10 @@ class TopicLanes:
         self.connections += [connection] * len(lanes)
 
     def best_groups(self, now: int, candidates: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return which groups, by number, the next message should go to; of all, or of some, and never none of them.
+        """Return the indexes of the broker groups to prefer, of `candidates` or of all; never empty.
 
-        First those that take messages and are not avoided, then those that take any, slow ones before those whose calls
-        failed. Of equal ones first the near, then the quickest.
+        Those that take messages and are not avoided come first, then slow ones, then those whose calls
+        failed, then those that take nothing. Among equals the near ones come first, then the fastest.
         """
         lowest, best = _LAST, list[int]()
         for number in range(len(self.groups)) if candidates is None else candidates:
@@ -91,7 +92,7 @@ class TopicLanes:
         return tuple([best[number] for number in quickest(latencies)])
 
     def instead_of(self, source: GroupConnection, now: int) -> list[tuple[Lane, GroupConnection]]:
-        """Return where messages may go that `source` refused: nowhere, when no other group takes any."""
+        """Return where refused messages of `source` may go. Empty when no other broker group takes any."""
         candidates = [
             number
             for number, connection in enumerate(self.groups)
@@ -106,7 +107,7 @@ class TopicLanes:
         return [(self.lanes[number], self.connections[number]) for number in numbers]
 
     def choice(self, groups: tuple[int, ...]) -> Choice:
-        """Return the queues of these groups."""
+        """Return the queues of these broker groups."""
         found = self._choices.get(groups)
         if found is None:
             if len(self._choices) >= _MAX_CHOICES:
@@ -123,7 +124,7 @@ class TopicLanes:
 
 
 def _rank(group: GroupConnection, now: int) -> int:
-    """Return how far down a group stands: 0 it is well, 1 slow, 2 its calls failed, 3 it takes nothing."""
+    """Return the rank of a broker group: 0 healthy, 1 slow, 2 its calls failed, 3 takes nothing."""
     if group.window.avoid_until > now:
         return 3
     return group.calls.rank(now) if group.calls is not None else 0

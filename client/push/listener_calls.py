@@ -124,7 +124,7 @@ class ListenerCalls:
             timer.cancel()
         self._timers.clear()
 
-    # --- workers ----------------------------------------------------------------------------------------------
+    # --- workers --------------------------------------------------------------------------------------------
 
     def _may_start(self, owned: OwnedQueue) -> bool:
         return owned.stage is Stage.ACTIVE and owned.queue.broker_group not in self._paused

@@ -135,7 +135,7 @@ class PushMembership:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # --- the life of streams ----------------------------------------------------------------------------------
+    # --- the life of streams --------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while not self._left:
@@ -220,7 +220,7 @@ class PushMembership:
         await call.done_writing()
         self._left = await call.code() is grpc.StatusCode.OK  # the leader ends the stream
 
-    # --- contact ----------------------------------------------------------------------------------------------
+    # --- contact --------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         """Ask again and again who leads: a leader that says nothing may be gone."""

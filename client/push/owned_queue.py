@@ -116,7 +116,7 @@ class OwnedQueue(AssignedQueue):
     def uncommitted(self) -> bool:
         return self.progress.position > self.committed
 
-    # --- coming in --------------------------------------------------------------------------------------------
+    # --- coming in ------------------------------------------------------------------------------------------
 
     def add(self, section: log_pb2.FetchedSection) -> int:
         """Keep the records of a section; return how many it had that were new. Raises: CorruptMessageError."""
@@ -140,7 +140,7 @@ class OwnedQueue(AssignedQueue):
             self.position = offset
         self._review()
 
-    # --- going out --------------------------------------------------------------------------------------------
+    # --- going out ------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> Batch | None:
         """Return the next messages for a listener, those to be tried again first; None: there is nothing.
@@ -211,7 +211,7 @@ class OwnedQueue(AssignedQueue):
         if self.stage is Stage.ACTIVE:
             self._again.extendleft(reversed(list(batches)))
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """Start nothing more; what runs may finish and be committed."""
@@ -228,7 +228,7 @@ class OwnedQueue(AssignedQueue):
         self.unfinished = 0
         self._hold(-self.bytes)
 
-    # --- limits -----------------------------------------------------------------------------------------------
+    # --- limits ---------------------------------------------------------------------------------------------
 
     def _hold(self, count: int) -> None:
         self.bytes += count

@@ -209,7 +209,7 @@ class PushConsumer:
         if self._failure is not None:
             raise self._failure
 
-    # --- subscriptions ----------------------------------------------------------------------------------------
+    # --- subscriptions --------------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str, expression: str = "*") -> None:
         """Consume a topic; `expression` selects tags: "*", or "a || b". Other consumers of the group should subscribe alike.
@@ -299,7 +299,7 @@ class PushConsumer:
         routes = {topic: self._routes.cached(topic) for topic in self._filters} | {route.topic: route}
         return [topic for topic, each in routes.items() if each is not None and each.part(broker_group)]
 
-    # --- for its parts ----------------------------------------------------------------------------------------
+    # --- for its parts --------------------------------------------------------------------------------------
 
     def _on_done(self, owned: OwnedQueue, moved: bool) -> None:
         if (its := self._groups.get(owned.queue.broker_group)) is not None:
@@ -327,7 +327,7 @@ class PushConsumer:
             self._failure = error
         self._ended.set()
 
-    # --- observation ------------------------------------------------------------------------------------------
+    # --- observation ----------------------------------------------------------------------------------------
 
     def statistics(self) -> ConsumerStatistics:
         """Return figures of this moment. Asks nobody: `end_offset` and lag are those of the last answers."""

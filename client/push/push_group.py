@@ -110,7 +110,7 @@ class QueueGroup:
         await self.commits.commit(self.queues.values())
         await self.commits.close()
 
-    # --- queues -----------------------------------------------------------------------------------------------
+    # --- queues ---------------------------------------------------------------------------------------------
 
     def start(
         self, queue: MessageQueue, topic_id: int, offset: int, epoch: int = 0, committed: int | None = None
@@ -157,7 +157,7 @@ class QueueGroup:
         if not self._fetcher.changed.is_set() and self.intake.has_room:
             self._fetcher.changed.set()
 
-    # --- for the fetcher --------------------------------------------------------------------------------------
+    # --- for the fetcher ------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
         await self._shared.refresh({owned.queue.topic for owned in self.queues.values()})
@@ -304,7 +304,7 @@ class MemberGroup(QueueGroup):
             parts.append(f"{topic}: {'*' if not tags or '*' in tags else ' || '.join(tags)}")
         return "; ".join(parts)[:_MAX_FILTER]
 
-    # --- assignment -------------------------------------------------------------------------------------------
+    # --- assignment -----------------------------------------------------------------------------------------
 
     def _on_response(self, answer: pb.MembershipResponse) -> None:
         self.members = answer.members

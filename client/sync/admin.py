@@ -55,7 +55,7 @@ class Admin(Closing):
         """Return the names of the broker groups that no node of is up, and that were not removed."""
         return self._thread.call(self._admin.gone_groups())
 
-    # --- topics -----------------------------------------------------------------------------------------------
+    # --- topics ---------------------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -103,7 +103,7 @@ class Admin(Closing):
         """Return (broker group, consumer group) of those that lost messages of a topic, or have some parked."""
         return self._thread.call(self._admin.topic_losses(topic, silent=silent))
 
-    # --- messages ---------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------
 
     def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
         """Return the message with that id from every broker group."""
@@ -117,7 +117,7 @@ class Admin(Closing):
             self._admin.query_messages(topic, key=key, begin_ms=begin_ms, end_ms=end_ms, limit=limit)
         )
 
-    # --- consumer groups --------------------------------------------------------------------------------------
+    # --- consumer groups ------------------------------------------------------------------------------------
 
     def create_group(
         self,
@@ -167,7 +167,7 @@ class Admin(Closing):
         """Move a group to "earliest", "latest", or a time in ms since the epoch."""
         self._thread.call(self._admin.reset_offsets(group, topic, to))
 
-    # --- nodes ------------------------------------------------------------------------------------------------
+    # --- nodes ----------------------------------------------------------------------------------------------
 
     def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:
         """Return what one node says of itself."""
@@ -204,7 +204,7 @@ class GroupAdmin(Admin):
     def _make(self, nameservers: str | Sequence[str], **options: Any) -> AsyncGroupAdmin:
         return AsyncGroupAdmin(nameservers, **options)
 
-    # --- which groups there are -------------------------------------------------------------------------------
+    # --- which groups there are -----------------------------------------------------------------------------
 
     def group(self, name: str, node: str = "") -> BrokerGroup:
         """Return a broker group; `node` (host:port of a log port): one that no nameserver lists."""
@@ -252,7 +252,7 @@ class GroupAdmin(Admin):
         """Take a group that is lost for good off the lists of all nameservers. May be repeated."""
         return self._thread.call(self._admin.forget_group(name))
 
-    # --- how far consumers are --------------------------------------------------------------------------------
+    # --- how far consumers are ------------------------------------------------------------------------------
 
     def left(self, group: BrokerGroup) -> Left:
         """Return what a group holds that was not consumed."""

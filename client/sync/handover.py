@@ -78,7 +78,7 @@ class Handover:
             if future.running() or future.set_running_or_notify_cancel():
                 future.set_exception(ClosedError("producer"))
 
-    # --- on the loop ------------------------------------------------------------------------------------------
+    # --- on the loop ----------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
         """Wait until the producer has everything that was handed over."""

@@ -42,7 +42,7 @@ class PullConsumer(Closing):
         super().__init__()
         self._consumer = self._build(lambda: AsyncPullConsumer(nameservers, **options))
 
-    # --- queues -----------------------------------------------------------------------------------------------
+    # --- queues ---------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str) -> None:
         """Read all queues of the topic from the committed offsets, and those of broker groups that come later."""
@@ -102,7 +102,7 @@ class PullConsumer(Closing):
         """Messages that retention deleted before they were read."""
         return self._now(lambda: self._consumer.deleted_count)
 
-    # --- positions and offsets --------------------------------------------------------------------------------
+    # --- positions and offsets ------------------------------------------------------------------------------
 
     def position(self, queue: MessageQueue) -> int:
         """Return the offset of the next message that will be handed out."""
@@ -146,7 +146,7 @@ class PullConsumer(Closing):
         """Store how far the group has consumed; default: everything that was handed out."""
         self._thread.call(self._consumer.commit(offsets, reset=reset, timeout_ms=timeout_ms))
 
-    # --- reading ----------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     def poll(self, max_messages: int = POLL_BATCH, timeout_ms: int | None = None) -> list[MessageView]:
         """Return up to `max_messages`, waiting up to `timeout_ms` (None: without end) for the first one."""

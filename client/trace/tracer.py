@@ -109,7 +109,7 @@ class Tracer:
         self._lose_waiting("the client was closed")
         self._report(last=True)
 
-    # --- sending ----------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         producer = self._make_producer()
@@ -172,7 +172,7 @@ class Tracer:
         self._lose_waiting(self._defect)
         self._report(last=True)
 
-    # --- losses -----------------------------------------------------------------------------------------------
+    # --- losses ---------------------------------------------------------------------------------------------
 
     def _lose(self, count: int, reason: str) -> None:
         self.dropped += count
