@@ -1,6 +1,6 @@
-"""What consumers trace: what they handed to the program, and what became of it there.
+"""Consume trace: events about messages handed to the program, and about their results.
 
-Made only when tracing is on. Must not: keep messages.
+Created only when tracing is on. Must not: keep messages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..trace.tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
 
 
 def now_ms() -> int:
-    """Return the time as traces have it."""
+    """Return the time used in traces, ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 def consume_trace(
     client: str, group: str, client_id: str, nameservers: str | Sequence[str], cluster: str
 ) -> ConsumeTrace:
-    """Return the trace of a consumer."""
+    """Create the trace of a consumer."""
     return ConsumeTrace(
         Tracer(
             trace_source(client, group, client_id),
@@ -33,17 +33,17 @@ def consume_trace(
 
 
 class ConsumeTrace:
-    """Turns what a consumer does into events."""
+    """Turns the actions of a consumer into trace events."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
 
     async def close(self) -> None:
-        """Send what waits."""
+        """Send the events that wait."""
         await self.tracer.close()
 
     def received(self, messages: Iterable[LeasedMessage | MessageView]) -> None:
-        """The program has these messages now."""
+        """The program received these messages."""
         now, attempt = now_ms(), 0
         for message in messages:
             if isinstance(message, LeasedMessage):
@@ -58,7 +58,7 @@ class ConsumeTrace:
         attempt: int,
         begin_ms: int,
     ) -> None:
-        """A listener has answered for a batch."""
+        """A listener returned, or failed, for a batch."""
         cost = now_ms() - begin_ms
         again = {id(message) for message in failed}
         for message in messages:
@@ -68,12 +68,12 @@ class ConsumeTrace:
                 self._add("consume", message, begin_ms, "consumed", cost, attempt)
 
     def skipped(self, messages: Iterable[MessageView], error: Exception | None, attempt: int) -> None:
-        """These are given up after their last attempt."""
+        """These messages are skipped after their last attempt."""
         for message in messages:
             self._add("consume", message, now_ms(), "skipped", attempt=attempt, error=_text(error))
 
     def ended(self, message: LeasedMessage, result: str, error: LedgerMQError | None = None) -> None:
-        """A lease was acknowledged or given back, or that was refused."""
+        """A lease was acknowledged or given back, or the broker refused that."""
         if error is not None:
             result = "late" if isinstance(error, InvalidHandleError) else "failed"
         now = now_ms()
@@ -91,14 +91,14 @@ class ConsumeTrace:
         attempt: int = 0,
         error: str = "",
     ) -> None:
-        if message.topic == TRACE_TOPIC:  # its own traces would never end
+        if message.topic == TRACE_TOPIC:  # tracing the trace topic would never end
             return
         if self.tracer.room <= 0:
             self.tracer.drop(1)
             return
         try:
             tag, keys = message.tag, message.keys
-        except LedgerMQError:  # unreadable: its id and its place are told all the same
+        except LedgerMQError:  # unreadable: trace at least its id and position
             tag, keys = "", ()
         self.tracer.add(
             TraceEvent(

@@ -1,6 +1,7 @@
-"""Makes sure that a consumer group exists in a broker group, with the start position that its first consumer wants.
+"""Consumer group creation: makes sure that a consumer group exists in a broker group.
 
-Owns: the two calls. Must not: change a group that exists.
+Owns: the two calls. A new consumer group gets the start position of its first consumer. Must not: change an
+existing consumer group.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ logger = logging.getLogger(__name__)
 async def ensure_group(
     channels: Channels, group: Callable[[], BrokerGroup], name: str, start: str
 ) -> pb.ConsumerGroupInfo:
-    """Return the consumer group; it is created when it is not there. Raises: RefusedError, BrokerUnreachableError."""
+    """Return the consumer group, and create it if it does not exist.
+
+    Raises: RefusedError, BrokerUnreachableError.
+    """
     describe = pb.DescribeGroupRequest(name=name)
     create = pb.CreateGroupRequest(
         group=pb.ConsumerGroupInfo(name=name, start_position=start), if_not_exists=True

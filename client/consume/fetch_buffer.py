@@ -1,9 +1,9 @@
-"""What a pull consumer has fetched and not yet handed out, and what it asks for next. Pure.
+"""Fetch buffer of a pull consumer: records fetched and not yet handed out, and what to fetch next. Pure.
 
-Owns: per queue the next offset to ask for and the next to hand out; the bound on buffered bytes.
+Owns: per queue, the next offset to fetch and the next to hand out; the bound on buffered bytes.
 Must not: do I/O, read clocks.
-Invariants: position <= next offset to ask for; every record between them stands in the buffer, unless retention deleted it;
-nothing else does.
+Invariants: position <= next offset to fetch. Every record between the two is in the buffer, unless retention
+deleted it. The buffer holds nothing else.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..message import MessageView
 from .fetched_records import FetchedRecords, open_section
 from .intake import FETCH_BYTES, AssignedQueue, Intake
 
-#: Bytes that may wait in the buffer; asking stops above it.
+#: Bytes that the buffer may hold; fetching stops above it.
 MAX_BUFFER_BYTES: Final = 32 * 1024 * 1024
 
 
 class FetchBuffer(Intake[AssignedQueue]):
-    """The assigned queues of one broker group."""
+    """The assigned queues of one broker group, with their buffered records."""
 
     def __init__(self, max_bytes: int = MAX_BUFFER_BYTES) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class FetchBuffer(Intake[AssignedQueue]):
         self._bytes = 0
 
     def remove(self, assigned: AssignedQueue) -> None:
-        """Stop reading a queue; what is buffered of it is dropped."""
+        """Stop reading a queue, and drop its buffered records."""
         if self._queues.get(assigned.key) is assigned:
             del self._queues[assigned.key]
         self._drop(assigned)
@@ -47,17 +47,17 @@ class FetchBuffer(Intake[AssignedQueue]):
         return self._bytes < self._max_bytes and any(not each.parked for each in self._queues.values())
 
     def seek(self, assigned: AssignedQueue, offset: int) -> None:
-        """Continue at `offset`; what was fetched of the queue before is dropped. Raises: UsageError (no offset)."""
+        """Continue at `offset`, and drop the queue's buffered records. Raises: UsageError (not an offset)."""
         check_offset(offset)
         self._drop(assigned)
-        if not assigned.sought:  # so far brokers had said that it exists
+        if not assigned.sought:  # a broker confirmed these offsets
             assigned.end_offset = max(assigned.end_offset, assigned.fetch_offset)
         assigned.sought, assigned.beyond = True, False
-        assigned.parked = False  # it was refused elsewhere
+        assigned.parked = False  # refused at the previous offset only
         assigned.position = assigned.fetch_offset = offset
 
     def skip_to(self, assigned: AssignedQueue, offset: int) -> None:
-        """Ask on at `offset`, because what lies before it is gone; what is buffered stays and is handed out first."""
+        """Fetch from `offset` on, because retention deleted what precedes it. Buffered records are kept."""
         assigned.generation += 1
         assigned.sought = assigned.beyond = False
         assigned.fetch_offset = offset
@@ -65,7 +65,7 @@ class FetchBuffer(Intake[AssignedQueue]):
             assigned.position = offset
 
     def _drop(self, assigned: AssignedQueue) -> None:
-        """Forget what is buffered of a queue, at once: it must not keep room from the others."""
+        """Drop the buffered records of a queue at once: they would take room from other queues."""
         assigned.generation += 1
         self._pieces = deque(each for each in self._pieces if each[0] is not assigned)
         self._bytes = sum(len(records.raw) for _, records in self._pieces)
@@ -82,7 +82,7 @@ class FetchBuffer(Intake[AssignedQueue]):
         for section in found.sections:
             records = open_section(assigned.queue, section, assigned.fetch_offset)
             if records is None:
-                continue  # we have all of it already
+                continue  # nothing new in it
             assigned.fetch_offset = records.end
             self._pieces.append((assigned, records))
             self._bytes += len(records.raw)

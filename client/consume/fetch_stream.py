@@ -1,8 +1,8 @@
-"""One consumer's fetch stream to a broker group, at the node that ReadSource names.
+"""Fetch stream of one consumer to one broker group, at the node that ReadSource chooses.
 
-Owns: the stream. Must not: decide what is asked for or where records go (that is `Intake`), nor heal what is refused (whoever
-derives from `GroupFetcher` does).
-Invariant: at most one request is open; what it asked for is dropped when the queue was moved meanwhile.
+Owns: the stream. Must not: decide what to fetch or where records go (`Intake` does), or handle refusals
+(subclasses of `GroupFetcher` do).
+Invariant: at most one request is open. Its answer is ignored for queues that were moved meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupFetcher(ABC, Generic[Q]):
-    """Reads queues of one broker group into an intake, from its leader or from a follower."""
+    """Fetches queues of one broker group into an intake, from its leader or from a follower."""
 
     def __init__(
         self,
@@ -46,16 +46,19 @@ class GroupFetcher(ABC, Generic[Q]):
         poll_ms: int,
         consumer_group: str = "",
     ) -> None:
-        """`poll_ms`: how long a node may hold a request while nothing is there. `consumer_group`: brokers name who reads."""
+        """`poll_ms`: how long a node may hold a request without messages.
+
+        `consumer_group`: sent to the brokers, which show who reads.
+        """
         self._reads_for = ((CONSUMER_GROUP, consumer_group),) if consumer_group else ()
         self.changed = asyncio.Event()  # the assignment changed, or there is room again
-        self.source: FetchSource | None = None  # of the last answer
+        self.source: FetchSource | None = None  # node of the last answer
         self._channels = channels
         self._intake = intake
         self._poll_ms = poll_ms
         self._read = ReadSource(group)
-        self._address = ""  # of the open stream
-        self._news = asyncio.Event()  # the route of the group changed
+        self._address = ""  # node of the open stream
+        self._news = asyncio.Event()  # the route of the broker group changed
         self._refreshed_at = -ROUTE_AGAIN_S
         self._exchanging: asyncio.Task[None] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
@@ -63,12 +66,12 @@ class GroupFetcher(ABC, Generic[Q]):
 
     @property
     def group(self) -> BrokerGroup:
-        """The newest route."""
+        """The broker group in the newest route."""
         return self._read.tracker.group
 
     @abstractmethod
     async def refresh(self) -> None:
-        """No node answered: fetch the routes again, and call `update`."""
+        """No node answered. Fetch the routes again, and call `update`."""
 
     @abstractmethod
     def arrived(self) -> None:
@@ -76,29 +79,29 @@ class GroupFetcher(ABC, Generic[Q]):
 
     @abstractmethod
     def fail(self, error: LedgerMQError) -> None:
-        """Asking again cannot heal this."""
+        """Report an error that a retry cannot heal."""
 
     @abstractmethod
     async def on_refused(self, refused: list[Refused[Q]]) -> None:
-        """Some queues were refused: heal what can be healed."""
+        """Handle refused queues: heal what can be healed."""
 
     def restart(self) -> None:
-        """Ask again with the positions as they are now."""
+        """Cancel the open request, and fetch from the current positions."""
         self.changed.set()
         if self._exchanging is not None:
-            # Not the call: one that is cancelled while it is opened leaves whoever writes waiting for ever.
+            # Do not cancel the gRPC call itself: if it is just being opened, a writer would wait for ever.
             self._exchanging.cancel()
 
     def ask_soon(self, queues: Sequence[Q]) -> None:
-        """Leave these, which will be there in a moment, out so long: the others must not wait with them."""
+        """Leave out queues that will soon be available, so that the others do not wait with them."""
         self._leave_out(queues, REFUSED_PAUSE_S)
 
     def ask_later(self, queues: Sequence[Q]) -> None:
-        """Leave these out for a while: every answer would refuse them, and the other queues would wait for that."""
+        """Leave out queues for longer: every answer would refuse them, and the others would wait for that."""
         self._leave_out(queues, PARKED_S)
 
     def _leave_out(self, queues: Sequence[Q], seconds: float) -> None:
-        """No request that is open then is given up for them: it ends by itself when they are due (`_poll_ms_now`)."""
+        """Park queues. When they are due, no request is cancelled: it ends by then (`_poll_ms_now`)."""
         if not queues:
             return
         for each in queues:
@@ -114,8 +117,8 @@ class GroupFetcher(ABC, Generic[Q]):
         self._timers.add(timer)
 
     def _poll_ms_now(self) -> int:
-        """Return how long a node may hold the next request."""
-        if self._read.follower:  # one that has nothing for so long is left: that must not come sooner
+        """Return how long a node may hold the next request, ms."""
+        if self._read.follower:  # left when it has nothing for this long: never sooner
             return min(FOLLOWER_POLL_MS, self._poll_ms)
         now = asyncio.get_running_loop().time()
         due = min((math.ceil((timer.when() - now) * 1000) for timer in self._timers), default=self._poll_ms)
@@ -128,13 +131,13 @@ class GroupFetcher(ABC, Generic[Q]):
         self._follow(self._read.tracker.update(group))
 
     def leader_is(self, term: int, leader_id: str) -> None:
-        """Take in who leads."""
+        """Take news about the leader."""
         self._follow(self._read.tracker.learned(term, leader_id))
 
     def _follow(self, leader: Node | None) -> None:
-        """Read a new leader at once, if there is one: who led before may be stopped, and silent for long.
+        """Switch to a new leader at once: the previous one may be stopped, and silent for long.
 
-        A follower that was suggested is read on: it has what it had before.
+        A suggested follower is read on: its data is as valid as before.
         """
         if leader is not None and leader.log_address != self._address and not self._read.follower:
             logger.info("leader moved, fetching there address=%s", leader.log_address)
@@ -182,7 +185,8 @@ class GroupFetcher(ABC, Generic[Q]):
             logger.info("fetch stream silent address=%s", address)
             self._failed(address)
         except asyncio.InvalidStateError:
-            # The stream ended while we were waiting for room in the buffer; gRPC says so at the next write.
+            # The stream ended while this task waited for room in the buffer. gRPC reports it at the next
+            # write.
             logger.info("fetch stream ended address=%s", address)
             self._failed(address)
         except asyncio.CancelledError:
@@ -190,14 +194,14 @@ class GroupFetcher(ABC, Generic[Q]):
                 raise
             # only the exchange was cancelled: the assignment changed
         except CorruptMessageError as error:
-            # Another node has another copy of the same bytes.
+            # Another node has its own copy of these bytes
             logger.error("fetched bytes are damaged address=%s error=%s", address, error)
             self._failed(address)
             await asyncio.sleep(REFUSED_PAUSE_S)
         except LedgerMQError as error:
             self.fail(error)
             await asyncio.sleep(REFUSED_PAUSE_S)
-        except Exception as error:  # a defect: nobody awaits this task, and nothing would be fetched any more
+        except Exception as error:  # a defect: report it, and keep the task alive
             logger.exception("fetching failed address=%s", address)
             what = f"fetching failed: {type(error).__name__}: {error}"
             self.fail(LedgerMQError(what, "This is a defect of LedgerMQ", "Report it with the log"))
@@ -210,7 +214,7 @@ class GroupFetcher(ABC, Generic[Q]):
         self._read.failed(address, time.monotonic())
 
     async def _exchange(self, call: aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]) -> None:
-        """Ask and take in, until another node is to be asked."""
+        """Send requests and take answers, until the next request is for another node."""
         while True:
             while not self._intake.has_room:
                 self.changed.clear()
@@ -237,7 +241,7 @@ class GroupFetcher(ABC, Generic[Q]):
                 return
 
     def _answered(self, response: pb.FetchResponse) -> bool:
-        """Note who answered; return whether the next question is for another node."""
+        """Note the node that answered. Return whether the next request is for another node."""
         source = FetchSource(response.node_id, response.stale)
         if source != self.source:
             level = logging.WARNING if source.stale else logging.INFO

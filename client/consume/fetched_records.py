@@ -1,7 +1,7 @@
-"""The records of one fetched section, checked once and handed out bit by bit. Pure.
+"""Fetched records: the records of one section, verified once and handed out in portions. Pure.
 
-Owns: the checks of what a broker sent, which records a tag filter lets through, the views of them.
-Must not: do I/O; decode a record.
+Owns: verification of received sections, the client-side tag filter, message views.
+Must not: do I/O, decode records.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from ..message import MessageQueue, MessageView
 
 @dataclass(slots=True, eq=False)
 class FetchedRecords:
-    """Records that were not handed out yet: those from `at` on."""
+    """The records of a section. Those from `at` on were not handed out yet."""
 
     raw: bytes  # the section
-    positions: list[int]  # of records, in `raw`
-    offsets: Sequence[int]  # their queue offsets, ascending
-    end: int  # the queue offset behind the section
-    store_timestamp: int
-    at: int = 0
-    users: int = 0  # batches that look into `raw`
+    positions: list[int]  # of the records, in `raw`; as long as `offsets`
+    offsets: Sequence[int]  # queue offsets of the records, ascending
+    end: int  # queue offset after the section
+    store_timestamp: int  # ms since the epoch
+    at: int = 0  # index of the next record; at <= len(positions)
+    users: int = 0  # batches that refer to `raw`
 
     @property
     def next_offset(self) -> int:
-        """The queue offset of the next record that is handed out; behind the section when none is left."""
+        """Queue offset of the next record to hand out; `end` when none is left."""
         return self.offsets[self.at] if self.at < len(self.positions) else self.end
 
     def take(self, queue: MessageQueue, at_most: int) -> Iterable[MessageView]:
-        """Make the views of the next records and move behind them."""
+        """Create views of the next records, and advance past them."""
         start = self.at
         self.at = end = min(start + at_most, len(self.positions))
         return map(
@@ -59,7 +59,7 @@ class FetchedRecords:
 
 
 def tag_hashes(expression: str) -> np.ndarray | None:
-    """Return the hashes of the tags that a filter names (see `check_tag_filter`); None: everything passes."""
+    """Return the tag hashes of a filter expression (see `check_tag_filter`); None: everything passes."""
     tags = [tag.strip() for tag in expression.split("||") if tag.strip()]
     if not tags or "*" in tags:
         return None
@@ -69,9 +69,9 @@ def tag_hashes(expression: str) -> np.ndarray | None:
 def open_section(
     queue: MessageQueue, fetched: log_pb2.FetchedSection, from_offset: int, tags: np.ndarray | None = None
 ) -> FetchedRecords | None:
-    """Check a section and return its records from `from_offset` on, of these tags; None when it ends before.
+    """Verify a section and return its records with these tags, from `from_offset` on; None: all are older.
 
-    Raises: CorruptMessageError (a checksum or a size does not fit).
+    Raises: CorruptMessageError (a checksum or a size is wrong).
     """
     raw = fetched.section
     try:

@@ -1,8 +1,8 @@
-"""What a consumer asks one broker group for, and how it takes the answers in. Pure.
+"""Intake: builds the fetch requests of a consumer to one broker group, and takes the answers. Pure.
 
-Owns: the queues that are read, the next offset to ask for of each. Must not: do I/O, read clocks; keep records (whoever derives
-from `Intake` does).
-Invariant: what was asked before a queue was moved (its generation changed) is not taken in afterwards.
+Owns: the queues that are read, and the next offset to fetch of each. Must not: do I/O, read clocks, keep
+records (subclasses do).
+Invariant: when a queue was moved (its generation changed), answers to earlier requests are ignored for it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ledgermq.proto import route_pb2 as pb
 
 from ..message import MessageQueue
 
-#: Bytes asked for at once, over all queues of a group.
+#: Bytes per request, over all queues of a broker group.
 FETCH_BYTES: Final = 4 * 1024 * 1024
-#: Queues of one request: brokers take no more. Who reads more than that asks for others soon.
+#: Queues per request: brokers accept no more. With more queues, long polls are short and requests alternate.
 MAX_POSITIONS: Final = 4096
 _CROWDED_WAIT_MS: Final = 200
 
 
 @dataclass(slots=True, eq=False)
 class AssignedQueue:
-    """A queue that this consumer reads. Offsets are queue offsets."""
+    """A queue that this consumer reads. Offsets are queue offsets. Invariant: position <= fetch_offset."""
 
     queue: MessageQueue
-    topic_id: int
+    topic_id: int  # of the incarnation of the topic that is read
     position: int  # next offset to hand out
-    fetch_offset: int  # next offset to ask for
-    generation: int = 0  # changes when it is moved: answers to older questions are dropped
-    parked: bool = False  # it was refused, and is asked for again later
-    end_offset: int = 0  # of the queue, when it was last heard of
-    sought: bool = False  # moved to `fetch_offset` by its user: no broker has said yet that this exists
-    beyond: bool = False  # a broker has said that it does not: it lies beyond the end
+    fetch_offset: int  # next offset to fetch
+    generation: int = 0  # changes when the queue is moved: answers to earlier requests are ignored
+    parked: bool = False  # was refused, and is left out of requests for a while
+    end_offset: int = 0  # end of the queue as last known
+    sought: bool = False  # moved to `fetch_offset` by its user: no broker has confirmed this offset yet
+    beyond: bool = False  # a broker has said that it lies beyond the end
 
     @property
     def key(self) -> tuple[int, int]:
-        """Topic id and queue id: what brokers call it."""
+        """Topic id and queue id, as used in requests."""
         return self.topic_id, self.queue.queue_id
 
 
@@ -49,14 +49,14 @@ Q = TypeVar("Q", bound=AssignedQueue)
 
 @dataclass(frozen=True, slots=True)
 class OutOfRange(Generic[Q]):
-    """The broker does not have the offset that was asked for: it has [begin, end)."""
+    """The broker does not have the requested offset; it has [begin, end)."""
 
     assigned: Q
     begin: int
     end: int
 
 
-#: A queue that was refused, and why.
+#: A refused queue with the reason.
 Refused = tuple[Q, pb.Refusal] | OutOfRange[Q]
 
 
@@ -72,35 +72,35 @@ class Intake(ABC, Generic[Q]):
         return list(self._queues.values())
 
     def assign(self, assigned: Q) -> None:
-        """Read a queue from its `fetch_offset`."""
+        """Read a queue from its `fetch_offset` on."""
         self._queues[assigned.key] = assigned
 
     @property
     @abstractmethod
     def has_room(self) -> bool:
-        """Another fetch may be sent."""
+        """Whether another request may be sent."""
 
     @property
     @abstractmethod
     def has_messages(self) -> bool:
-        """Something can be handed out."""
+        """Whether there is something to hand out."""
 
     @abstractmethod
     def _wanted(self) -> Sequence[Q]:
-        """Return the queues to ask for now."""
+        """Return the queues to fetch now."""
 
     @abstractmethod
     def _most_bytes(self, wanted: Sequence[Q]) -> int:
-        """Return how many bytes of them to ask for."""
+        """Return how many bytes to request for them."""
 
     @abstractmethod
     def _take(self, assigned: Q, found: log_pb2.FetchedQueue) -> None:
-        """Keep the sections of a queue, and move its `fetch_offset`. Raises: CorruptMessageError."""
+        """Store the sections of a queue, and advance its `fetch_offset`. Raises: CorruptMessageError."""
 
     def next_request(self, max_wait_ms: int) -> tuple[log_pb2.FetchRequest, dict[tuple[int, int], int]]:
-        """Return the next request and the generation of each queue in it (for `on_response`).
+        """Return the next request, and the generation of each queue in it (for `on_response`).
 
-        Queues take turns at the front, so that one full queue does not starve the others.
+        The first queue rotates, so that one full queue does not starve the others.
         """
         queues, step = self._wanted(), 1
         if len(queues) > MAX_POSITIONS:
@@ -117,9 +117,9 @@ class Intake(ABC, Generic[Q]):
     def on_response(
         self, response: log_pb2.FetchResponse, asked: dict[tuple[int, int], int]
     ) -> list[Refused[Q]]:
-        """Take an answer in; return the queues that were refused.
+        """Take an answer; return the refused queues.
 
-        Raises: CorruptMessageError (a checksum does not fit; nothing behind it is taken).
+        Raises: CorruptMessageError (a checksum is wrong; nothing after it is taken).
         """
         refused: list[Refused[Q]] = []
         for found in response.queues:

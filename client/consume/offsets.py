@@ -1,6 +1,7 @@
-"""What the brokers know of offsets: where a consumer group stands, where queues begin and end. Asked and committed here.
+"""Offset calls to the brokers: committed offsets of a consumer group, begin and end of queues, commits.
 
-Owns: the calls, each broker group by itself, all at once. Must not: keep offsets, read messages.
+Owns: the calls; broker groups are called independently and concurrently. Must not: keep offsets, read
+messages.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from ..pauses import CALL_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
-#: Returns a broker group by (topic, name) as it is known now.
+#: Returns the current broker group for (topic, name).
 GroupLookup = Callable[[str, str], BrokerGroup]
 
 
 class GroupOffsets:
-    """The offsets of one consumer group ("": only those of the queues)."""
+    """Offsets of one consumer group; "": only begin and end of queues."""
 
     def __init__(self, consumer_group: str, channels: Channels, find: GroupLookup) -> None:
         self._consumer_group = consumer_group
@@ -40,10 +41,10 @@ class GroupOffsets:
         allow_stale: bool = False,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> dict[MessageQueue, pb.QueueOffset]:
-        """Return what a broker group knows of the queues of a topic. Raises: as call_broker_group.
+        """Return the offsets of a topic's queues in one broker group. Raises: as call_broker_group.
 
-        With a `timestamp` (ms) the answer holds the first offset at or after it (`time_offset`). `allow_stale`: without a
-        leader, what a node has applied; the committed offsets may have moved on since.
+        With a `timestamp` (ms), each answer includes the first offset at or after it (`time_offset`).
+        `allow_stale`: without a leader, accept what a node has applied; committed offsets may have moved on.
         """
         request = pb.QueryOffsetsRequest(
             group=self._consumer_group, topic=topic, timestamp=timestamp, allow_stale=allow_stale
@@ -63,9 +64,9 @@ class GroupOffsets:
     async def commit(
         self, offsets: Mapping[MessageQueue, int], *, reset: bool, timeout_s: float = CALL_TIMEOUT_S
     ) -> None:
-        """Store offsets; a broker group that does not answer holds up no other.
+        """Commit offsets. A broker group that does not answer does not delay the others.
 
-        Raises: as call_broker_group, for the first.
+        Raises: as call_broker_group, for the first failure.
         """
         requests: dict[str, pb.CommitOffsetsRequest] = {}
         for queue, offset in offsets.items():
@@ -73,7 +74,7 @@ class GroupOffsets:
                 queue.broker_group, pb.CommitOffsetsRequest(group=self._consumer_group, reset=reset)
             )
             request.offsets.add(topic=queue.topic, queue_id=queue.queue_id, offset=offset)
-        # The broker groups are those of this moment: a later attempt must not go to another one of the name.
+        # Fix the broker groups now: a retry must not go to another broker group with the same name
         sends = [
             self._commit_in(self._find(request.offsets[0].topic, name), request, timeout_s)
             for name, request in requests.items()

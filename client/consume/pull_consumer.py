@@ -1,4 +1,4 @@
-"""The asyncio pull consumer: reads queues in order, from where the consumer group stands, and commits when told to.
+"""asyncio pull consumer: reads queues in order from the committed offsets, and commits on request.
 
     async with PullConsumer("127.0.0.1:9876", group="billing") as consumer:
         await consumer.subscribe("orders")
@@ -6,10 +6,10 @@
             ...
             await consumer.commit()
 
-Owns: what users call; the parts do the work (WantedQueues: which queues, QueueFetcher: their messages, GroupOffsets: the
-brokers' view). `subscribe` reads *all* queues of the topic: consumers of one group that shall share a topic's queues use
-`assign` with queues of their own, or SimpleConsumer, which shares by leases.
-Messages come at least once: what was handed out and not committed comes again after a restart.
+Owns: the public interface. The parts do the work: WantedQueues (which queues), QueueFetcher (their messages),
+GroupOffsets (offsets at the brokers). `subscribe` reads *all* queues of the topic. To share a topic, the
+consumers of one consumer group `assign` disjoint queues, or use SimpleConsumer, which shares by leases.
+Delivery is at least once: what was handed out and not committed is delivered again after a restart.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from .read_source import FetchSource
 from .statistics import PullStatistics
 from .wanted_queues import WantedQueues
 
-#: Messages that one poll returns at most, unless told otherwise.
+#: Default maximum of messages per poll.
 POLL_BATCH: Final = 512
-#: How long a commit waits for a broker group without a leader, unless told otherwise.
+#: Default time that a commit waits for a broker group without a leader, ms.
 COMMIT_TIMEOUT_MS: Final = 5_000
 
 
@@ -72,7 +72,7 @@ class PullConsumer:
                     print(message.queue, message.queue_offset, message.body)
                 await consumer.commit()
 
-    Offsets count the messages of a queue from 0. Without a consumer group it reads and stores nothing.
+    Offsets count the messages of a queue from 0. Without a consumer group no offsets are read or committed.
     """
 
     @checked(
@@ -96,10 +96,12 @@ class PullConsumer:
     ) -> None:
         """`group` "" commits nothing. `start`: "earliest" or "latest", for queues without a committed offset.
 
-        `when_deleted`: what happens when retention deleted messages before they were read. "earliest" and "latest" go on
-        at that end of the queue, with a warning in the log; with "raise" the next poll raises MessagesDeletedError, and the
-        one after it goes on at the earliest message. `deleted_count` counts them in each case.
-        `trace`: tell the trace topic which messages were handed out (`ledgermq message trace`).
+        `when_deleted`: what to do when retention deleted messages before they were read. "earliest" and
+        "latest" continue at that end of the queue, and log a warning. With "raise" the next poll raises
+        MessagesDeletedError, and the one after it continues at the earliest message. In each case
+        `deleted_count` counts them.
+        `max_buffer_bytes`: bytes of fetched messages to buffer, per broker group.
+        `trace`: record in the trace topic which messages were handed out (`ledgermq message trace`).
         Raises: InvalidNameError, UsageError.
         """
         self.group = group
@@ -114,7 +116,7 @@ class PullConsumer:
         )
         self._offsets = GroupOffsets(group, self._channels, self._find)
         self._wanted = WantedQueues(self._routes, self._reader, self._offsets, start)
-        # As they were known last, also when no route names them any more
+        # As last known; kept when no route names them any more
         self._groups: dict[str, BrokerGroup] = {}
         self._routes.on_change(self._remember)
         self._closed = False
@@ -129,7 +131,7 @@ class PullConsumer:
         await self.close()
 
     async def close(self) -> None:
-        """Close every stream. Nothing is committed by this."""
+        """Close every stream. This commits nothing."""
         self._channels.check_loop()
         self._closed = True
         await self._wanted.close()
@@ -141,11 +143,11 @@ class PullConsumer:
 
     @property
     def deleted_count(self) -> int:
-        """Messages that retention deleted before they were read."""
+        """Number of messages that retention deleted before they were read."""
         return self._reader.deleted_count
 
     def statistics(self) -> PullStatistics:
-        """Return figures of this moment. Asks nobody: ends and lag are those of the last answers, see `lag`."""
+        """Return current statistics without a call. Ends and lag are as of the last answers; see `lag`."""
         reader = self._reader
         return PullStatistics(
             reader.delivered_count,
@@ -158,10 +160,12 @@ class PullConsumer:
     # --- queues ---------------------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str) -> None:
-        """Read all queues of the topic from the committed offsets, and those of broker groups that come later.
+        """Read all queues of the topic from the committed offsets, including those of later broker groups.
 
-        Returns as soon as the living broker groups have answered; one that is down joins when it is back (`missing`).
-        Raises: TopicNotFoundError, NameserversDownError; when no group answers, RefusedError or BrokerUnreachableError.
+        Returns as soon as the live broker groups have answered. One that is down joins when it is back
+        (`missing`).
+        Raises: TopicNotFoundError, NameserversDownError; when no broker group answers, RefusedError or
+        BrokerUnreachableError.
         """
         self._check_open()
         check_name("topic", topic)
@@ -179,7 +183,10 @@ class PullConsumer:
 
     @checked(queues=an_iterable)
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues too, each from its committed offset. Raises: as `subscribe`; UsageError (no such queue)."""
+        """Also read these queues, from their committed offsets.
+
+        Raises: as `subscribe`; UsageError (no such queue).
+        """
         self._check_open()
         await self._wanted.assign([check_queue(queue) for queue in queues])
 
@@ -195,27 +202,27 @@ class PullConsumer:
 
     @property
     def missing(self) -> tuple[MessageQueue, ...]:
-        """Queues to be read whose broker groups have not answered yet: they join by themselves."""
+        """Wanted queues whose broker groups have not answered yet. They join by themselves."""
         return self._wanted.missing
 
     @checked(queues=an_iterable)
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out no message of these queues until `resume`; they keep their positions. Raises: UsageError (not assigned)."""
+        """Stop handing out messages of these queues; positions stay. Raises: UsageError (not assigned)."""
         self._reader.pause(queues)
 
     @checked(queues=an_iterable)
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Go on with paused queues, where each stands. Raises: UsageError (not assigned)."""
+        """Continue paused queues at their positions. Raises: UsageError (not assigned)."""
         self._reader.resume(queues)
 
     @property
     def paused(self) -> tuple[MessageQueue, ...]:
-        """The assigned queues of which nothing is handed out until `resume`."""
+        """The assigned queues that are paused."""
         return self._reader.paused
 
     @property
     def sources(self) -> dict[str, FetchSource]:
-        """Of each broker group that is read, the node that answered last: its leader, or a follower while a backlog is read."""
+        """Node that answered last, by broker group: the leader, or a follower while a backlog is read."""
         return self._reader.sources
 
     def _check_open(self) -> None:
@@ -227,16 +234,17 @@ class PullConsumer:
 
     @checked(queue=a_queue)
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset of the next message that will be handed out. Raises: UsageError."""
+        """Return the offset of the next message to hand out. Raises: UsageError."""
         return self._reader.position(queue)
 
     @checked(queue=a_queue)
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset).
+        """Continue a queue at `offset`. Raises: UsageError (not assigned, or not an offset).
 
-        One of a broker group that was replaced goes on in the new one.
+        A queue of a broker group that was replaced continues in the new one.
         Raises: TopicNotFoundError (the new one does not have it).
-        Asks nobody. Beyond the end nothing comes until the queue has grown so far; the log says so, once, when the broker has.
+        Makes no call. Beyond the end, no message arrives until the queue has grown that far. The log says so
+        once, as soon as the broker has.
         """
         self._reader.seek(queue, offset)
 
@@ -248,15 +256,17 @@ class PullConsumer:
 
     @checked(topic=a_topic)
     async def seek_to_end(self, topic: str) -> None:
-        """Continue all assigned queues of the topic behind their last message. Raises: as `offsets`."""
+        """Continue all assigned queues of the topic after their last message. Raises: as `offsets`."""
         for queue, found in (await self._query(topic, read=True)).items():
             self._reader.seek(queue, found.end_offset)
 
     @checked(topic=a_topic, timestamp_ms=a_time)
     async def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
-        """Continue all assigned queues of the topic at the first message stored at or after that time, else at their end.
+        """Continue all assigned queues of the topic at a time: at the first message stored then or later.
 
-        `timestamp_ms`: ms since the epoch, by the brokers' clock. Raises: as `offsets`; UsageError (no time).
+        A queue without such a message continues at its end.
+        `timestamp_ms`: ms since the epoch, by the brokers' clock. Raises: as `offsets`; UsageError (not a
+        time).
         """
         for queue, found in (await self._query(topic, read=True, timestamp=timestamp_ms)).items():
             if not found.HasField("time_offset"):
@@ -272,8 +282,8 @@ class PullConsumer:
     async def offsets(self, topic: str) -> list[tuple[MessageQueue, int, int, int]]:
         """Return (queue, committed or -1, begin, end) of every queue of a topic.
 
-        Raises: TopicNotFoundError, NameserversDownError; RefusedError or BrokerUnreachableError when a broker group has not
-        answered within 5 s.
+        Raises: TopicNotFoundError, NameserversDownError; RefusedError or BrokerUnreachableError when a broker
+        group has not answered within 5 s.
         """
         found = await self._query(topic)
         return [(queue, each.offset, each.begin_offset, each.end_offset) for queue, each in found.items()]
@@ -282,9 +292,9 @@ class PullConsumer:
     async def stretches(
         self, topic: str, timestamp_ms: int
     ) -> tuple[dict[MessageQueue, tuple[int, int]], dict[str, LedgerMQError]]:
-        """Return, of the assigned queues, the first offset at or after a time and the end; and which broker groups are silent.
+        """Return (first offset at or after a time, end) of each assigned queue, and the silent broker groups.
 
-        Raises: RefusedError, when asking again would not help.
+        Raises: RefusedError, when a retry would not help.
         """
         self._check_open()
         names = sorted({queue.broker_group for queue in self._reader.queues if queue.topic == topic})
@@ -305,12 +315,12 @@ class PullConsumer:
 
     @checked(topic=a_topic)
     async def committed(self, topic: str) -> dict[MessageQueue, int]:
-        """Return the committed offset of each queue, -1 where nothing was committed. Raises: as `offsets`."""
+        """Return the committed offset of each queue; -1: none. Raises: as `offsets`."""
         return {queue: found.offset for queue, found in (await self._query(topic)).items()}
 
     @checked(topic=a_topic)
     async def lag(self, topic: str) -> dict[MessageQueue, int]:
-        """Return how many messages lie between the position of each assigned queue and its end. Raises: as `offsets`."""
+        """Return how many messages follow the position of each assigned queue. Raises: as `offsets`."""
         ends = await self._query(topic, read=True)
         return {
             queue: max(found.end_offset - self._reader.position(queue), 0) for queue, found in ends.items()
@@ -319,7 +329,7 @@ class PullConsumer:
     async def _query(
         self, topic: str, *, read: bool = False, timestamp: int = 0
     ) -> dict[MessageQueue, pb.QueueOffset]:
-        """Ask all broker groups of a topic, at once. `read`: only for the queues that are read."""
+        """Ask all broker groups of a topic at once. `read`: only about the queues that are read."""
         route = await self._routes.get(topic)
         names = {queue.broker_group for queue in self._reader.queues if queue.topic == topic}
         if not read:
@@ -342,14 +352,15 @@ class PullConsumer:
         reset: bool = False,
         timeout_ms: int = COMMIT_TIMEOUT_MS,
     ) -> None:
-        """Store how far the group has consumed; default: everything that was handed out.
+        """Commit offsets for the consumer group; default: everything that was handed out.
 
-        `reset` allows going back. While a broker group has no leader it waits for the next one, at most `timeout_ms`; the
-        other groups have stored theirs by then. What failed may be committed again: nothing goes back by that.
-        A queue that stands beyond its end is left out by the default, and an error after the others are
-        stored; so is one of a broker group that was replaced.
-        Raises: UsageError (no group, impossible queue, offset or timeout), TopicNotFoundError, RefusedError (NoQuorumError: no leader
-        in time), BrokerUnreachableError.
+        `reset` allows going back. While a broker group has no leader, this waits for the next one, at most
+        `timeout_ms`; offsets in the other broker groups are committed meanwhile. A failed commit may be
+        repeated: that never moves an offset back.
+        The default leaves out a queue that stands beyond its end, and raises after the others are committed.
+        The same holds for a queue of a broker group that was replaced.
+        Raises: UsageError (no consumer group; impossible queue, offset or timeout), TopicNotFoundError,
+        RefusedError (NoQuorumError: no leader in time), BrokerUnreachableError.
         """
         self._check_open()
         if not self.group:
@@ -366,7 +377,7 @@ class PullConsumer:
             if queue not in self._reader and queue not in await self.queues(queue.topic):
                 raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {queue.topic}")
             checked[queue] = offset
-        self._reader.check_replaced(checked)  # while the routes were asked
+        self._reader.check_replaced(checked)  # routes may have changed above
         await self._offsets.commit(checked, reset=reset, timeout_s=timeout_ms / 1000)
         if offsets is None:
             self._reader.check_replaced()
@@ -389,10 +400,10 @@ class PullConsumer:
     # --- reading --------------------------------------------------------------------------------------------
 
     async def poll(self, max_messages: int = POLL_BATCH, timeout_ms: int | None = None) -> list[MessageView]:
-        """Return up to `max_messages`, waiting up to `timeout_ms` (None: without end) for the first one.
+        """Return up to `max_messages`; wait up to `timeout_ms` (None: for ever) for the first one.
 
-        Raises: RefusedError and other errors that repeating cannot heal; UsageError (nothing assigned, no number of messages),
-        ClosedError.
+        Raises: RefusedError and other errors that a retry cannot heal; UsageError (nothing assigned, not a
+        number of messages), ClosedError.
         """
         check_count("max_messages", max_messages)
         if timeout_ms is not None:
@@ -414,4 +425,4 @@ class PullConsumer:
                 yield message
             handed_out += 1
             if handed_out % POLL_BATCH == 0:
-                await asyncio.sleep(0)  # a loop body that never waits would keep everything else from running
+                await asyncio.sleep(0)  # a loop body that never awaits would starve all other tasks

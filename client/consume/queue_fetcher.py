@@ -1,8 +1,8 @@
-"""Reads assigned queues of any broker groups in order: what every consumer that reads the log by itself stands on.
+"""Queue fetcher: reads assigned queues of any broker groups in order. Base of consumers that read the log.
 
-Owns: one fetcher per broker group, the assigned queues and their positions, what happens when messages were deleted or a
-topic was created again. Must not: choose queues or start positions, commit.
-Invariant: nothing is asked of a broker group by the ids and offsets of another one that had its name.
+Owns: one fetcher per broker group, the assigned queues and their positions, the reaction to deleted messages
+and to topics that were created again. Must not: choose queues or start positions, commit.
+Invariant: a broker group is never asked with the ids and offsets of an earlier one of the same name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueFetcher:
-    """`read` queues, then `take` or `wait` for their messages. Call close()."""
+    """Call `read` with queues, then `take` or `wait` for their messages. Call close()."""
 
     def __init__(
         self,
@@ -46,12 +46,14 @@ class QueueFetcher:
         when_deleted: str = "earliest",
         consumer_group: str = "",
     ) -> None:
-        """`max_buffer_bytes`: of each broker group. `when_deleted`: see PullConsumer. `consumer_group`: brokers name who reads.
+        """`max_buffer_bytes`: per broker group. `when_deleted`: see PullConsumer.
+
+        `consumer_group`: sent to the brokers, which show who reads.
 
         Raises: UsageError.
         """
         self.channels = channels
-        self.delivered_count = 0  # messages that were handed out
+        self.delivered_count = 0  # messages handed out
         #: Messages that retention deleted before they were read.
         self.deleted_count = 0
         self.when_deleted = when_deleted
@@ -60,9 +62,9 @@ class QueueFetcher:
         self._routes.on_change(self._on_route)
         self._max_buffer_bytes = max_buffer_bytes
         self._fetchers: dict[str, _Fetcher] = {}
-        self._ending: set[asyncio.Task[None]] = set()  # of groups that were removed
+        self._ending: set[asyncio.Task[None]] = set()  # fetchers that are closing
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
-        # Queues of broker groups that were replaced, with the former one and the position there
+        # Queues of broker groups that were replaced, with that broker group and the position in it
         self._replaced: dict[MessageQueue, tuple[BrokerGroup, int]] = {}
         self._paused: set[MessageQueue] = set()
         self._arrived = asyncio.Event()
@@ -71,7 +73,7 @@ class QueueFetcher:
         self._closed = False
 
     async def close(self) -> None:
-        """Close every stream; who waits for messages is woken."""
+        """Close every stream, and wake callers that wait for messages."""
         self._closed = True
         self.arrived()
         for fetcher in list(self._fetchers.values()):
@@ -90,12 +92,12 @@ class QueueFetcher:
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """The offset of the next message of each queue that will be handed out."""
+        """Offset of the next message to hand out, by queue."""
         return {queue: assigned.position for queue, assigned in self._assigned.items()}
 
     @property
     def statistics(self) -> tuple[PulledQueue, ...]:
-        """The figures of every queue that is read, by queue."""
+        """Statistics of every queue that is read, sorted by queue."""
         found = []
         for queue, each in sorted(self._assigned.items()):
             end = each.end_offset if each.sought else max(each.end_offset, each.fetch_offset)
@@ -105,7 +107,7 @@ class QueueFetcher:
 
     @property
     def beyond(self) -> dict[MessageQueue, int]:
-        """Queues that were moved beyond their ends, as brokers say, with these ends."""
+        """Queues that brokers report to stand beyond their ends, with these ends."""
         return {queue: each.end_offset for queue, each in self._assigned.items() if each.beyond}
 
     def __contains__(self, queue: MessageQueue) -> bool:
@@ -113,11 +115,11 @@ class QueueFetcher:
 
     @property
     def replaced(self) -> Collection[MessageQueue]:
-        """Queues whose positions are in broker groups that were replaced: they are not read."""
+        """Queues with positions in broker groups that were replaced. They are not read."""
         return self._replaced.keys()
 
     def check_replaced(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Check that none of these queues (None: of all) is of a broker group that was replaced.
+        """Check that none of these queues (None: all) belongs to a broker group that was replaced.
 
         Raises: OtherGroupError.
         """
@@ -132,7 +134,7 @@ class QueueFetcher:
             raise position_of_replaced(former.name, former.group_id, positions)
 
     def read(self, part: TopicInGroup, queue: MessageQueue, offset: int) -> None:
-        """Read a queue from `offset` on; `part` is its broker group in the topic's route."""
+        """Read a queue from `offset` on. `part`: its broker group in the route of the topic."""
         fetcher = self._fetchers.get(queue.broker_group)
         if fetcher is None:
             fetcher = _Fetcher(self, part.group, self._max_buffer_bytes)
@@ -145,7 +147,7 @@ class QueueFetcher:
             fetcher.restart()
 
     def give_up(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop reading these queues; what is buffered of them is dropped."""
+        """Stop reading these queues, and drop their buffered records."""
         for each in queues:
             queue = check_queue(each)
             assigned = self._assigned.pop(queue, None)
@@ -155,7 +157,7 @@ class QueueFetcher:
                 self._drop(assigned)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out nothing of these queues until `resume`; they keep their positions. Raises: UsageError."""
+        """Stop handing out messages of these queues; positions stay. Raises: UsageError."""
         for assigned in [self._of(queue) for queue in queues]:
             if assigned.queue not in self._paused:
                 self._paused.add(assigned.queue)
@@ -163,7 +165,7 @@ class QueueFetcher:
                 assigned.fetch_offset = assigned.position
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Go on with paused queues, where each stands. Raises: UsageError."""
+        """Continue paused queues at their positions. Raises: UsageError."""
         for assigned in [self._of(queue) for queue in queues]:
             if assigned.queue in self._paused:
                 self._paused.discard(assigned.queue)
@@ -176,19 +178,19 @@ class QueueFetcher:
         return tuple(queue for queue in self._assigned if queue in self._paused)
 
     def _drop(self, assigned: AssignedQueue) -> None:
-        """Do not ask for a queue any more. What is buffered of it goes: it would keep room from the others."""
+        """Stop fetching a queue, and drop its buffered records: they would take room from other queues."""
         fetcher = self._fetchers[assigned.queue.broker_group]
         fetcher.buffer.remove(assigned)
-        fetcher.changed.set()  # there may be room again
+        fetcher.changed.set()  # there may be room now
 
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset of the next message that will be handed out. Raises: UsageError, OtherGroupError."""
+        """Return the offset of the next message to hand out. Raises: UsageError, OtherGroupError."""
         return self._of(queue).position
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue a queue at `offset`. Raises: UsageError (not assigned, or no offset).
+        """Continue a queue at `offset`. Raises: UsageError (not assigned, or not an offset).
 
-        One of a broker group that was replaced goes on in the new one.
+        A queue of a broker group that was replaced continues in the new one.
         Raises: TopicNotFoundError (the new one does not have it, as far as is known).
         """
         if check_queue(queue) in self._replaced:
@@ -205,12 +207,12 @@ class QueueFetcher:
 
     @property
     def sources(self) -> dict[str, FetchSource]:
-        """The node of each broker group that answered last."""
+        """Node that answered last, by broker group."""
         found = {name: fetcher.source for name, fetcher in self._fetchers.items()}
         return {name: source for name, source in found.items() if source is not None}
 
     def _part(self, queue: MessageQueue) -> TopicInGroup | None:
-        """Return the queue's broker group in the newest route of its topic."""
+        """Return the queue's part of the newest route of its topic."""
         route = self._routes.cached(queue.topic)
         return route.part(queue.broker_group) if route is not None else None
 
@@ -226,10 +228,10 @@ class QueueFetcher:
     # --- messages -------------------------------------------------------------------------------------------
 
     def take(self, max_messages: int) -> list[MessageView]:
-        """Hand out what is there, at most `max_messages` of one broker group.
+        """Hand out what is buffered, at most `max_messages`, all of one broker group.
 
-        Raises: what a fetcher failed with; OtherGroupError, as long as a queue stands in a broker group that
-        was replaced.
+        Raises: the error that a fetcher reported; OtherGroupError, as long as a queue belongs to a broker
+        group that was replaced.
         """
         if self._replaced:
             self.check_replaced()
@@ -248,7 +250,7 @@ class QueueFetcher:
         return []
 
     async def wait(self, max_messages: int, timeout_ms: int | None) -> list[MessageView]:
-        """Hand out as `take` does, waiting for the first message; empty after `timeout_ms` or close()."""
+        """Hand out as `take` does, but wait for the first message. Empty after `timeout_ms` or close()."""
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 while not self._closed:
@@ -260,10 +262,10 @@ class QueueFetcher:
             return []
         return []
 
-    # --- for the fetchers -----------------------------------------------------------------------------------
+    # --- called by the fetchers -----------------------------------------------------------------------------
 
     def arrived(self) -> None:
-        """Messages, or a failure, wait for `take`."""
+        """Messages or an error are ready for `take`."""
         self._arrived.set()
 
     def fail(self, error: LedgerMQError) -> None:
@@ -272,7 +274,7 @@ class QueueFetcher:
         self.arrived()
 
     async def refresh(self, topics: set[str]) -> None:
-        """Fetch the routes again, and hand them to the fetchers."""
+        """Fetch the routes again, and pass them to the fetchers."""
         for topic in topics:
             try:
                 self._on_route(await self._routes.get(topic, refresh=True))
@@ -292,7 +294,7 @@ class QueueFetcher:
                 self._leave(name, fetcher)
 
     def _end_replaced(self, fetcher: _Fetcher) -> None:
-        """Another broker group has the name: the former one's queues are read no more."""
+        """Another broker group has the name: stop reading the queues of the former one."""
         former = fetcher.group
         text = "broker group was replaced by another one of its name broker_group=%s former_id=%016x"
         logger.warning(text, former.name, former.group_id)
@@ -309,7 +311,7 @@ class QueueFetcher:
         return route is not None and route.part(broker_group) is not None
 
     def _leave(self, name: str, fetcher: _Fetcher) -> None:
-        """A broker group that was drained is in no route any more: it was removed. One that is only silent is kept."""
+        """Drop a broker group that was drained and left all routes: it was removed. A silent one is kept."""
         logger.info("broker group was removed broker_group=%s", name)
         self.give_up([queue for queue in self._assigned if queue.broker_group == name])
         self._end(fetcher)
@@ -322,9 +324,10 @@ class QueueFetcher:
         task.add_done_callback(self._ending.discard)
 
     async def on_refused(self, fetcher: _Fetcher, refused: list[Refused[AssignedQueue]]) -> None:
-        """Heal what can be healed: offsets that were deleted, a node that is behind, a topic that was re-created.
+        """Heal what can be healed: deleted offsets, a node that lags, a topic that was created again.
 
-        One question for all of them: meanwhile nothing is fetched, of the other queues neither.
+        One route request per topic for all queues: until it is answered, no queue of the broker group is
+        fetched.
         """
         stale: list[AssignedQueue] = []
         behind: list[AssignedQueue] = []
@@ -348,18 +351,18 @@ class QueueFetcher:
             fetcher.ask_later([each for each in stale if not self._read_newest(fetcher, each)])
 
     def _went_on(self, fetcher: _Fetcher, found: OutOfRange[AssignedQueue]) -> bool:
-        """Go on behind what was deleted; return False when the node has not applied as far as we have read: it will."""
+        """Continue after deleted messages. Return False if the node has not applied that far yet: it will."""
         assigned = found.assigned
         if assigned.fetch_offset >= found.begin:
             _warn_beyond(assigned, found.end)
             return False
-        # What is buffered below the begin was read in time: only asking goes on elsewhere.
+        # Records buffered below the begin were read in time: only fetching continues elsewhere.
         count = found.begin - assigned.fetch_offset
         fetcher.buffer.skip_to(assigned, self.on_deleted(assigned.queue, count, found.begin, found.end))
         return True
 
     def on_deleted(self, queue: MessageQueue, count: int, begin: int, end: int) -> int:
-        """Say that messages are gone, as `when_deleted` wants it; return where to go on."""
+        """Report deleted messages as `when_deleted` demands. Return the offset to continue at."""
         self.deleted_count += count
         text = "messages were deleted before they were read queue=%s count=%d begin=%d"
         logger.warning(text, queue, count, begin)
@@ -368,9 +371,9 @@ class QueueFetcher:
         return end if self.when_deleted == "latest" else begin
 
     def _read_newest(self, fetcher: _Fetcher, assigned: AssignedQueue) -> bool:
-        """The topic id may be of an older incarnation of the topic: take the newest one, from its beginning, if there is one."""
+        """Read a newer incarnation of the topic from its beginning. Return False if there is none."""
         if self._assigned.get(assigned.queue) is not assigned:
-            return True  # given up meanwhile
+            return True  # no longer read
         part = self._part(assigned.queue)
         if part is None or part.topic_id == assigned.topic_id:
             return False
@@ -380,12 +383,12 @@ class QueueFetcher:
         logger.warning("topic was created again, reading it from its beginning queue=%s", assigned.queue)
         fetcher.buffer.remove(assigned)
         self.read(part, assigned.queue, 0)
-        fetcher.ask_soon([self._assigned[assigned.queue]])  # the node may not know it yet
+        fetcher.ask_soon([self._assigned[assigned.queue]])  # the node may not know the topic yet
         return True
 
 
 def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
-    """Say once, of a queue that was moved beyond its end, that nothing comes before it has grown so far."""
+    """Warn once that a queue was moved beyond its end, and is silent until it has grown that far."""
     assigned.end_offset = max(assigned.end_offset, end)
     if assigned.sought and not assigned.beyond:
         assigned.beyond = True
@@ -394,7 +397,7 @@ def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
 
 
 class _Fetcher(GroupFetcher[AssignedQueue]):
-    """Reads the assigned queues of one broker group into its buffer."""
+    """Fetches the assigned queues of one broker group into its buffer."""
 
     def __init__(self, owner: QueueFetcher, group: BrokerGroup, max_bytes: int) -> None:
         self.buffer = FetchBuffer(max_bytes)

@@ -1,10 +1,10 @@
-"""Which node of a broker group is read: its leader, a follower that was suggested, any node when there is no leader. Pure.
+"""Read source: the node of a broker group to fetch from. Pure.
 
-The rules:
-    the leader suggests a follower      read there, if it has an address here and did not fail lately
-    a follower suggests the leader      read there again: the backlog fits into the leader's memory, or is gone
+The leader, a suggested follower, or any node when there is no leader. Rules:
+    the leader suggests a follower      read there, if it has an address here and did not fail recently
+    a follower suggests the leader      return there: the backlog fits into the leader's memory, or is gone
     the follower has nothing, is stale,
-    refuses or does not answer          back to the leader; suggestions of that node are ignored for a while
+    refuses or does not answer          return to the leader; ignore suggestions of that node for a while
     the leader does not answer          every node in turn, until one does
 Owns: the choice. Must not: do I/O, read clocks (`now` is monotonic seconds).
 """
@@ -20,27 +20,27 @@ from ..pauses import AVOID_S, LONGEST_AVOID_S
 
 @dataclass(frozen=True, slots=True)
 class FetchSource:
-    """The node that answered last. `stale`: it had no contact to a leader, newer messages may exist elsewhere."""
+    """The node that answered last. `stale`: it had no contact to a leader; others may have newer messages."""
 
     node_id: str
     stale: bool
 
 
 class ReadSource:
-    """The choice for one broker group. Ask `next`, then tell what came of it."""
+    """The choice for one broker group. Call `next`, then report the result."""
 
     def __init__(self, group: BrokerGroup) -> None:
         self.tracker = LeaderTracker(group)
-        self._follower = ""  # that is read instead of the leader
-        self._avoided: dict[str, tuple[float, float]] = {}  # node → (until, for how long the next time)
+        self._follower = ""  # follower that is read instead of the leader, or ""
+        self._avoided: dict[str, tuple[float, float]] = {}  # node → (until, next duration), s
 
     @property
     def follower(self) -> str:
-        """The follower that is read by suggestion; "" = none."""
+        """The suggested follower that is read; "": none."""
         return self._follower
 
     def next(self) -> tuple[str, int]:
-        """Return (address, pause in ms before trying it); ("", pause) when the broker group has no node at all."""
+        """Return (address, pause before trying it, ms); ("", pause) when the broker group has no node."""
         if self._follower:
             node = self.tracker.group.node(self._follower)
             if node is not None:
@@ -49,7 +49,7 @@ class ReadSource:
         return self.tracker.next()
 
     def answered(self, source: FetchSource, suggested: str, empty: bool, now: float) -> bool:
-        """Take note of an answer; return whether the next question is for another node. `empty`: it brought nothing."""
+        """Note an answer; return whether the next request is for another node. `empty`: without messages."""
         self.tracker.succeeded()
         if not (empty or source.stale):
             self._avoided.pop(source.node_id, None)
@@ -70,7 +70,7 @@ class ReadSource:
         return True
 
     def failed(self, address: str, now: float) -> None:
-        """The node at `address` could not be reached, broke off, refused, or sent damaged bytes."""
+        """The node at `address` was unreachable, broke off, refused, or sent damaged bytes."""
         self.tracker.failed(address)
         self._follower = ""
         for node in self.tracker.group.nodes:

@@ -1,4 +1,4 @@
-"""The asyncio simple consumer: receives messages with a lease, acknowledges each; any number of them share a group.
+"""asyncio simple consumer: receives messages with a lease and acknowledges each of them.
 
     async with SimpleConsumer("127.0.0.1:9876", group="billing") as consumer:
         await consumer.subscribe("orders")
@@ -6,10 +6,11 @@
             ...
             await consumer.ack(message)
 
-Owns: which broker group is asked next, natural batching of acknowledgements (those made while one is out go together).
-Talks `apache.rocketmq.v2.MessagingService`, where every node answers and forwards to its leader. What is not
-acknowledged within the invisible time is delivered again.
-Invariant: every call has one deadline for all nodes that are tried; nothing waits for a node that stays silent.
+Any number of simple consumers share a consumer group. Owns: which broker group is asked next, natural
+batching of acknowledgements (those made while a request is out share the next one).
+Speaks `apache.rocketmq.v2.MessagingService`: every node answers, and forwards to its leader. A message that
+is not acknowledged within its invisible time is delivered again.
+Invariant: every call has one deadline over all nodes that are tried; no call waits for a silent node longer.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ logger = logging.getLogger(__name__)
 
 INVISIBLE_MS: Final = 30_000
 RECEIVE_BATCH: Final = 32
-#: Everything one acknowledgement needs, with failover.
+#: Deadline of an acknowledgement including failover, s.
 _CALL_TIMEOUT_S: Final = 10.0
 _SLICE_MS: Final = 500
 _MAX_ACKS: Final = 256
-#: What brokers say with the answer to a receive when there is nothing that a person should know.
+#: Status messages of a receive that are not worth a log line.
 _NOTHING_TO_SAY: Final = ("", "OK", "no new message")
 
 _LEASED: Final = instance_of(LeasedMessage, "a LeasedMessage, as receive() returns them")
@@ -80,7 +81,7 @@ Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
 
 
 class SimpleConsumer:
-    """Receives with leases. Use it as an async context manager, or call close().
+    """Receives messages with leases. Use it as an async context manager, or call close().
 
     Example:
 
@@ -90,7 +91,7 @@ class SimpleConsumer:
                 print(message.queue_id, message.queue_offset, message.body)
                 await consumer.ack(message)
 
-    Any number of consumers of a consumer group share every queue. The consumer group has to exist
+    Any number of consumers of a consumer group share every queue. The consumer group must exist
     (`Admin.create_group`).
     """
 
@@ -104,9 +105,9 @@ class SimpleConsumer:
         cluster: str = "",
         trace: bool = False,
     ) -> None:
-        """`invisible_ms`: how long a message is this consumer's, unless a `receive` says something else.
+        """`invisible_ms`: how long a message is leased, unless a `receive` overrides it.
 
-        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`). Raises:
+        `trace`: record the result of each message in the trace topic (`ledgermq message trace`). Raises:
         UsageError.
         """
         check_lease("invisible_ms", invisible_ms)
@@ -115,11 +116,11 @@ class SimpleConsumer:
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)  # also keeps the watch open: a new leader is asked at once
-        # As they were known last, also when no route names them any more
+        # As last known; kept when no route names them any more
         self._groups: dict[str, BrokerGroup] = {}
         self._filters: dict[str, v2.FilterExpression] = {}
         self._turn = 0
-        self._empty = 0  # answers in a row without a message
+        self._empty = 0  # consecutive answers without a message
         self._acks: dict[tuple[str, str], list[tuple[LeasedMessage, asyncio.Future[None]]]] = defaultdict(
             list
         )
@@ -139,9 +140,9 @@ class SimpleConsumer:
         await self.close()
 
     async def close(self) -> None:
-        """Wait for the acknowledgements that are out (until their deadline), then close every connection.
+        """Wait for pending acknowledgements (up to their deadline), then disconnect.
 
-        A `receive` that waits ends with ClosedError.
+        A waiting `receive` ends with ClosedError.
         """
         self._channels.check_loop()
         self._closed = True
@@ -152,9 +153,10 @@ class SimpleConsumer:
         await self._channels.close()
 
     async def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Receive from a topic; `expression` selects tags: "*", or "a || b".
+        """Receive from a topic. `expression` selects tags: "*", or "a || b".
 
-        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError, UsageError (no tag filter).
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError, UsageError (not a
+        tag filter).
         """
         check_name("topic", topic)
         check_tag_filter(expression)
@@ -170,10 +172,11 @@ class SimpleConsumer:
         invisible_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> list[LeasedMessage]:
-        """Return up to `max_messages`; waits up to `timeout_ms` (None: without end) for the first one.
+        """Return up to `max_messages`; wait up to `timeout_ms` (None: for ever) for the first one.
 
-        While no node of a group answers, it goes on asking. Raises: UsageError (an argument, no subscription, no queue
-        that can be read), ClosedError (also when it is closed meanwhile), GroupNotFoundError, TopicNotFoundError, RefusedError.
+        Keeps asking while no node of a broker group answers. Raises: UsageError (an argument, no
+        subscription, no readable queue), ClosedError (also when it is closed meanwhile), GroupNotFoundError,
+        TopicNotFoundError, RefusedError.
         """
         check_count("max_messages", max_messages)
         check_wait(timeout_ms)
@@ -189,8 +192,8 @@ class SimpleConsumer:
             every = await self._sources()
             sources = self._silent.among(every, time.monotonic())
             rest_ms = POLL_MS if end is None else max(int((end - time.monotonic()) * 1000), 0)
-            # With several sources a long poll would hold up the others: it is cut into slices, and nothing is waited for
-            # before each of them has said that it has nothing.
+            # With several sources a long poll at one of them would delay the others. It is cut into slices,
+            # and starts only after each source has answered that it has nothing.
             slice_ms = POLL_MS
             if len(every) > 1:
                 slice_ms = _SLICE_MS if self._empty >= len(sources) else 0
@@ -207,7 +210,7 @@ class SimpleConsumer:
                 return messages
 
     async def _sources(self) -> list[tuple[str, str]]:
-        """Return the (topic, broker group) pairs that can be read now. Raises: UsageError (there is none)."""
+        """Return the readable (topic, broker group) pairs. Raises: UsageError (there is none)."""
         sources = [
             (topic, part.group.name)
             for topic in self._filters
@@ -226,7 +229,7 @@ class SimpleConsumer:
     async def _receive_from(
         self, topic: str, broker_group: str, max_messages: int, invisible_ms: int, poll_ms: int
     ) -> list[LeasedMessage]:
-        """Ask the nodes of a group, the leader first, until one answers or the poll's time is over."""
+        """Ask nodes of a broker group, the leader first, until one answers or the poll's time is over."""
         request = v2.ReceiveMessageRequest(
             group=v2.Resource(name=self.group),
             message_queue=v2.MessageQueue(
@@ -242,7 +245,7 @@ class SimpleConsumer:
             request.long_polling_timeout.FromMilliseconds(max(int((rest_s - GRACE_S) * 1000), 0))
             return self._receive_once(Stub(channel), request, broker_group, rest_s)
 
-        # One deadline for all nodes: the grace is for an answer that is on its way when the long poll ends.
+        # One deadline for all nodes. The grace is for an answer that is on its way when the long poll ends.
         timeout_s = poll_ms / 1000 + GRACE_S
         try:
             messages = await call_broker_group(
@@ -269,14 +272,14 @@ class SimpleConsumer:
     async def _receive_once(
         self, stub: Stub, request: v2.ReceiveMessageRequest, broker_group: str, timeout_s: float
     ) -> list[LeasedMessage]:
-        """Make one call. What has come is kept when the stream breaks behind it: it is leased to us."""
+        """Make one call. If the stream breaks, keep the messages received before: they are leased to us."""
         messages: list[LeasedMessage] = []
         call = stub.ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
         try:
             async for each in call:
                 frame = decoded(each)
                 if frame.HasField("message"):
-                    # The queue's topic, whatever the record says: acknowledgements go there.
+                    # Use the queue's topic, not the record's: acknowledgements go there.
                     frame.message.topic.name = request.message_queue.topic.name
                     messages.append(LeasedMessage(frame.message, broker_group))
                     self._counts[broker_group].received(messages[-1])
@@ -301,7 +304,7 @@ class SimpleConsumer:
                 yield message
 
     def statistics(self) -> dict[str, LeaseStatistics]:
-        """Return what this consumer did so far, by broker group. Asks nobody."""
+        """Return the counters since the start, by broker group. Local: no network call."""
         waiting: defaultdict[str, int] = defaultdict(int)
         for (broker_group, _), acks in self._acks.items():
             waiting[broker_group] += len(acks)
@@ -311,9 +314,9 @@ class SimpleConsumer:
 
     @checked(message=_LEASED)
     async def ack(self, message: LeasedMessage) -> None:
-        """The message is done: it is not delivered again. Returns when the group's majority knows.
+        """Acknowledge a message: it is not delivered again. Returns when a majority of the nodes knows.
 
-        Raises: InvalidHandleError (the lease was over before: it is or was delivered again), RefusedError,
+        Raises: InvalidHandleError (the lease was over: the message is or was delivered again), RefusedError,
         BrokerUnreachableError (no node answered in time), ClosedError.
         """
         self._channels.check_loop()
@@ -327,10 +330,10 @@ class SimpleConsumer:
         await future
 
     async def _send_acks(self, key: tuple[str, str]) -> None:
-        """Send what has gathered, until nothing is left.
+        """Send the collected acknowledgements, until none is left.
 
-        The task leaves `_ack_tasks` in the step that finds nothing left: an acknowledgement that comes later, even
-        before the loop has told anybody of the task's end, starts the next task.
+        The task leaves `_ack_tasks` in the same step in which it finds none left. A later acknowledgement,
+        even before the loop has reported the end of this task, starts the next task.
         """
         waiting: list[tuple[LeasedMessage, asyncio.Future[None]]] = []
         try:
@@ -345,12 +348,12 @@ class SimpleConsumer:
         finally:
             del self._ack_tasks[key]
             for _, future in (*waiting, *self._acks.pop(key, ())):
-                future.cancel()  # only after a defect or a cancellation; nobody may wait for ever
+                future.cancel()  # only after a defect or cancellation: no caller may wait for ever
 
     async def _outcomes(
         self, key: tuple[str, str], waiting: list[tuple[LeasedMessage, asyncio.Future[None]]]
     ) -> list[LedgerMQError | None]:
-        """Send one request; return what became of each acknowledgement, None: done."""
+        """Send one request; return the result of each acknowledgement (None: success)."""
         broker_group, topic = key
         request = v2.AckMessageRequest(group=v2.Resource(name=self.group), topic=v2.Resource(name=topic))
         for message, _ in waiting:
@@ -360,7 +363,7 @@ class SimpleConsumer:
         except LedgerMQError as error:
             return [error] * len(waiting)
         statuses = [entry.status for entry in answer.entries]
-        # A refusal of the whole request comes without entries.
+        # If the request was refused as a whole, there are no entries.
         statuses += [answer.status] * (len(waiting) - len(statuses))
         return [self._error(status, topic) for status in statuses[: len(waiting)]]
 
@@ -374,7 +377,7 @@ class SimpleConsumer:
 
     @checked(message=_LEASED)
     async def change_invisible(self, message: LeasedMessage, invisible_ms: int) -> None:
-        """Move the end of the lease to `invisible_ms` from now; 0 gives the message back at once.
+        """Set the end of the lease to `invisible_ms` from now; 0 returns the message at once.
 
         Raises: UsageError, InvalidHandleError, RefusedError, BrokerUnreachableError, ClosedError.
         """
@@ -459,12 +462,14 @@ class SimpleConsumer:
         if code == v2.CONSUMER_GROUP_NOT_FOUND:
             return GroupNotFoundError(
                 name,
-                f'consumer group "{self.group}" does not exist. Create it: ledgermq group create {self.group}',
+                f'consumer group "{self.group}" does not exist. '
+                f"Create it: ledgermq group create {self.group}",
             )
         if code == v2.INVALID_RECEIPT_HANDLE:
             return InvalidHandleError(
                 name,
-                f"the lease of a message is over after {self.invisible_ms} ms ({status.message}); it is delivered again. "
+                f"the lease of a message is over after {self.invisible_ms} ms ({status.message}); "
+                "it is delivered again. "
                 "Acknowledge sooner, or receive with a longer invisible_ms",
             )
         if code == v2.TOO_MANY_REQUESTS:

@@ -1,6 +1,6 @@
-"""Where a consumer begins that keeps its own offsets: at the first message, behind the last one, or at a time.
+"""Start offsets of a consumer that keeps its own offsets: first message, after the last one, or at a time.
 
-Owns: the questions to the brokers. Groups whose offsets brokers keep begin where the broker says, not here.
+Owns: the calls to the brokers. Consumer groups with offsets at the brokers start where the broker says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..cluster.topic_route import BrokerGroup
 async def start_offsets(
     channels: Channels, group: Callable[[], BrokerGroup], topic: str, start: str
 ) -> dict[int, int]:
-    """Return the queue offset at which each queue id of a topic is begun. Raises: RefusedError, BrokerUnreachableError."""
+    """Return the start offset of each queue id of a topic. Raises: RefusedError, BrokerUnreachableError."""
     timestamp = int(start) if start.isdecimal() else 0
     request = pb.QueryOffsetsRequest(topic=topic, timestamp=timestamp)
     answer: pb.QueryOffsetsResponse = await call_log_service(

@@ -1,4 +1,4 @@
-"""What pull and simple consumers say of themselves: figures of one moment. Pure."""
+"""Statistics of pull and simple consumers: counters and state at one moment. Pure."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ class PulledQueue:
     """One queue that a pull consumer reads. Offsets are queue offsets."""
 
     queue: MessageQueue
-    position: int  # of the next message that is handed out
-    end_offset: int  # of the queue, when it was last heard of
-    fetched: int  # offsets that are here and not handed out
+    position: int  # of the next message to hand out
+    end_offset: int  # of the queue, as last known
+    fetched: int  # offsets fetched and not handed out
     paused: bool
 
     @property
     def lag(self) -> int:
-        """Messages that were not handed out, when the queue was last heard of."""
+        """Messages not handed out, up to the last known end."""
         return max(self.end_offset - self.position, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PullStatistics:
-    """Counts are messages, since the consumer was made."""
+    """Counts are messages since the consumer was created."""
 
     delivered: int  # handed out
-    deleted: int  # gone by retention before they were read
+    deleted: int  # deleted by retention before they were read
     queues: tuple[PulledQueue, ...]
-    missing: tuple[MessageQueue, ...]  # wanted, of broker groups that have not answered
-    sources: Mapping[str, FetchSource]  # the node of each broker group that answered last
+    missing: tuple[MessageQueue, ...]  # wanted; their broker groups have not answered
+    sources: Mapping[str, FetchSource]  # node that answered last, by broker group
 
     @property
     def lag(self) -> int:
-        """Messages that were not handed out, in the queues that are read."""
+        """Messages not handed out, over all queues that are read."""
         return sum(each.lag for each in self.queues)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatistics:
-    """What a simple consumer did in one broker group. Counts are messages, since the consumer was made."""
+    """Counters of a simple consumer in one broker group: messages since the consumer was created."""
 
     received: int
-    redelivered: int  # of them received before, by whichever consumer of the group
+    redelivered: int  # of these, delivered before, to any consumer of the consumer group
     acknowledged: int
-    refused: int  # acknowledgements that failed: the lease was over, or nobody answered
-    waiting: int  # acknowledgements that wait for those under way
+    refused: int  # failed acknowledgements: the lease was over, or no node answered
+    waiting: int  # acknowledgements that wait for the request in flight
 
 
 @dataclass(slots=True)
 class LeaseCounts:
-    """Makes LeaseStatistics."""
+    """Counters behind LeaseStatistics."""
 
     _received: int = 0
     _redelivered: int = 0
@@ -62,16 +62,16 @@ class LeaseCounts:
     _refused: int = 0
 
     def received(self, message: LeasedMessage) -> None:
-        """A message came."""
+        """A message was received."""
         self._received += 1
         self._redelivered += message.delivery_attempt > 1
 
     def answered(self, outcomes: Sequence[Exception | None]) -> None:
-        """Acknowledgements are done (None), or failed."""
+        """Acknowledgements succeeded (None) or failed."""
         refused = sum(each is not None for each in outcomes)
         self._refused += refused
         self._acknowledged += len(outcomes) - refused
 
     def statistics(self, waiting: int) -> LeaseStatistics:
-        """Return the figures of this moment."""
+        """Return the current statistics."""
         return LeaseStatistics(self._received, self._redelivered, self._acknowledged, self._refused, waiting)

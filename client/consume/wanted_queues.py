@@ -1,7 +1,8 @@
-"""Which queues a pull consumer reads: those it was given, and all of the topics it subscribes to, later ones included.
+"""Wanted queues of a pull consumer: assigned ones, and all of its subscribed topics, including later ones.
 
-What answers is read at once. A broker group that does not answer, or is made while the consumer runs, joins when it answers.
-Owns: what is wanted and not read yet, where a queue starts, one task per broker group that is missing.
+Queues of broker groups that answer are read at once. A broker group that does not answer, or is created
+later, joins when it answers.
+Owns: queues that are wanted and not read yet, their start offsets, one task per missing broker group.
 Must not: fetch, commit. Invariant: a queue is either read, missing, or not wanted.
 """
 
@@ -30,7 +31,7 @@ Part = tuple[str, str]  # topic, broker group
 
 
 class WantedQueues:
-    """`subscribe` or `assign`; the reader then reads. Call close()."""
+    """Call `subscribe` or `assign`; the reader then reads. Call close()."""
 
     def __init__(self, routes: Routes, reader: QueueFetcher, offsets: GroupOffsets, start: str) -> None:
         """`start`: "earliest" or "latest", for queues without a committed offset."""
@@ -39,14 +40,14 @@ class WantedQueues:
         self._reader = reader
         self._offsets = offsets
         self._start = start
-        self._topics: dict[str, int] = {}  # subscribed → since when, ms
-        self._left: set[MessageQueue] = set()  # of subscribed topics, given up by the user
-        self._missing: dict[MessageQueue, int] = {}  # wanted and not read yet → since when, ms
+        self._topics: dict[str, int] = {}  # subscribed topic → time of subscription, ms
+        self._left: set[MessageQueue] = set()  # queues of subscribed topics that the user unassigned
+        self._missing: dict[MessageQueue, int] = {}  # wanted and not read yet → wanted since, ms
         self._joining: dict[Part, asyncio.Task[None]] = {}
-        self._news = asyncio.Event()  # replaced when a route changes
+        self._news = asyncio.Event()  # set and replaced when a route changes
 
     async def close(self) -> None:
-        """Wait for no group any more."""
+        """Stop waiting for missing broker groups."""
         self._missing.clear()
         tasks = list(self._joining.values())
         for task in tasks:
@@ -55,7 +56,7 @@ class WantedQueues:
 
     @property
     def missing(self) -> tuple[MessageQueue, ...]:
-        """Queues that are wanted, of broker groups that have not answered yet."""
+        """Wanted queues whose broker groups have not answered yet."""
         return tuple(self._missing)
 
     @property
@@ -63,7 +64,7 @@ class WantedQueues:
         return not (self._missing or self._reader.has_queues)
 
     async def subscribe(self, topic: str) -> None:
-        """Read all queues of a topic, and those that it gets later. Raises: as `assign`."""
+        """Read all queues of a topic, including later ones. Raises: as `assign`."""
         since = _now_ms()
         route = await self._routes.get(topic)
         self._left = {queue for queue in self._left if queue.topic != topic}
@@ -83,18 +84,18 @@ class WantedQueues:
         self.unassign([queue for queue in (*self._reader.queues, *self._missing) if queue.topic == topic])
 
     async def assign(self, queues: Iterable[MessageQueue], since: int = 0) -> None:
-        """Read these queues, each from its committed offset, as soon as their broker groups answer.
+        """Read these queues from their committed offsets, as soon as their broker groups answer.
 
-        Those that are read go on; those of broker groups that were replaced begin anew in the new ones.
+        Queues that are already read continue; those of replaced broker groups start afresh in the new ones.
 
-        Returns when those that live have joined. Raises: UsageError (a queue does not exist), TopicNotFoundError, and when no
-        group answered what the first one failed with; nothing is wanted then.
+        Returns when the live broker groups have joined. Raises: UsageError (a queue does not exist),
+        TopicNotFoundError; if no broker group answered, the first failure. After an error nothing is wanted.
         """
         wanted = [queue for queue in queues if queue not in self._reader or queue in self._reader.replaced]
         for topic in {queue.topic for queue in wanted}:
             await self._check_route(topic, wanted)
         self._left.difference_update(wanted)
-        self._reader.give_up([queue for queue in wanted if queue in self._reader])  # they begin anew
+        self._reader.give_up([queue for queue in wanted if queue in self._reader])  # they start afresh
         for queue in wanted:
             self._missing.setdefault(queue, since or _now_ms())
         try:
@@ -112,7 +113,7 @@ class WantedQueues:
                 raise UsageError(f"{queue} does not exist", "", f"See: ledgermq topic describe {topic}")
 
     def unassign(self, queues: Iterable[MessageQueue]) -> None:
-        """Stop reading these queues; those of a subscribed topic do not come back by themselves."""
+        """Stop reading these queues. Those of a subscribed topic do not come back by themselves."""
         for queue in queues:
             self._missing.pop(queue, None)
             if queue.topic in self._topics:
@@ -122,7 +123,10 @@ class WantedQueues:
     # --- joining --------------------------------------------------------------------------------------------
 
     async def _join_all(self, parts: set[Part]) -> None:
-        """Let groups join, all at once; return when the living ones have. Raises: the first failure when none could."""
+        """Let broker groups join concurrently; return when the live ones have.
+
+        Raises: the first failure, when none could join; any error that a retry cannot heal.
+        """
         joins = {asyncio.create_task(self._join(*part)): part for part in parts}
         try:
             done, waiting = await self._until_one_joined(set(joins))
@@ -149,14 +153,14 @@ class WantedQueues:
         return done, waiting
 
     def _is_alive(self, part: Part) -> bool:
-        """Tell whether the nameserver thinks that a node of the group lives."""
+        """Tell whether the nameserver reports a live node of the broker group."""
         topic, name = part
         route = self._routes.cached(topic)
         found = route.part(name) if route else None
         return found is not None and any(node.alive for node in found.group.nodes)
 
     def _join_later(self) -> None:
-        """Have a task for every broker group that is missing."""
+        """Ensure that every missing broker group has a task."""
         for queue in self._missing:
             part = (queue.topic, queue.broker_group)
             task = self._joining.get(part)
@@ -166,7 +170,7 @@ class WantedQueues:
                 )
 
     async def _join_late(self, topic: str, name: str) -> None:
-        """Ask a group again and again until its queues are read, or not wanted any more."""
+        """Ask a broker group repeatedly until its queues are read, or no longer wanted."""
         told = False
         while self._missing_of(topic, name):
             news = self._news
@@ -183,10 +187,10 @@ class WantedQueues:
                 await happens(news, ROUTE_AGAIN_S)
 
     async def _join(self, topic: str, name: str, *, late: bool = False) -> None:
-        """Find out where the missing queues of a group start, and have them read. Raises: as call_broker_group."""
+        """Look up where a broker group's missing queues start; read them. Raises: as call_broker_group."""
         asked = (await self._routes.get(topic)).part(name)
         if asked is None:
-            return  # it left; its return changes the route
+            return  # it left the route; its return changes the route
         since = (
             min(self._missing_of(topic, name).values(), default=0) if late and self._start == "latest" else 0
         )
@@ -197,10 +201,10 @@ class WantedQueues:
             allow_stale=True,
             timeout_s=ATTEMPT_TIMEOUT_S if late else CALL_TIMEOUT_S,
         )
-        route = self._routes.cached(topic)  # it may have changed meanwhile
+        route = self._routes.cached(topic)  # the route may have changed meanwhile
         part = route.part(name) if route else None
         if part is not None and part.group.is_another(asked.group):
-            return  # the answer may be of the former one
+            return  # the answer may be from the former broker group
         for queue in self._missing_of(topic, name):
             if part is not None and queue in found:
                 del self._missing[queue]
@@ -209,7 +213,7 @@ class WantedQueues:
             logger.info("broker group joined topic=%s broker_group=%s", topic, name)
 
     def _start_offset(self, queue: MessageQueue, found: pb.QueueOffset) -> int:
-        """Return where a queue starts. One that joins late with start="latest" starts when it was asked for."""
+        """Return the start offset. With start="latest", a late queue starts when it was asked for."""
         begin, end = found.begin_offset, found.end_offset
         if found.lost:
             begin = self._reader.on_deleted(queue, found.lost, begin, end)
@@ -232,7 +236,7 @@ class WantedQueues:
             del self._missing[queue]
 
     def _on_route(self, route: TopicRoute) -> None:
-        """A route changed: a subscribed topic may have more queues, a missing group may be back."""
+        """A route changed: a subscribed topic may have more queues, a missing broker group may be back."""
         since = self._topics.get(route.topic)
         if since is not None:
             for queue in route.queues:

@@ -62,7 +62,7 @@ class Outbox:
         self._choose = self._among_quickest if avoid_slow else self._among_all
         self._goes_anywhere: Callable[[str], bool] = getattr(selector, "goes_anywhere", _never)
         self._max_bytes = max_bytes
-        self._bytes = 0  # of open and early messages; above `_max_bytes` by less than one message
+        self._bytes = 0  # of open and early messages
         self._ids = process_ids()
         self._runs: dict[str, OpenRun] = {}  # by topic
         self.failed_early = 0  # messages that failed before they had a lane

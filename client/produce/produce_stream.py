@@ -107,7 +107,7 @@ class GroupConnection:
         """Switch to the new leader, if there is one."""
         if leader is None:
             return
-        self.window.paused_until = self.window.avoid_until = 0  # asked for by another leader
+        self.window.paused_until = self.window.avoid_until = 0  # of the previous leader, or of none
         if self.calls is not None:
             self.calls.forget()
         self._news.set()
