@@ -1,6 +1,6 @@
 """Unary calls to the nodes of a broker group: the leader first, then the others, within one deadline.
 
-Owns: the one way to repeat a call, the translation of refusals and gRPC errors.
+Owns: the retry loop of unary calls, the translation of refusals and gRPC errors.
 Used for calls that are safe to repeat.
 Must not: choose nodes (`LeaderTracker` does).
 """
@@ -38,22 +38,22 @@ T = TypeVar("T")
 
 
 def being_cancelled() -> bool:
-    """Tell whether somebody cancels the running task: then a CancelledError is meant for it."""
+    """Tell whether the running task is being cancelled. If so, a CancelledError is meant for it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def raise_if_closed() -> None:
-    """Tell apart, of a CancelledError, the end of a call from the end of its caller.
+    """Call this on a CancelledError, to tell the end of the call from the end of its caller.
 
-    Raises: ClosedError (the client's channels were closed, nobody cancelled the running task).
+    Raises: ClosedError (the client's channels were closed; the running task is not being cancelled).
     """
     if not being_cancelled():
         raise ClosedError("client") from None
 
 
 def raise_if_final(refusal: pb.Refusal) -> None:
-    """Raise the refusal unless another node or a later attempt may help."""
+    """Raise the refusal, unless another node or a later attempt may help."""
     error = error_of(refusal)
     if not error.retryable:
         raise error
@@ -84,22 +84,22 @@ async def call_broker_group(
     after_round: Callable[[], Awaitable[None]] | None = None,
     on_unknown: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call nodes of a broker group until one answers, round by round.
+    """Call nodes of a broker group until one answers, in rounds.
 
-    `call(channel, timeout_s)` makes the call on a channel; it may raise a LedgerMQError instead of
-    returning a refusal. `attempt_s`: how long one node may take. `once`: end with the first round.
-    `after_round()` is called when a round has failed, before the pause. `on_unknown()` is called when an
-    attempt may have taken effect although it brought no answer.
+    `call(channel, timeout_s)` makes the call on a channel. It may raise a LedgerMQError instead of
+    returning a refusal. `attempt_s`: limit per node, s. `once`: stop after the first round.
+    `after_round()` is called after a failed round, before the pause. `on_unknown()` is called when an attempt
+    without an answer may have taken effect.
 
-    Raises: the refusal as an error when it is not retryable; when the time is over the last refusal, or
-    BrokerUnreachableError when no node answered; RouteError when no node has an address; ClosedError when
-    the channels are closed.
-    The error's `perhaps_done` says that an attempt may have taken effect.
+    Raises: the refusal as an error, if it is not retryable. After the deadline, the last refusal, or
+    BrokerUnreachableError if no node answered. RouteError if no node has an address. ClosedError if the
+    channels are closed.
+    The error's `perhaps_done` tells whether an attempt may have taken effect.
     """
     end = time.monotonic() + timeout_s
     tracker = LeaderTracker(group(), port)
     last: LedgerMQError | None = None
-    # By a node that answered, in this round or the one before: it knows more than the silence of the others
+    # Refusals of this and the previous round. A node that answered knows more than silent ones.
     refused: LedgerMQError | None = None
     earlier: LedgerMQError | None = None
     perhaps_done = False
@@ -156,7 +156,7 @@ async def call_log_service(
     *,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> T:
-    """Call LogService as `call_broker_group` does, saying which broker group is meant. Raises: as that."""
+    """Call LogService as `call_broker_group` does, and name the intended broker group. Raises: as that."""
 
     def send(channel: Any, attempt_s: float) -> Awaitable[T]:
         stub = log_pb2_grpc.LogServiceStub(channel)

@@ -1,8 +1,8 @@
-"""Open gRPC channels by address, and the translation of gRPC errors.
+"""gRPC channels by address, and the translation of gRPC errors.
 
 Owns: channel options, one channel per address. Must not: choose addresses.
 
-Also sets how the C library's allocator treats the large blocks that sections and requests pass through.
+Also tunes the C library's allocator for the large blocks that sections and requests pass through.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ _KEPT_BYTES: Final = 8 * 1024 * 1024
 
 
 def keep_freed_blocks() -> None:
-    """Let malloc keep freed blocks of some MiB for the next request instead of giving them back to the kernel.
+    """Let malloc reuse freed blocks of some MiB instead of returning them to the kernel.
 
-    Fresh pages cost more than what is copied into them: half a page fault per message of 1 KiB was a quarter of a
-    producer's CPU. glibc raises its limits to the size of a large block when it sees it freed, and from then on keeps up to
-    twice as much free memory. Other allocators are not affected. Nothing is written, so this costs no memory by itself.
+    Fresh pages cost more than the copies into them: half a page fault per message of 1 KiB took a quarter of
+    a producer's CPU time. When glibc sees a large block freed, it raises its thresholds to that size, and
+    then keeps up to twice as much free memory. Other allocators are not affected. The block is never written,
+    so it costs no memory by itself.
     """
     bytearray(_KEPT_BYTES)
 
 
-#: Largest answer that is taken, bytes: sections are at most a quarter of a 64 MiB segment.
+#: Largest accepted answer, bytes. Sections have at most a quarter of a 64 MiB segment.
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A client finds the next leader within a fraction of a second: the library's own pauses must be shorter.
+    # A client finds a new leader within a fraction of a second, so gRPC's own back-off must be shorter.
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Clients of one process do not share connections: a slow fetch must not hold up a send.
+    # No connections shared between the clients of a process: a slow fetch must not delay a send.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-#: gRPC says so when there was no connection, so that nothing was sent.
+#: gRPC reports this if there was no connection, so that nothing was sent.
 _NOT_CONNECTED: Final = "failed to connect to all addresses"
-#: Calls may have nothing to say for long, so silence needs a question: pings tell a server that is stopped or cut off from
-#: one without news. They are sent while calls are open. Nameservers allow a ping every 5 s, brokers every second.
+#: Calls may be silent for long. Pings tell a server without news from one that is stopped or cut off. They
+#: are sent while calls are open. Nameservers allow a ping every 5 s, brokers every second.
 KEEPALIVE_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
-#: There are other nameservers to watch.
+#: Shorter than for brokers, because there are other nameservers to watch.
 WATCH_TIMEOUT_MS: Final = 5_000
 
 
 class Channels:
-    """The channels of one client object. Bound to the event loop of its first use, and of no use after `close`."""
+    """The channels of one client object. Bound to the event loop of its first use. Unusable after `close`."""
 
     def __init__(self) -> None:
         keep_freed_blocks()
@@ -61,7 +62,7 @@ class Channels:
         self._closed = False
 
     def check_loop(self) -> None:
-        """Refuse another event loop than that of the first use: what it waited for would happen in the first one.
+        """Refuse any event loop other than that of the first use: awaited events would occur there.
 
         Raises: UsageError.
         """
@@ -78,19 +79,20 @@ class Channels:
             raise UsageError(
                 "a client is used in another event loop than before",
                 "Its connections and all that waits belong to the loop of its first use",
-                "Make one client for each event loop, and close it there; those of ledgermq.client.sync may be shared",
+                "Make one client for each event loop, and close it there; "
+                "those of ledgermq.client.sync may be shared",
             )
 
     def check(self) -> None:
-        """Raises: UsageError (another event loop), ClosedError (after `close`)."""
+        """Check that the channels can be used. Raises: UsageError (another event loop), ClosedError."""
         self.check_loop()
         if self._closed:
             raise ClosedError("client")
 
     def get(self, address: str, *, watch: bool = False) -> aio.Channel:
-        """Return the channel to host:port, opened when first asked for.
+        """Return the channel to host:port; open it on first use.
 
-        Calls on it fail when the other side answers nothing, not even pings; with `watch` soon.
+        Calls on it fail when the peer does not answer pings either; with `watch` soon.
         """
         self.check()
         channel = self._open.get(address)
@@ -100,7 +102,7 @@ class Channels:
         return channel
 
     async def close(self) -> None:
-        """Close all channels; calls on them fail."""
+        """Close all channels. Calls on them fail."""
         self._closed = True
         channels, self._open = list(self._open.values()), {}
         for channel in channels:
@@ -111,13 +113,13 @@ def _keepalive(timeout_ms: int) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),  # this one counts; its default is a minute
-        ("grpc.http2.max_pings_without_data", 0),  # as many as the silence takes
+        ("grpc.http2.ping_timeout_ms", timeout_ms),  # the effective one; its default is a minute
+        ("grpc.http2.max_pings_without_data", 0),  # unlimited
     )
 
 
 def unreachable(address: str, error: grpc.RpcError) -> BrokerUnreachableError:
-    """Translate a failed call."""
+    """Translate the gRPC error of a failed call."""
     code = error.code() if isinstance(error, aio.AioRpcError) else None
     if code is grpc.StatusCode.UNAVAILABLE:
         reason = "Nothing listens there, the connection broke, or the port is full"

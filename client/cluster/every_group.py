@@ -1,7 +1,7 @@
-"""Calls to all broker groups of a cluster: questions side by side, changes one after the other.
+"""Calls to all broker groups of a cluster: queries concurrently, changes one after the other.
 
-Owns: what is said when one of them does not answer, before a change or in the middle of one.
-Must not: know which groups there are, or what is asked.
+Owns: the errors for broker groups that do not answer, before or in the middle of a change.
+Must not: know which broker groups there are, or what is called.
 
 The errors here concern all broker groups of a cluster; they belong to the tree in errors.py.
 """
@@ -17,7 +17,7 @@ from .topic_route import BrokerGroup
 
 
 class BrokerGroupsSilentError(RouteError):
-    """These broker groups do not answer, or have no leader, so a change of all of them was not begun."""
+    """These broker groups are silent or have no leader, so a change of all was not started."""
 
     def __init__(self, silent: Mapping[str, LedgerMQError]) -> None:
         names = sorted(silent)
@@ -25,14 +25,15 @@ class BrokerGroupsSilentError(RouteError):
         super().__init__(
             f"broker group{'s' * (len(names) > 1)} {named} cannot be changed now: {silent[names[0]].what}",
             "The others alone would be an incomplete change. Nothing was changed",
-            "Repeat it when it answers again (ledgermq cluster status). It is lost for good: stop what is left of it, then "
+            "Repeat it when it answers again (ledgermq cluster status). "
+            "It is lost for good: stop what is left of it, then "
             f"ledgermq cluster forget-group {names[0]}",
         )
         self.silent = dict(silent)
 
 
 class PartlyChangedError(LedgerMQError):
-    """A change of several broker groups stopped half way. Each group is in one of the three lists.
+    """A change of several broker groups stopped half way. Each broker group is in one of the three lists.
 
     `perhaps`: an attempt there had no answer. The change may be repeated.
     """
@@ -59,7 +60,7 @@ class PartlyChangedError(LedgerMQError):
 
 
 class PartlyRefusedError(PartlyChangedError):
-    """One group refuses the change for good, for example because it exists there with other settings."""
+    """A broker group refuses the change for good, for example because it has other settings there."""
 
     retryable = False
 
@@ -70,7 +71,7 @@ Silent = dict[str, LedgerMQError]
 
 
 def why_missing(group: str, error: LedgerMQError) -> str:
-    """Return the line of one that is silent. The errors of some groups begin with the same words: they are said once."""
+    """Return the line about a silent broker group. A common prefix of the errors is not repeated."""
     why = str(error).removeprefix(f'broker group "{group}" does not answer: ')
     return f"broker group {group} does not answer: {why}"
 
@@ -78,7 +79,10 @@ def why_missing(group: str, error: LedgerMQError) -> str:
 async def ask_all(
     groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
 ) -> tuple[list[tuple[BrokerGroup, T]], Silent]:
-    """Return the answers of broker groups asked side by side, and why some are silent. Raises: what is no silence."""
+    """Query broker groups concurrently. Return the answers, and the errors of silent ones.
+
+    Raises: any other error than silence.
+    """
     answers: list[tuple[BrokerGroup, T]] = []
     silent: Silent = {}
     for group, answer in zip(
@@ -96,9 +100,9 @@ async def ask_all(
 async def check_that_all_answer(
     groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[object]]
 ) -> None:
-    """Ask before a change of several groups, so that it is not begun where it cannot be finished.
+    """Query before a change of several broker groups, so as not to start what cannot be finished.
 
-    A definite refusal is an answer. Raises: BrokerGroupsSilentError.
+    A definite refusal counts as an answer. Raises: BrokerGroupsSilentError.
     """
 
     async def answers(group: BrokerGroup) -> None:
@@ -117,9 +121,10 @@ async def check_that_all_answer(
 async def change_each(
     groups: Sequence[BrokerGroup], change: Callable[[BrokerGroup], Awaitable[T | None]], again: str
 ) -> list[tuple[BrokerGroup, T]]:
-    """Change one group after the other; return the answers (None: there is nothing to change in that one).
+    """Change one broker group after the other; return the answers (None: nothing to change there).
 
-    `again`: what it means to repeat it. Raises: what the first group fails with when no group was changed; PartlyChangedError.
+    `again`: what a repetition does. Raises: the error of the first broker group, if none was changed;
+    PartlyChangedError.
     """
     answers: list[tuple[BrokerGroup, T]] = []
     for number, group in enumerate(groups):

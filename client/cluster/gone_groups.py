@@ -1,4 +1,4 @@
-"""What a nameserver remembers of broker groups whose last node has left without being removed. Pure."""
+"""Gone broker groups: remembered by a nameserver after their last node left without being removed. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .topic_route import BrokerGroup, group_of
 
 @dataclass(frozen=True, slots=True)
 class GoneGroup:
-    """A broker group that no node of is up."""
+    """A broker group without any running node."""
 
     group: BrokerGroup  # as its last node knew it
-    silent_ms: int | None = None  # since that one was heard; None: an older nameserver does not tell
-    topics: tuple[str, ...] = ()  # that it had then, where that was asked for
+    silent_ms: int | None = None  # since the last contact; None: an older nameserver does not tell
+    topics: tuple[str, ...] = ()  # its topics at that time, if they were asked for
 
     @property
     def name(self) -> str:
@@ -26,27 +26,27 @@ class GoneGroup:
 
     @property
     def since(self) -> dict[str, str]:
-        """When it was heard last, by its name; empty when that is not known."""
+        """Time of the last contact by name; empty when unknown."""
         return {} if self.silent_ms is None else {self.name: f"{duration(self.silent_ms)} ago"}
 
     @property
     def error(self) -> BrokerGroupsGoneError:
-        """Why its part of an answer is missing."""
+        """Reason why its part of an answer is missing."""
         return BrokerGroupsGoneError([self.name], self.since, "What it holds is missing here")
 
     @property
     def refusal(self) -> BrokerGroupsGoneError:
-        """Why a call that is about this group alone was not made."""
+        """Reason why a call about this broker group alone was not made."""
         return BrokerGroupsGoneError([self.name], self.since, "It is down, not removed. Nothing was changed")
 
 
 def gone_of(listed: ns.ListGroupsResponse, every: ns.ListGroupsResponse) -> list[GoneGroup]:
-    """Return the groups that are only in `every`, the later answer of the same nameserver with `gone_too`."""
+    """Return the broker groups only in `every`, the later answer of the same nameserver with `gone_too`."""
     known = {view.group for view in listed.groups}
     told = {(each.cluster, each.group): each for each in every.gone}
     found = []
     for view in every.groups:
-        if view.group in known or any(node.alive for node in view.nodes):  # it may just be back
+        if view.group in known or any(node.alive for node in view.nodes):  # it may just have come back
             continue
         each = told.get((view.cluster, view.group))
         silent_ms = each.silent_ms if each is not None else None
@@ -56,6 +56,6 @@ def gone_of(listed: ns.ListGroupsResponse, every: ns.ListGroupsResponse) -> list
 
 
 def groups_gone_error(gone: Sequence[GoneGroup]) -> BrokerGroupsGoneError:
-    """Return the error of what needs these groups, too."""
+    """Return the error of an operation that also needs these broker groups."""
     since = {name: text for each in gone for name, text in each.since.items()}
     return BrokerGroupsGoneError([each.name for each in gone], since)

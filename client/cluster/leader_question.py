@@ -1,6 +1,7 @@
-"""Asks nodes of a group who leads it, as they know it: for a leader that says nothing while no nameserver tells of another.
+"""Leader query: asks the nodes of a broker group who leads it.
 
-Owns: the question and how long it takes. Must not: decide what follows from the answer.
+For a leader that is silent while no nameserver names another. Owns: the query and its duration. Must not:
+decide what follows from the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NOBODY: Final = (0, "")
 
 
 async def who_leads(channels: Channels, addresses: Iterable[str]) -> tuple[int, str]:
-    """Return (term, node id of its leader) of the newest term that any of the nodes knows; (0, "") when none answers."""
+    """Return (term, leader's node id) of the newest term known to these nodes; (0, ""): no answer."""
     asked = {asyncio.create_task(_ask(channels.get(address))) for address in addresses}
     if not asked:
         return _NOBODY

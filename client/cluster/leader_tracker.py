@@ -1,12 +1,11 @@
-"""Who leads a broker group, and which of its nodes is asked next. Pure.
+"""Leader tracker: the known leader of a broker group, and the node to ask next. Pure.
 
-The order: the node that was named last as the leader, then the route's leader, then every other node in
-turn. When all have failed, a new round begins after a pause.
-Owns: the newest term and leader that anybody named, the nodes that failed in this round, the rounds since
-the last success.
+Order: the node last named as leader, then the leader of the route, then every other node in turn. When all
+have failed, a new round begins after a pause.
+Owns: the newest known term and leader, the nodes that failed in this round, the rounds since the last
+success.
 Must not: do I/O, read clocks, pause.
-Invariant: the known term never falls, except when another broker group gets the name: its terms say nothing
-of the former's.
+Invariant: the known term never falls, unless another broker group gets the name: its terms are unrelated.
 """
 
 from __future__ import annotations
@@ -16,48 +15,45 @@ from typing import Final, Literal
 from ..pauses import LONGEST_SEARCH_PAUSE_MS, SEARCH_PAUSE_MS, backoff_ms
 from .topic_route import BrokerGroup, Node
 
-#: After so many rounds no node will be back soon, and news of the route end the pause: it doubles with every
-#: few rounds.
+#: After this many rounds, a quick return of a node is unlikely, and news of the route end the pause. The
+#: pause then doubles every few rounds.
 _PATIENT_ROUNDS: Final = 50
 _ROUNDS_PER_STEP: Final = 4
 
-#: Which address of a node is called.
+#: The address of a node to call.
 Port = Literal["log_address", "messaging_address"]
 
 
 class LeaderTracker:
-    """Of one broker group, for one stream or call. Ask `next`, then tell `failed` or `succeeded`."""
+    """Leader search of one stream or call to one broker group. Call `next`, then `failed` or `succeeded`."""
 
     def __init__(self, group: BrokerGroup, port: Port = "log_address") -> None:
         self.group = group  # the newest route
         self._port = port
-        self._known = (
-            group.term,
-            group.leader_id,
-        )  # the newest that anybody named; the leader "" while nobody has
-        self._hint = ""
+        self._known = (group.term, group.leader_id)  # the newest known; leader "": not known yet
+        self._hint = ""  # address to try next, "" for none
         self._hops = 0  # hints followed since the last pause
-        self._failed: set[str] = set()  # addresses tried since the last success or pause
-        self._rounds = 0  # that failed since the last success
+        self._failed: set[str] = set()  # addresses that failed since the last success or pause
+        self._rounds = 0  # failed rounds since the last success
 
     @property
     def term(self) -> int:
-        """The newest term that anybody named."""
+        """The newest known term."""
         return self._known[0]
 
     @property
     def has_hint(self) -> bool:
-        """Whether a leader was named that was not tried since."""
+        """Whether a named leader was not tried yet."""
         return bool(self._hint)
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of all nodes: the route's leader, then the living ones, then the rest."""
+        """Addresses of all nodes: the route's leader first, then live nodes, then the rest."""
         addresses = (getattr(node, self._port) for node in self.group.by_preference)
         return [each for each in addresses if each]
 
     def update(self, group: BrokerGroup) -> Node | None:
-        """Take a newer route; return its leader when that is news."""
+        """Take a newer route; return its leader if that is news."""
         if group.is_another(self.group):
             self.succeeded()
             self._known = (0, "")
@@ -65,9 +61,9 @@ class LeaderTracker:
         return self.learned(group.term, group.leader_id)
 
     def learned(self, term: int, leader_id: str) -> Node | None:
-        """Take in who leads, as a route or a node says; return the leader when that is news.
+        """Take a leader named by a route or a node; return it if that is news.
 
-        It is tried next. A term may be known before its leader is; once it is known, a term has no other leader.
+        It is tried next. A term may be known before its leader. A term has at most one leader.
         """
         leader = self.group.node(leader_id)
         if leader is None or term < self._known[0] or (term, leader_id) == self._known:
@@ -78,13 +74,13 @@ class LeaderTracker:
         return leader
 
     def hint(self, address: str) -> None:
-        """Try the leader next that a refusal names ("": it names none), even if it failed."""
+        """Next, try the leader named by a refusal ("": none), even if it failed before."""
         if address:
             self._hint = address
             self._failed.discard(address)
 
     def failed(self, address: str) -> None:
-        """The node at `address` cannot be reached, broke off, or does not lead."""
+        """The node at `address` is unreachable, broke off, or does not lead."""
         self._failed.add(address)
         if self._hint == address:
             self._hint = ""
@@ -95,9 +91,9 @@ class LeaderTracker:
         self._hint, self._hops, self._rounds = "", 0, 0
 
     def next(self) -> tuple[str, int]:
-        """Return (address, pause in ms before trying it); ("", pause) when the route has no node at all.
+        """Return (address, pause in ms before trying it); ("", pause) when the route has no node.
 
-        The pause is 0 until every node has failed once, or nodes have named one another more often than there
+        The pause is 0 until every node has failed once, or nodes have named each other more often than there
         are nodes.
         """
         candidates = self.addresses

@@ -1,9 +1,10 @@
-"""Asks nameservers for routes, keeps them, and hears of changes.
+"""Routes: fetches topic routes from nameservers, caches them, and watches for changes.
 
-Owns: which nameserver is asked (the last one that answered; the next one when it fails), the cache (30 s, refreshed on
-error, pushed by one watch for all topics). Must not: talk to brokers, except to let a broker create a topic that nobody knows yet.
-Invariants: while no nameserver answers, cached routes stay in use; no two of them name different broker
-groups of one name.
+Owns: the choice of the nameserver (the last one that answered; on failure the next one), and the cache (30 s;
+refreshed on errors; one watch for all topics pushes changes). Must not: talk to brokers, except to let them
+create an unknown topic.
+Invariants: while no nameserver answers, cached routes stay in use. No two cached routes use one name for
+different broker groups.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ logger = logging.getLogger(__name__)
 
 #: Age at which a route is fetched again, s.
 CACHE_S: Final = 30.0
-#: A name or an IPv4 address; an IPv6 address in brackets. Whether it exists is found out later.
+#: A host name or an IPv4 address, or an IPv6 address in brackets. Not checked for existence.
 _HOST: Final = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%[^\s/\]]+)?\]")
-_HTTP_1: Final = "Trying to connect an http1.x server"  # how gRPC puts it, with the code UNAVAILABLE
+_HTTP_1: Final = "Trying to connect an http1.x server"  # gRPC's text, with the code UNAVAILABLE
 
 T = TypeVar("T")
 RouteListener = Callable[[TopicRoute], None]
 
 
 def check_address(address: str, what: str, usual_port: int) -> None:
-    """Check the form host:port before anything is tried. Raises: InvalidAddressError."""
+    """Check the form host:port. Raises: InvalidAddressError."""
     host, _, port = address.rpartition(":")
     if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal()):
         hint = ", an IPv6 address in brackets" if host.count(":") > 1 else ""
@@ -68,7 +69,7 @@ def check_address(address: str, what: str, usual_port: int) -> None:
 
 
 def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
-    """Return host:port of each nameserver from "a:1,b:2" or a list. Raises: InvalidAddressError."""
+    """Return the nameservers' host:port from "a:1,b:2" or a list. Raises: InvalidAddressError."""
     texts("nameservers", nameservers.split(",") if isinstance(nameservers, str) else nameservers)
     parts = nameservers.split(",") if isinstance(nameservers, str) else list(nameservers)
     addresses = tuple(part.strip() for part in parts if part.strip())
@@ -82,14 +83,14 @@ def parse_addresses(nameservers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def is_stranger(error: grpc.RpcError) -> bool:
-    """Tell whether something answered that does not know the call, or speaks HTTP/1: not the service that was meant."""
+    """Tell whether the peer is another service: it does not know the call, or speaks HTTP/1."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     return error.code() is grpc.StatusCode.UNIMPLEMENTED or _HTTP_1 in (error.details() or "")
 
 
 def _is_created(status: rocketmq_v2_pb2.Status) -> bool:
-    """Tell what a broker's answer about a topic says. Raises: NoQuorumError, RefusedError: it does not say."""
+    """Tell whether a broker's answer says that the topic exists. Raises: NoQuorumError, RefusedError."""
     if status.code in (rocketmq_v2_pb2.OK, rocketmq_v2_pb2.TOPIC_NOT_FOUND):
         return status.code == rocketmq_v2_pb2.OK
     if status.code in (rocketmq_v2_pb2.HA_NOT_AVAILABLE, rocketmq_v2_pb2.MASTER_PERSISTENCE_TIMEOUT):
@@ -109,24 +110,25 @@ class Routes:
         self.nameservers = parse_addresses(nameservers)
         self.cluster = cluster
         self._channels = channels
-        self._at = 0  # nameserver that is asked first
-        self._cache: dict[str, tuple[float, TopicRoute]] = {}
+        self._at = 0  # index of the nameserver that is asked first
+        self._cache: dict[str, tuple[float, TopicRoute]] = {}  # by topic: time of the answer (s), route
         self._fetching: dict[tuple[str, bool], asyncio.Task[TopicRoute]] = {}  # by topic and `create`
         self._listeners: list[RouteListener] = []
         self._watch: asyncio.Task[None] | None = None
         self._topics_changed = asyncio.Event()
-        self._groups: dict[str, BrokerGroup] = {}  # by name, as the newest route says
+        self._groups: dict[str, BrokerGroup] = {}  # by name, in the newest route
         self._closed = False
 
     def on_change(self, listener: RouteListener) -> None:
-        """Call `listener` with every route that differs from the one before. Starts the watch."""
+        """Call `listener` with every route that differs from the previous one. Enables the watch."""
         self._listeners.append(listener)
 
     async def get(self, topic: str, *, refresh: bool = False, create: bool = False) -> TopicRoute:
-        """Return the route of a topic. `create`: a broker may create the topic if it is set up to do so.
+        """Return the route of a topic. `create`: brokers may create the topic, if they are configured to.
 
-        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError (NoQuorumError: while a group has no
-        leader, nobody can tell that a topic does not exist), ClosedError; with `create` also BrokerUnreachableError.
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, RefusedError (NoQuorumError: without
+        a leader of each broker group, it is unknown whether a topic exists), ClosedError; with `create` also
+        BrokerUnreachableError.
         """
         self._channels.check()
         cached = self._cache.get(topic)
@@ -137,7 +139,7 @@ class Routes:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
-                # close() ended the question, nobody cancelled the caller
+                # close() cancelled the request; the caller was not cancelled
                 raise ClosedError("client") from None
             raise
         except NameserversDownError:
@@ -147,7 +149,7 @@ class Routes:
             return cached[1]
 
     async def until_known(self, topic: str, groups: Collection[str]) -> bool:
-        """Wait until the nameserver has heard of a topic that exists in these groups; return False when it takes too long (3 s)."""
+        """Wait until the nameserver knows a topic that exists in these broker groups. False: not in 3 s."""
         try:
             await self._wait_for_route(topic, groups)
         except LedgerMQError as error:
@@ -156,24 +158,24 @@ class Routes:
         return True
 
     def cached(self, topic: str) -> TopicRoute | None:
-        """Return the newest known route without asking anybody."""
+        """Return the newest known route without a call."""
         entry = self._cache.get(topic)
         return entry[1] if entry else None
 
     def forget(self, topic: str) -> None:
-        """A topic does not exist any more: whoever wants its route asks again, and it is not watched."""
+        """The topic no longer exists: drop its route and stop watching it. The next `get` asks again."""
         if self._cache.pop(topic, None) is not None:
             self._topics_changed.set()
 
     async def groups(self, *, gone_too: bool = False) -> list[BrokerGroup]:
-        """Return all broker groups; `gone_too`: also those whose last node has left without being removed.
+        """Return all broker groups; `gone_too`: also those whose last node left without being removed.
 
         Raises: NameserversDownError, NoBrokersError.
         """
         return [group_of(view) for view in (await self._list_groups(gone_too=gone_too)).groups]
 
     async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[GoneGroup]]:
-        """Return the broker groups, and those whose last node has left without being removed: nobody answers for them.
+        """Return the broker groups, and those whose last node left without being removed (not callable).
 
         Raises: as `groups`.
         """
@@ -196,7 +198,7 @@ class Routes:
         return self.nameservers[self._at]
 
     async def close(self) -> None:
-        """Stop watching and asking."""
+        """Stop the watch and all requests."""
         self._closed = True
         tasks: list[asyncio.Task[Any]] = [*self._fetching.values(), *([self._watch] if self._watch else [])]
         for task in tasks:
@@ -211,7 +213,7 @@ class Routes:
         )
 
     async def _ask(self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]) -> T:
-        """Ask one nameserver after the other until one answers. Raises: NameserversDownError, NotANameserverError."""
+        """Ask nameservers in turn until one answers. Raises: NameserversDownError, NotANameserverError."""
         stranger = ""
         for step in range(len(self.nameservers)):
             number = (self._at + step) % len(self.nameservers)
@@ -231,7 +233,7 @@ class Routes:
     async def ask_every(
         self, call: Callable[[nameserver_pb2_grpc.NameServerServiceStub], Awaitable[T]]
     ) -> tuple[dict[str, T], dict[str, LedgerMQError]]:
-        """Ask all nameservers side by side; return by address the answers, and why there is none."""
+        """Ask all nameservers concurrently. Return, by address, the answers and the errors."""
 
         async def ask(number: int) -> T | LedgerMQError:
             try:
@@ -251,7 +253,7 @@ class Routes:
         return answers, silent
 
     def _fetching_of(self, topic: str, *, create: bool) -> asyncio.Task[TopicRoute]:
-        """Return the task that fetches a route; all who want it share one."""
+        """Return the task that fetches a route. Concurrent callers share it."""
         task = self._fetching.get((topic, create))
         if task is None:
             task = asyncio.create_task(self._fetch(topic, create))
@@ -278,7 +280,7 @@ class Routes:
         answer = await self._ask(lambda stub: stub.GetRoute(request, timeout=ASK_TIMEOUT_S))
         if answer.HasField("refusal"):
             if answer.refusal.code == pb.NO_QUORUM:
-                await self.groups()  # raises, when there are none at all
+                await self.groups()  # raises if there are none at all
             raise self._refused(topic, answer)
         route = route_of(topic, answer.cluster, list(answer.groups))
         if route is None:
@@ -293,10 +295,10 @@ class Routes:
         return error_of(answer.refusal)
 
     async def _let_brokers_create(self, topic: str) -> set[str]:
-        """Ask each group for the route: where topics are created by their first use, this creates it in all of them.
+        """Ask each broker group for the route. With automatic topic creation, this creates the topic in all.
 
-        Return the groups that have it now; none, when a leader says that there is no such topic. Raises: NoQuorumError,
-        RefusedError, BrokerUnreachableError: then nobody can tell.
+        Return the broker groups that have the topic now. Empty: a leader says that it does not exist.
+        Raises: NoQuorumError, RefusedError, BrokerUnreachableError: it is unknown whether the topic exists.
         """
         groups = await self.groups()
         answers = await asyncio.gather(
@@ -309,7 +311,7 @@ class Routes:
         return created
 
     async def _let_group_create(self, group: BrokerGroup, topic: str) -> bool:
-        """Return whether the group has the topic now. Raises: as `_let_brokers_create`."""
+        """Return whether the broker group has the topic now. Raises: as `_let_brokers_create`."""
         silent: BrokerUnreachableError | None = None
         request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
         for node in group.by_preference:
@@ -330,12 +332,12 @@ class Routes:
         return False
 
     async def _wait_for_route(self, topic: str, groups: Collection[str]) -> TopicRoute:
-        """The topic exists in these groups; wait until the nameserver has heard of it."""
+        """Wait until the nameserver knows a topic that exists in these broker groups."""
         end = time.monotonic() + NAMESERVER_WAIT_S
         while True:
             try:
                 route = await self._get_route(topic)
-                late = time.monotonic() > end  # some groups are better than none
+                late = time.monotonic() > end  # some broker groups are better than none
                 if late or all(route.part(name) for name in groups):
                     return route
             except (TopicNotFoundError, NoQuorumError):
@@ -356,7 +358,7 @@ class Routes:
                 listener(route)
 
     def _ask_again(self, group: BrokerGroup) -> None:
-        """A broker group was replaced: forget the routes that name the former one, and ask for them."""
+        """A broker group was replaced: drop the routes that name the former one, and fetch them again."""
         for topic, (_, route) in list(self._cache.items()):
             part = route.part(group.name)
             if part is not None and group.is_another(part.group):
@@ -396,7 +398,7 @@ class Routes:
                     if (route := route_of(topic, self.cluster, list(decoded(answer).groups))) is not None:
                         self._keep(route)
         except asyncio.CancelledError:
-            # Both may have happened in one turn of the loop: other topics to watch, and close() or the end of the loop.
+            # Both may coincide in one turn of the loop: other topics to watch, and close() or the loop's end.
             if being_cancelled():
                 raise
         finally:

@@ -1,4 +1,4 @@
-"""The route of a topic as the client uses it: frozen values made from a nameserver's answer. Pure."""
+"""Topic route: immutable values built from a nameserver's answer. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Node:
     """A node with its addresses (host:port) in the network of this client."""
 
     node_id: str
-    log_address: str
-    messaging_address: str
-    alive: bool
-    zone: str = ""  # where it stands, "" when nobody says
+    log_address: str  # LogService and AdminService
+    messaging_address: str  # official protocol; "" without one
+    alive: bool  # as the nameserver sees it
+    zone: str = ""  # location of the node, "" if not configured
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroup:
-    """One broker group. `leader_id` is "" while an election is on."""
+    """One broker group. `leader_id` is "" during an election."""
 
     cluster: str
     name: str
@@ -37,9 +37,9 @@ class BrokerGroup:
     writable: bool
     max_message_bytes: int = MAX_BODY_SIZE  # largest body
     max_request_bytes: int = 4 * MAX_BODY_SIZE  # all sections of a produce request
-    draining: bool = False  # takes no new messages; when it leaves the route it is gone for good
-    group_id: int = 0  # tells it from others of its name; 0 when nobody says
-    former_group_ids: tuple[int, ...] = ()  # it had, before it was recovered or a master promoted
+    draining: bool = False  # takes no new messages; once it leaves the route it is gone for good
+    group_id: int = 0  # tells it from other broker groups of the same name; 0: unknown
+    former_group_ids: tuple[int, ...] = ()  # its ids before it was recovered or a master was promoted
 
     @property
     def leader(self) -> Node | None:
@@ -51,27 +51,27 @@ class BrokerGroup:
 
     @property
     def zone(self) -> str:
-        """Where messages to the group go: the zone of its leader, "" while there is none."""
+        """Zone in which messages to the broker group arrive: that of its leader; "" without a leader."""
         return leader.zone if (leader := self.leader) else ""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call to its nodes says, so that another group of its name refuses it."""
+        """Metadata of calls to its nodes. Another broker group of the same name refuses them."""
         return group_metadata(self.group_id)
 
     def is_another(self, known: BrokerGroup) -> bool:
-        """Tell whether the name and perhaps the address of `known` are now those of a group that has nothing of it."""
+        """Tell whether this is an unrelated broker group that took the name of `known`."""
         return not are_related(self.group_id, self.former_group_ids, known.group_id, known.former_group_ids)
 
     @property
     def by_preference(self) -> tuple[Node, ...]:
-        """All nodes: the leader, then the living ones, then the rest."""
+        """All nodes: the leader, then live nodes, then the rest."""
         return tuple(sorted(self.nodes, key=lambda node: (node.node_id != self.leader_id, not node.alive)))
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInGroup:
-    """A topic's queues in one group."""
+    """Queues of a topic in one broker group."""
 
     group: BrokerGroup
     topic_id: int
@@ -82,7 +82,7 @@ class TopicInGroup:
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """Where a topic is. `parts` are sorted by group name."""
+    """Location of a topic. `parts` are sorted by the name of the broker group."""
 
     topic: str
     cluster: str
@@ -90,7 +90,7 @@ class TopicRoute:
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """All queues, group by group."""
+        """All queues, by broker group."""
         return tuple(
             MessageQueue(self.topic, part.group.name, queue_id)
             for part in self.parts
@@ -102,7 +102,7 @@ class TopicRoute:
 
 
 def group_of(view: pb.GroupRoute) -> BrokerGroup:
-    """Translate one group of a nameserver's answer."""
+    """Translate one broker group of a nameserver's answer."""
     nodes = []
     for info in view.nodes:
         listener = info.listeners[0] if info.listeners else pb.ListenerAddresses()
@@ -125,7 +125,7 @@ def group_of(view: pb.GroupRoute) -> BrokerGroup:
 
 
 def route_of(topic: str, cluster: str, views: list[pb.GroupRoute]) -> TopicRoute | None:
-    """Translate the groups of an answer that have the topic; None when none has it."""
+    """Translate the broker groups in an answer that have the topic; None if there are none."""
     parts = []
     for view in sorted(views, key=lambda each: each.group):
         info = next((each for each in view.topics if each.name == topic), None)
@@ -142,7 +142,7 @@ def route_of(topic: str, cluster: str, views: list[pb.GroupRoute]) -> TopicRoute
 
 
 def with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[TopicInGroup]:
-    """Return the parts of a route that may be written, and those that it had before and no longer has, by group name."""
+    """Return the writable parts of a route and its lost former parts, sorted by broker group."""
     parts = {part.group.name: part for part in known}
     for part in route.parts:
         parts.pop(part.group.name, None)
@@ -152,7 +152,7 @@ def with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[To
 
 
 def no_queue_to_write(route: TopicRoute) -> LedgerMQError:
-    """Return the error of a producer that finds no queue in any group, and who could change that."""
+    """Return the error of a producer without a writable queue. It says who can change that."""
     what = f'topic "{route.topic}" has no queue that can be written'
     drained = [part.group.name for part in route.parts if part.group.draining]
     if not drained:
@@ -160,6 +160,7 @@ def no_queue_to_write(route: TopicRoute) -> LedgerMQError:
     verb = "group is" if len(drained) == 1 else "groups are"
     return LedgerMQError(
         what,
-        f"Its broker {verb} drained and take{'s' * (len(drained) == 1)} no new messages: {', '.join(drained)}",
+        f"Its broker {verb} drained and take{'s' * (len(drained) == 1)} "
+        f"no new messages: {', '.join(drained)}",
         f"Take one back and repeat it: ledgermq cluster undrain {drained[0]}",
     )

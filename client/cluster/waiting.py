@@ -1,4 +1,4 @@
-"""Waiting for an event, and no longer than a time allows."""
+"""Waiting for an event with a timeout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 async def happens(event: asyncio.Event, within_s: float | None) -> bool:
-    """Return True as soon as the event is set, False after so many seconds (None: never). Leaves it as it is."""
+    """Return True once the event is set, False after `within_s` (None: never). Does not clear the event."""
     if within_s is None:
         await event.wait()
         return True
@@ -19,6 +19,6 @@ async def happens(event: asyncio.Event, within_s: float | None) -> bool:
 
 
 async def happens_anew(event: asyncio.Event, within_s: float | None = None) -> bool:
-    """As `happens`, but what has happened before does not count."""
+    """As `happens`, but ignore what happened before."""
     event.clear()
     return await happens(event, within_s)
