@@ -1,7 +1,7 @@
-"""What an answer of the group's leader changes for one member. Pure.
+"""Assignment: the changes for one member that follow from an answer of the broker group's leader. Pure.
 
-Owns: the comparison of what the leader says with what this member has. Must not: carry it out.
-The last answer is the whole truth, whatever was missed before it.
+Owns: the comparison of the leader's answer with the queues of this member. Must not: carry out the changes.
+The latest answer is complete: earlier ones that were missed do not matter.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ QueueKey = tuple[int, int]
 
 @dataclass(slots=True)
 class Change:
-    """What is to be done, in this order."""
+    """Changes to carry out, in this order."""
 
-    lost: list[OwnedQueue] = field(default_factory=list)  # keep nothing, commit nothing
+    lost: list[OwnedQueue] = field(default_factory=list)  # drop, commit nothing
     started: list[pb.QueueOwnership] = field(default_factory=list)
-    revoked: list[OwnedQueue] = field(default_factory=list)  # finish, commit, then say so
-    # Say so again: nothing of them is here
+    revoked: list[OwnedQueue] = field(default_factory=list)  # finish, commit, then release
+    # Release again: nothing of them is here
     handed_over: list[pb.QueueOwnership] = field(default_factory=list)
 
 
 def changes(here: Mapping[QueueKey, OwnedQueue], answer: pb.MembershipResponse) -> Change:
-    """Compare. A queue that is being handed over stays as it is until that is done."""
+    """Compare. A queue that is being handed over is left alone until that is done."""
     change = Change()
     revoked = {(each.topic_id, each.queue_id) for each in answer.revoked}
     named: dict[QueueKey, int] = {}

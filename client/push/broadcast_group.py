@@ -1,6 +1,6 @@
-"""One broker group as a broadcast consumer sees it: all its queues, from where this consumer left off.
+"""One broker group of a broadcast consumer: all its queues, from where this consumer left off.
 
-Owns: which queues there are, where each begins. Must not: know of other consumers.
+Owns: which queues there are, and where each begins. Must not: know other consumers.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ logger = logging.getLogger(__name__)
 
 
 class BroadcastGroup(QueueGroup):
-    """Reads every queue; `read` again with every new route."""
+    """Reads every queue. Call `read` again with every new route."""
 
     def __init__(self, shared: Shared, group: BrokerGroup, file: OffsetsFile, start: str) -> None:
-        """`start`: where queues begin that the file does not know."""
+        """`start`: start position of queues that are not in the file."""
         super().__init__(shared, group)
         self._file = file
         self._start_position = start
         self._opening: dict[str, asyncio.Task[None]] = {}
-        self._again: set[str] = set()  # topics whose route changed while they were opened
+        self._again: set[str] = set()  # topics whose route changed while they were being opened
         self._since: dict[str, int] = {}  # topics that could not be opened at once → since when, ms
-        self._opened: set[str] = set()  # topics of which queues were read
-        self._parts: dict[str, TopicInGroup] = {}
+        self._opened: set[str] = set()  # topics with queues that were read
+        self._parts: dict[str, TopicInGroup] = {}  # readable parts by topic
         interval_ms = shared.options.commit_interval_ms
         self.commits = FileCommits(file, lambda: self.group, interval_ms, self.queues.values)
 
     def read(self, topic: str, part: TopicInGroup | None) -> None:
-        """Read the queues that a topic has here now; None: it has none."""
+        """Read the queues that the topic has here now. `part` None: it has none."""
         if part is None or not part.readable:
             self._parts.pop(topic, None)
         else:
@@ -80,7 +80,7 @@ class BroadcastGroup(QueueGroup):
                 if topic not in self._again:
                     return
         finally:
-            del self._opening[topic]  # in the step that found nothing: a later change starts another task
+            del self._opening[topic]  # in the same step: a later change starts another task
 
     async def _start_missing(self, topic: str, part: TopicInGroup) -> None:
         ids = [each for each in range(part.queue_count) if (part.topic_id, each) not in self.queues]
@@ -93,7 +93,7 @@ class BroadcastGroup(QueueGroup):
                 self._shared.channels, lambda: self.group, topic, self._start_of(topic)
             )
             resolved = {queue: found.get(queue.queue_id, 0) for queue in unknown}
-            # Stored at once: "latest" is where this consumer began, not where it begins again.
+            # Stored at once: "latest" means the end at the first start, not at every start
             places = [((queue, part.topic_id), offset) for queue, offset in resolved.items()]
             await asyncio.to_thread(self._file.put, places, part.group)
             offsets.update(resolved)
@@ -107,15 +107,18 @@ class BroadcastGroup(QueueGroup):
             self._fetcher.restart()
 
     def _start_of(self, topic: str) -> str:
-        """Return where queues begin that the file does not know. Nothing that came since this consumer wanted them is left out."""
+        """Return the start position of queues that are not in the file.
+
+        No message that arrived since this consumer wanted the queue is left out.
+        """
         if topic in self._opened:
-            return "earliest"  # it was created again
+            return "earliest"  # the topic was created again
         if self._start_position == "latest" and topic in self._since:
             return str(self._since[topic])
         return self._start_position
 
     async def on_ahead(self, ahead: list[OutOfRange[OwnedQueue]]) -> None:
-        """The file knows more than the node: it may have lost its lead unawares, so make sure."""
+        """The file is ahead of the node. Ask again: that node may no longer lead without knowing it."""
         for topic in sorted({each.assigned.queue.topic for each in ahead}):
             part = self._parts.get(topic)
             try:
@@ -132,7 +135,8 @@ class BroadcastGroup(QueueGroup):
 
 def _too_far(file: OffsetsFile, owned: OwnedQueue, end: int) -> OffsetsFileError:
     why = (
-        f"It says that {owned.queue} was read to offset {owned.fetch_offset}, and the queue ends at {end}: the end of its log "
+        f"It says that {owned.queue} was read to offset {owned.fetch_offset}, and the queue ends at {end}: "
+        "the end of its log "
         "was lost, or this is another cluster"
     )
     return OffsetsFileError(str(file.path), why, "Remove it, then the consumer begins at its start position")

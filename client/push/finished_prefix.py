@@ -1,8 +1,8 @@
-"""How far a queue is consumed while its messages finish in any order. Pure.
+"""Finished prefix: how far a queue is consumed while its messages finish in any order. Pure.
 
-Owns: the offset below which every message is finished, and what is finished above it.
-Invariants: everything below `position` is finished and `position` itself is not, so to commit it loses nothing; it never goes
-back. Spans are [begin, end) of queue offsets.
+Owns: the offset below which every message is finished, and the finished spans above it.
+Invariants: everything below `position` is finished, and `position` itself is not, so committing it loses
+nothing. `position` never decreases. Spans are [begin, end) of queue offsets.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class FinishedPrefix:
 
     def __init__(self, position: int) -> None:
         self.position = position  # everything below it is finished
-        self._ahead: dict[int, int] = {}  # finished spans above `position`: begin → end
+        self._ahead: dict[int, int] = {}  # finished spans above `position`, begin → end; disjoint
 
     def finish(self, spans: Iterable[Span]) -> bool:
-        """Record finished spans; return whether `position` moved.
+        """Record finished spans. Return whether `position` moved.
 
-        Every span is finished once, and none overlaps another one: they come from batches, which share no offset.
+        Every span is finished once, and spans do not overlap: they come from batches, which share no offset.
         """
         before = self.position
         for begin, end in spans:
@@ -37,7 +37,7 @@ class FinishedPrefix:
 
 
 def cut_out(spans: Sequence[Span], offsets: Iterable[int]) -> list[Span]:
-    """Return what is left of ascending spans without some of their offsets (ascending too)."""
+    """Return ascending spans without some of their offsets (also ascending)."""
     left: list[Span] = []
     rest = iter(offsets)
     offset = next(rest, None)

@@ -1,10 +1,11 @@
-"""Calls the listener of a push consumer: which queue is next, how many calls run at once, what follows from an answer.
+"""Listener calls of a push consumer: the order of queues, concurrency, retries.
 
-Owns: the workers, the list of queues with work, the pauses before retries, the counters of what listeners did.
+Owns: the workers, the list of queues with work, the pauses before retries, the counters of listener results.
 Must not: fetch, commit.
-Invariants: at most `concurrency` calls run; in order, at most one per queue, and what failed comes before what follows it.
-A worker lives while there is work: nothing waits, and nothing is created per message. What a listener does to the list that it
-gets, or answers, changes nothing here but what the answer says.
+Invariants: at most `concurrency` calls run. With `orderly`, at most one per queue, and failed messages come
+before those that follow them.
+A worker exists only while there is work: no task waits idle, and none is created per message. A listener
+affects the state here only through its answer, not by modifying its list or its answer later.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ logger = logging.getLogger(__name__)
 
 _FOR_EVER: Final = 1 << 62
 _LONGEST_DELAY_MS: Final = 24 * 3_600_000
-#: Whose listener is running: what it starts has this, too.
+#: The owner of the running listener. Tasks that a listener starts inherit it.
 _running_for: ContextVar[ListenerCalls | None] = ContextVar("running_for", default=None)
 
 
 class WrongListenerError(UsageError):
-    """The function that was given cannot be a listener, or a hook: to call it again changes nothing."""
+    """The given function cannot be a listener or a hook. Another call would not help."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Messages, since the start."""
+    """Counts of messages since the start."""
 
-    consumed: int = 0  # the listener was done with them
-    failed: int = 0  # attempts that failed
+    consumed: int = 0  # finished by the listener
+    failed: int = 0  # failed attempts
     skipped: int = 0  # given up after the last attempt
-    filtered: int = 0  # kept back by the filter
+    filtered: int = 0  # rejected by the tag filter
 
 
 class ListenerCalls:
-    """Runs a listener over owned queues. Tell it of a queue with work by `ready`."""
+    """Runs a listener over owned queues. Call `ready` for a queue with work."""
 
     def __init__(
         self,
@@ -63,13 +64,13 @@ class ListenerCalls:
         settle: Callable[[OwnedQueue], Awaitable[None]] | None = None,
         trace: ConsumeTrace | None = None,
     ) -> None:
-        """`on_done(queue, moved)` is told after every batch; `moved`: there is more to commit.
+        """`on_done(queue, moved)` is called after every batch; `moved`: there is more to commit.
 
-        `on_failed(error)`: the listener is not called any more. `settle(queue)` is waited for before a worker, or in order its
-        queue, goes on behind a batch.
+        `on_failed(error)`: the listener will not be called again. `settle(queue)` is awaited after a batch,
+        before its worker (with `orderly` also its queue) continues.
         """
         self.counters = Counters()
-        self.max_attempts = options.max_attempts or _FOR_EVER  # how often a message is tried
+        self.max_attempts = options.max_attempts or _FOR_EVER  # attempts per message
         self._listener = listener
         self._options = options
         self._orderly = orderly
@@ -78,14 +79,14 @@ class ListenerCalls:
         self._on_failed = on_failed
         self._settle = settle
         self._trace = trace
-        self._ready: deque[OwnedQueue] = deque()
+        self._ready: deque[OwnedQueue] = deque()  # queues with work; each at most once
         self._workers: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
-        self._paused: set[str] = set()  # broker groups
+        self._paused: set[str] = set()  # names of broker groups
         self._stopped = False
 
     def ready(self, owned: OwnedQueue) -> None:
-        """A queue has work, or may go on."""
+        """The queue has work, or may continue."""
         if owned.listed or owned.busy or not owned.has_work or not self._may_start(owned):
             return
         owned.listed = True
@@ -94,22 +95,22 @@ class ListenerCalls:
             self._workers.add(asyncio.create_task(self._work(), name="ledgermq-listener"))
 
     def pause(self, broker_group: str) -> None:
-        """Start nothing more from queues of this broker group, until `resume`."""
+        """Start no more batches of this broker group until `resume`."""
         self._paused.add(broker_group)
 
     def resume(self, broker_group: str, queues: Iterable[OwnedQueue]) -> None:
-        """Go on with these."""
+        """Continue with these queues."""
         self._paused.discard(broker_group)
         for owned in queues:
             self.ready(owned)
 
     @property
     def is_calling(self) -> bool:
-        """The running code is a listener, or was started by one: it must not wait for listeners to end."""
+        """True in a listener and in tasks that it started: these must not wait for listeners to end."""
         return _running_for.get() is self
 
     async def close(self, timeout_s: float) -> None:
-        """Start nothing more; wait for what runs, and cancel what takes longer. Not for listeners."""
+        """Start nothing more. Wait for running listeners; cancel them on timeout. Not for listeners."""
         self._stop()
         workers = set(self._workers)
         if workers:
@@ -130,7 +131,7 @@ class ListenerCalls:
         return owned.stage is Stage.ACTIVE and owned.queue.broker_group not in self._paused
 
     async def _work(self) -> None:
-        """Give the listener one batch after the other, until there is none."""
+        """Pass batches to the listener until there are none."""
         _running_for.set(self)
         batch: Batch | None = None
         try:
@@ -142,19 +143,19 @@ class ListenerCalls:
                 if not suspended:
                     owned.busy = False
                     self.ready(owned)
-                await asyncio.sleep(0)  # a listener that never waits would keep everything else from running
+                await asyncio.sleep(0)  # a listener that never awaits would starve all other tasks
         except WrongListenerError as error:
             if batch is not None:
                 batch.source.put_back(batch, batch.messages)
             self._stop()
             self._on_failed(error)
-        except Exception as error:  # a defect: nobody awaits this task, and its queue would stand still
+        except Exception as error:  # a defect: without this, the queue would silently stand still
             logger.exception("listener calls failed")
             self._stop()
             what = f"calling the listener failed: {_name(error)}"
             self._on_failed(LedgerMQError(what, "This is a defect of LedgerMQ", "Report it with the log"))
         finally:
-            # In the step that found nothing: work that comes later starts another worker.
+            # In the same step in which it found no work: later work starts another worker.
             self._workers.discard(asyncio.current_task())
 
     def _next(self) -> Batch | None:
@@ -170,12 +171,12 @@ class ListenerCalls:
         return None
 
     async def _process(self, batch: Batch) -> bool:
-        """Give a batch to the listener, and do what its answer says; return whether its queue has to wait for a retry."""
+        """Process one batch with the listener. Return whether the queue must wait for a retry."""
         owned, messages = batch.source, batch.messages
         failed: list[MessageView] = []
         error: Exception | None = None
         delay_ms: int | None = None
-        if batch.attempt > self.max_attempts:  # only the hook is missing
+        if batch.attempt > self.max_attempts:  # only the hook is pending
             failed = messages
         elif messages:
             begin_ms = now_ms() if self._trace is not None else 0
@@ -201,14 +202,14 @@ class ListenerCalls:
     def _judged(
         self, messages: list[MessageView], answer: object
     ) -> tuple[list[MessageView], int | None, Exception | None]:
-        """Return which messages an answer names, in order, its delay, and what is wrong with it: then all of them."""
+        """Return the messages to retry, the delay, and the error of an invalid answer (retries all)."""
         try:
             return (*self._named(messages, answer), None)
         except UsageError as error:
             return messages, None, error
 
     def _named(self, messages: list[MessageView], answer: object) -> tuple[list[MessageView], int | None]:
-        """Raises: UsageError."""
+        """Interpret an answer of the listener. Raises: UsageError (it is invalid)."""
         if not isinstance(answer, RetryLater):
             raise UsageError(f"the listener returned {answer!r}", "", "It must return None, or RetryLater")
         delay_ms, wanted = answer.delay_ms, answer.messages
@@ -235,7 +236,7 @@ class ListenerCalls:
     def _retry(
         self, batch: Batch, failed: list[MessageView], error: Exception | None, delay_ms: int | None
     ) -> None:
-        """Have messages tried again, one by one: one that always fails must not keep the others back."""
+        """Schedule retries one by one: a message that always fails must not hold back the others."""
         owned = batch.source
         pause_ms = self._options.pause_ms(batch.attempt) if delay_ms is None else delay_ms
         logger.warning(
@@ -265,7 +266,7 @@ class ListenerCalls:
     async def _give_up(
         self, batch: Batch, failed: list[MessageView], error: Exception | None
     ) -> tuple[list[MessageView], Exception | None]:
-        """Hand messages to the user's hook, or log them; return those that the hook did not take, and why."""
+        """Pass messages to the hook, or log them. Return those that the hook refused, and its error."""
         left: list[MessageView] = []
         reason: Exception | None = None
         for number, message in enumerate(failed):
@@ -292,7 +293,7 @@ class ListenerCalls:
 
 
 async def _outcome(function: Callable[..., Awaitable[Any]], *arguments: Any) -> tuple[Any, Exception | None]:
-    """Return what a user's function returned, or what it raised. Raises: WrongListenerError."""
+    """Return the result of a user's function, or its exception. Raises: WrongListenerError."""
     try:
         return await _called(function, *arguments), None
     except (WrongListenerError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -301,14 +302,14 @@ async def _outcome(function: Callable[..., Awaitable[Any]], *arguments: Any) -> 
         if being_cancelled():
             raise
         return None, RuntimeError("it was cancelled")
-    except Exception as error:  # noqa: BLE001  # whatever it raises means: not done
+    except Exception as error:  # noqa: BLE001  # any exception means: not done
         return None, error
     except BaseException as error:  # noqa: BLE001
         return None, RuntimeError(f"{type(error).__name__}: {error}")
 
 
 async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """Call a user's function, which must be asynchronous. Raises: WrongListenerError, and what it raises."""
+    """Call a user's asynchronous function. Raises: WrongListenerError, and what the function raises."""
     called: object = function(*arguments)
     if not inspect.isawaitable(called):
         what = f"{function!r} is no coroutine function: it returned {called!r}, which cannot be awaited"
@@ -325,7 +326,7 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
 
 
 def _is_unreadable(failed: list[MessageView], error: Exception | None) -> bool:
-    """Tell whether a message failed, alone, because it cannot be decoded: it never can."""
+    """Tell whether a single message failed because it cannot be decoded: a retry cannot help."""
     return (
         isinstance(error, CorruptMessageError)
         and len(failed) == 1

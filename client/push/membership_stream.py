@@ -1,12 +1,14 @@
-"""One consumer's membership in a consumer group, as one broker group sees it.
+"""Membership stream of one consumer in one consumer group, to one broker group.
 
-Owns: the stream to the leader, the signs of life, the knowledge of how long nobody was heard.
+Owns: the stream to the leader, the heartbeats, the time since the last contact.
 Must not: decide what follows from an answer (its owner does).
-Invariants: the member id stays the same on every stream, so whoever comes back in time keeps its queues; at most one stream is open.
+Invariants: the member id is the same on every stream, so a member that returns in time keeps its queues. At
+most one stream is open.
 
-The leader says something only when it has something to say, so silence is told from loss by a question: at every sign of life
-the nodes are asked who leads. Nobody owns our queues as long as nobody else leads, so a group without a leader is no loss; but for
-who was out of touch, since there may have been one meanwhile.
+The leader is silent without news, so loss must be detected by asking: at every heartbeat the nodes are asked
+who leads. Our queues cannot get another owner as long as no other node leads. A broker group without a leader
+therefore is no loss of contact, except for a member that had lost contact before: there may have been a
+leader meanwhile.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from .options import PushOptions
 
 logger = logging.getLogger(__name__)
 
-#: Refusals that are not retryable as a call, but a new stream may do better: another stream took this membership over.
+#: Refusals that are final for a call, but not for a new stream: another stream took this membership over.
 _NOT_FINAL: Final = frozenset({route_pb2.FENCED})
 
 
 class PushMembership:
-    """Keeps one stream open, as long as it is not closed. `on_response` gets every answer."""
+    """Keeps one stream open until it is closed. `on_response` gets every answer."""
 
     def __init__(
         self,
@@ -54,9 +56,10 @@ class PushMembership:
         on_leader: Callable[[int, str], None],
         on_refused: Callable[[LedgerMQError], None],
     ) -> None:
-        """`on_contact(whether)`: nobody was heard for a session timeout, or somebody is again.
+        """`on_contact(False)`: no contact for a session timeout. `on_contact(True)`: contact again.
 
-        `on_leader(term, node id)`: who leads now. `on_refused(error)`: this consumer cannot be a member; nothing more is tried.
+        `on_leader(term, node id)`: the new leader. `on_refused(error)`: this consumer cannot be a member;
+        there are no more attempts.
         """
         self._first = pb.MembershipRequest(
             group=consumer_group,
@@ -74,16 +77,16 @@ class PushMembership:
         self._session_s = options.session_timeout_ms / 1000
         self._beat_s = self._session_s / 3
         self._tracker = LeaderTracker(group)
-        self._address = ""  # of the open stream
+        self._address = ""  # node of the open stream
         self._call: Any = None
         self._reading: asyncio.Task[route_pb2.Refusal | None] | None = None
-        self._answered = False  # by the open stream
+        self._answered = False  # the open stream had an answer
         self._opened_at = 0.0
         self._heard_at = time.monotonic()
         self._in_contact = True
         self._released: list[pb.QueueOwnership] = []
         self._resubscribed = False
-        self._joined = False  # some leader may know of this member
+        self._joined = False  # a leader may know of this member
         self._leaving = False
         self._left = False
         self._wake = asyncio.Event()
@@ -92,11 +95,11 @@ class PushMembership:
 
     @property
     def group(self) -> BrokerGroup:
-        """The newest route."""
+        """The broker group in the newest route."""
         return self._tracker.group
 
     def start(self, topics: Collection[str], filters: str) -> None:
-        """Join with these topics; `filters` is only compared with that of other members."""
+        """Join with these topics. `filters` is only compared with that of other members."""
         self._first.topics[:] = sorted(topics)
         self._first.filter = filters
         self._tasks = [
@@ -105,7 +108,7 @@ class PushMembership:
         ]
 
     def subscribe(self, topics: Collection[str], filters: str) -> None:
-        """Change what this member subscribes to."""
+        """Change the subscription of this member."""
         if (list(self._first.topics), self._first.filter) != (sorted(topics), filters):
             self._first.topics[:] = sorted(topics)
             self._first.filter = filters
@@ -113,7 +116,7 @@ class PushMembership:
             self._wake.set()
 
     def release(self, ownerships: Iterable[pb.QueueOwnership]) -> None:
-        """Say that revoked queues are handed over. Lost with the stream: the next one's first answer asks again."""
+        """Report revoked queues as handed over. A lost report is asked for again on the next stream."""
         self._released.extend(ownerships)
         self._wake.set()
 
@@ -122,7 +125,7 @@ class PushMembership:
         self._follow(self._tracker.update(group))
 
     async def leave(self) -> None:
-        """Give up membership at once, if a leader hears it in time; else others get the queues a session timeout later."""
+        """Leave at once if a leader hears it in time. Otherwise the session timeout frees the queues."""
         self._leaving = True
         self._wake.set()
         if self._tasks and self._joined:
@@ -135,14 +138,14 @@ class PushMembership:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # --- the life of streams --------------------------------------------------------------------------------
+    # --- stream life cycle ----------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while not self._left:
             address, pause_ms = self._tracker.next()
             if pause_ms and await happens(self._news, pause_ms / 1000):
                 self._news.clear()
-                continue  # somebody leads now: ask again
+                continue  # there is a leader now: ask again
             if not address:
                 continue
             refusal = await self._use_stream(address)
@@ -156,13 +159,13 @@ class PushMembership:
                     self._on_refused(error)
                 return
             if refusal.code == route_pb2.FENCED and error.retryable:
-                self._on_response(pb.MembershipResponse())  # taken out: nothing is ours any more
+                self._on_response(pb.MembershipResponse())  # removed from the members: all queues are lost
             self._tracker.hint(refusal.leader_address)
             if refusal.retry_after_ms or refusal.code in _NOT_FINAL:
                 await asyncio.sleep(refusal.retry_after_ms / 1000 or REFUSED_PAUSE_S)
 
     async def _use_stream(self, address: str) -> route_pb2.Refusal | None:
-        """Be a member over one stream until it breaks; return the refusal that ended it, if one did."""
+        """Be a member over one stream until it breaks. Return the refusal that ended it, if any."""
         stub = log_pb2_grpc.LogServiceStub(self._channels.get(address))
         call = stub.Membership(metadata=self.group.metadata)
         self._call, self._address, self._answered = call, address, False
@@ -187,7 +190,7 @@ class PushMembership:
         return results[0] if isinstance(results[0], route_pb2.Refusal) else None
 
     def _end_stream(self) -> None:
-        # Not by cancelling the call: while it is opened, that leaves whoever waits for it waiting for ever.
+        # Do not cancel the gRPC call itself: if it is just being opened, a waiting task would wait for ever.
         if self._reading is not None:
             self._reading.cancel()
 
@@ -215,7 +218,7 @@ class PushMembership:
                 self._resubscribed = False
                 request.topics.extend(self._first.topics)
                 request.filter = self._first.filter
-            await call.write(request)  # empty: a sign of life
+            await call.write(request)  # empty: a heartbeat
         await call.write(pb.MembershipRequest(leave=True))
         await call.done_writing()
         self._left = await call.code() is grpc.StatusCode.OK  # the leader ends the stream
@@ -223,7 +226,7 @@ class PushMembership:
     # --- contact --------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Ask again and again who leads: a leader that says nothing may be gone."""
+        """Ask repeatedly who leads: a silent leader may be gone."""
         while True:
             await asyncio.sleep(self._beat_s)
             addresses = [node.log_address for node in self.group.nodes]
@@ -248,7 +251,7 @@ class PushMembership:
             self._on_contact(True)
 
     def _follow(self, leader: Node | None) -> None:
-        """Go to a new leader, if there is one: answers of another node will not come."""
+        """Switch to the new leader, if there is one: the previous node will not answer."""
         if leader is None:
             return
         self._news.set()

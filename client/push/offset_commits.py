@@ -1,9 +1,10 @@
-"""Stores the progress of one consumer's queues, again and again while there is some.
+"""Offset commits: stores the progress of one consumer's queues, repeatedly while there is some.
 
-Owns: when it is stored (at an interval, at a hand-over, at the end), one request for all queues of a broker group, what a
-refusal means. Must not: decide what is finished (that is `Progress`).
-Invariants: at most one commit of a group is out; what is committed was finished under the ownership that the commit names; it
-is retried until it is stored or the queue is gone, always with the newest progress, so nothing piles up.
+Owns: the times of commits (at an interval, at a hand-over, at the end), one request for all queues of a
+broker group, the meaning of refusals. Must not: decide what is finished (`FinishedPrefix` does).
+Invariants: at most one commit per broker group is in flight. What is committed was finished under the
+ownership (epoch) that the commit names. A commit is retried until it is stored or the queue is gone, always
+with the newest progress, so that nothing accumulates.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .owned_queue import OwnedQueue, Stage
 
 logger = logging.getLogger(__name__)
 
-#: Offsets of one request: brokers take no more.
+#: Offsets per request: brokers accept no more.
 MAX_COMMIT_ROWS: Final = 4096
 
 
@@ -33,8 +34,8 @@ class OffsetCommits(ABC):
     """Commits in the background after `progressed`, and at once with `commit`."""
 
     def __init__(self, name: str, interval_ms: int, queues: Callable[[], Iterable[OwnedQueue]]) -> None:
-        """`queues()` returns all that this is about."""
-        self.last_error = ""  # why the last commit failed, "" after one that did not
+        """`queues()` returns all queues to commit."""
+        self.last_error = ""  # why the last commit failed; "" if it succeeded
         self._interval_s = interval_ms / 1000
         self._queues = queues
         self._progressed = asyncio.Event()
@@ -46,7 +47,7 @@ class OffsetCommits(ABC):
         self._progressed.set()
 
     async def commit(self, queues: Iterable[OwnedQueue]) -> bool:
-        """Store the progress of these queues now; return whether it is stored."""
+        """Commit these queues now. Return whether that succeeded."""
         async with self._one_at_a_time:
             rows = [(each, each.progress.position) for each in queues if _is_open(each)]
             if not rows:
@@ -62,14 +63,14 @@ class OffsetCommits(ABC):
             return True
 
     async def settled(self, owned: OwnedQueue) -> None:
-        """Return when what is finished of a queue now is stored, or the queue is gone."""
+        """Wait until the progress that a queue has now is committed, or the queue is gone."""
         position = owned.progress.position
         while _is_open(owned) and owned.committed < position:
             if not await self.commit(self._queues()):
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def close(self) -> None:
-        """Stop; what is not stored by now is not stored."""
+        """Stop. Uncommitted progress is lost."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -80,7 +81,7 @@ class OffsetCommits(ABC):
             await asyncio.sleep(self._interval_s)
             try:
                 stored = await self.commit(self._queues())
-            except Exception:  # a defect: nobody awaits this task, and nothing would be committed any more
+            except Exception:  # a defect: without this, commits would silently stop
                 logger.exception("commit failed")
                 stored = False
             if not stored:
@@ -89,7 +90,7 @@ class OffsetCommits(ABC):
 
     @abstractmethod
     async def _store(self, rows: list[tuple[OwnedQueue, int]]) -> None:
-        """Store the offsets and note them in the queues. Raises: LedgerMQError (nothing, or not everything, is stored)."""
+        """Store offsets and note them in the queues. Raises: LedgerMQError (not everything is stored)."""
 
 
 def _is_open(owned: OwnedQueue) -> bool:
@@ -97,7 +98,7 @@ def _is_open(owned: OwnedQueue) -> bool:
 
 
 class GroupCommits(OffsetCommits):
-    """Commits to a broker group, each queue under the epoch of its ownership."""
+    """Commits to a broker group, each queue with the epoch of its ownership."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class GroupCommits(OffsetCommits):
         queues: Callable[[], Iterable[OwnedQueue]],
         on_fenced: Callable[[OwnedQueue], None],
     ) -> None:
-        """`on_fenced(queue)`: another consumer owns it now."""
+        """`on_fenced(queue)`: another consumer owns the queue now."""
         self._consumer_group = consumer_group
         self._channels = channels
         self._group = group
@@ -143,7 +144,7 @@ class GroupCommits(OffsetCommits):
             await self._store_each(rows)
 
     async def _store_each(self, rows: list[tuple[OwnedQueue, int]]) -> None:
-        """One row of a request was refused, and with it all: store the others by themselves."""
+        """One row made the broker refuse the whole request: store the rows one by one."""
         failure: LedgerMQError | None = None
         for row in rows:
             try:

@@ -1,12 +1,12 @@
-"""The file in which a broadcast consumer keeps how far it is, and its commits to it.
+"""Offsets file of a broadcast consumer, and commits to it.
 
-Owns: the file, its lock, its form. Must not: decide what is finished.
-Invariants: the file is replaced as a whole and synced before the next replacement, so after any crash it is the old or the new
-one; one consumer at a time uses it; a file that cannot be read is an error, never a new beginning.
+Owns: the file, its lock, its format. Must not: decide what is finished.
+Invariants: the file is replaced as a whole, and synced before the next replacement, so after a crash it is
+the old or the new one. One consumer at a time uses it. An unreadable file is an error, never a fresh start.
 
-Form: one JSON object {"version", "group", "offsets": [{"topic", "topic_id", "broker_group", "queue", "offset"}], "crc32c",
-"group_ids": {broker group: 16 hex digits}, "former_group_ids": {broker group: [16 hex digits]}}; the checksum is over the text
-of the offsets. Builds before the ids leave them out.
+Format: one JSON object {"version", "group", "offsets": [{"topic", "topic_id", "broker_group", "queue",
+"offset"}], "crc32c", "group_ids": {broker group: 16 hex digits}, "former_group_ids": {broker group:
+[16 hex digits]}}. The checksum covers the text of the offsets. Builds from before the ids omit these.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from .owned_queue import OwnedQueue
 logger = logging.getLogger(__name__)
 
 _VERSION: Final = 1
-_MAX_IDS: Final = 64  # of a broker group that are remembered
-#: A queue with the id of its topic: one that was created again is another one.
+_MAX_IDS: Final = 64  # remembered per broker group
+#: A queue with the id of its topic: a topic that was created again has other queues.
 Place = tuple[MessageQueue, int]
 
 
 class OffsetsFile:
-    """The offsets of one broadcast consumer. `open` first; `close` gives the file to the next one."""
+    """The offsets of one broadcast consumer. Call `open` first; `close` releases the file."""
 
     def __init__(self, path: Path, consumer_group: str) -> None:
         self.path = path
         self._consumer_group = consumer_group
         self._offsets: dict[Place, int] = {}
-        #: Ids of the broker groups that the offsets are of, as far as known: the present one, then those before.
+        #: Known ids of the broker groups that the offsets belong to: the current id first, then former ones.
         self._ids: dict[str, tuple[int, ...]] = {}
-        self._used: dict[str, BrokerGroup] = {}  # in this run
+        self._used: dict[str, BrokerGroup] = {}  # broker groups of this run
         self._lock_fd = -1
-        self._writing = threading.Lock()  # several broker groups commit, each from a thread
+        self._writing = threading.Lock()  # broker groups commit concurrently, each in a thread
 
     def open(self) -> None:
-        """Take the file and read it; it may be missing, its folder is made. Raises: OffsetsFileError."""
+        """Lock the file and read it. It may be missing; its folder is created. Raises: OffsetsFileError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(self._beside(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -70,18 +70,21 @@ class OffsetsFile:
             raise
 
     def close(self) -> None:
-        """Let another consumer use the file, when nothing is written any more; waits for that."""
+        """Release the file for other consumers, after a write in progress has ended."""
         with self._writing:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
 
     def get(self, queue: MessageQueue, topic_id: int) -> int | None:
-        """Return the stored offset of a queue."""
+        """Return the stored offset of a queue, or None."""
         return self._offsets.get((queue, topic_id))
 
     def use_group(self, group: BrokerGroup) -> None:
-        """Know nothing any more of another broker group that had its name; the next `put` stores that. Waits for a disk."""
+        """Drop the offsets of a replaced broker group of this name; the next `put` stores that.
+
+        May block on the disk.
+        """
         with self._writing:
             if not group.group_id:
                 return
@@ -96,9 +99,8 @@ class OffsetsFile:
                 self._offsets = kept
                 del self._ids[group.name]
             ids = self._ids.get(group.name, ())
-            if (
-                group.group_id not in ids[1:]
-            ):  # else a node that does not know yet that the group was recovered
+            # Otherwise a node does not know yet that the broker group was recovered
+            if group.group_id not in ids[1:]:
                 self._ids[group.name] = _joined(group.group_id, *reversed(group.former_group_ids), *ids)
             self._used[group.name] = group
 
@@ -111,7 +113,7 @@ class OffsetsFile:
         return ids[0] not in group.former_group_ids
 
     def put(self, rows: Iterable[tuple[Place, int]], group: BrokerGroup | None = None) -> None:
-        """Store offsets, on disk when it returns; not those of a `group` that was replaced. Raises: OffsetsFileError."""
+        """Store offsets durably, unless `group` is not the one they belong to. Raises: OffsetsFileError."""
         with self._writing:
             if self._lock_fd < 0:
                 raise OffsetsFileError(str(self.path), "Its consumer is closed", "Make a new one")
@@ -161,7 +163,7 @@ class OffsetsFile:
         return (json.dumps(content, indent=1) + "\n").encode()
 
     def _read(self) -> dict[Place, int]:
-        """Raises: OffsetsFileError."""
+        """Read and check the file; {} if it is missing. Raises: OffsetsFileError."""
         try:
             content = json.loads(self.path.read_bytes())
         except FileNotFoundError:
@@ -204,7 +206,7 @@ class OffsetsFile:
 
 
 def _joined(*ids: int) -> tuple[int, ...]:
-    """Return each id once, and the latest ones of very many."""
+    """Return each id once; at most the first _MAX_IDS."""
     return tuple(dict.fromkeys(ids))[:_MAX_IDS]
 
 
@@ -213,7 +215,7 @@ def _sum(rows: Any) -> int:
 
 
 class FileCommits(OffsetCommits):
-    """Commits to a file, in a thread: the event loop does not wait for a disk."""
+    """Commits to a file, in a thread: the event loop must not wait for a disk."""
 
     def __init__(
         self,

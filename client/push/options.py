@@ -1,4 +1,4 @@
-"""What a user of the push consumer can choose, and what a listener may answer. Pure.
+"""Options of the push consumer, and the answer of a listener. Pure.
 
 Owns: defaults and their reasons, the checks that need no broker.
 """
@@ -14,51 +14,51 @@ from ..errors import UsageError
 from ..message import MessageView
 from .owned_queue import QueueLimits
 
-#: How messages may be shared out among the members of a group.
+#: Strategies to distribute queues over the members of a consumer group.
 ALLOCATIONS: Final = ("", "sticky", "average", "circle", "consistent-hash", "same-zone")
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """A listener's answer: these of its messages are to be tried again, the others are done.
+    """Answer of a listener: retry these of its messages; the others are done.
 
-    `messages` None: all of them. `delay_ms` None: the consumer's own pause, longer from time to time.
-    In order, what follows the first of them waits and comes again too.
+    `messages` None: all of them. `delay_ms` None: the consumer's own pause, which grows with each attempt.
+    With `orderly`, everything after the first of them waits and is delivered again, too.
     """
 
     messages: Sequence[MessageView] | None = None
     delay_ms: int | None = None
 
 
-#: Gets the messages of one batch, all of one queue. An exception means: try all of them again later.
+#: Gets the messages of one batch, all of one queue. An exception means: retry all of them later.
 Listener = Callable[[list[MessageView]], Awaitable[RetryLater | None]]
-#: Gets a message that failed for the last time, and why (None: the listener said so without an exception).
+#: Gets a message after its last failed attempt, with the error (None: the listener returned RetryLater).
 ExhaustedHook = Callable[[MessageView, Exception | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
-    """How a push consumer works. Times are ms, sizes are bytes.
+    """Options of a push consumer. Times are ms, sizes are bytes.
 
-    * `batch_size`: messages that a listener gets at once, at most; all of one queue.
-    * `concurrency`: listeners that run at once, at most.
-    * `max_attempts`: how often a message is tried; 0: what the consumer group says, in order without end (to
-      skip breaks the order). One that fails, alone, with its CorruptMessageError has had its last attempt: it
-      can never be read.
-    * `retry_ms`: pause before the second attempt; it doubles up to `longest_retry_ms`.
-    * `commit_interval_ms`: how often progress is stored. What a crashed consumer had finished since comes
-      again, so it is short: a commit is one small entry in the log for all queues of a broker group, and none
-      while nothing happens. 0: a batch is committed before the next one takes its place, so that at most one
-      batch for each running listener comes again.
-    * `poll_ms`: how long a broker may hold a request while there is nothing.
-    * `limits`: per queue; `max_bytes` bounds all of them together.
-    * `allocation`: "" or sticky, average, circle, consistent-hash, same-zone; the consumer group's oldest
-      member decides.
+    * `batch_size`: maximum of messages per listener call, all of one queue.
+    * `concurrency`: maximum of concurrent listener calls.
+    * `max_attempts`: attempts per message; 0: as the consumer group is configured, with `orderly` unlimited
+      (skipping breaks the order). A single message that fails with its own CorruptMessageError gets no more
+      attempts: it can never be read.
+    * `retry_ms`: pause before the second attempt; doubles up to `longest_retry_ms`.
+    * `commit_interval_ms`: how often progress is committed. After a crash, messages finished since the last
+      commit are delivered again, so the interval is short. A commit is one small log entry for all queues of
+      a broker group, and there is none without progress. 0: a batch is committed before the next one takes
+      its place, so at most one batch per running listener is delivered again.
+    * `poll_ms`: how long a broker may hold a request without messages.
+    * `limits`: per queue; `max_bytes` bounds all queues together.
+    * `allocation`: "" or sticky, average, circle, consistent-hash, same-zone; the oldest member of the
+      consumer group decides.
     * `zone`: where this consumer is, for same-zone.
-    * `session_timeout_ms`: how long it may be out of touch before others get its queues.
+    * `session_timeout_ms`: how long it may be out of contact before others get its queues.
     * `release_ms`: how long running listeners may take when a queue goes to another consumer.
 
-    Values that cannot be raise UsageError.
+    Impossible values raise UsageError.
     """
 
     batch_size: int = 32
@@ -76,7 +76,7 @@ class PushOptions:
     release_ms: int = 1_000
 
     def __post_init__(self) -> None:
-        """Raises: UsageError."""
+        """Check the values. Raises: UsageError."""
         if self.allocation not in ALLOCATIONS:
             known = ", ".join(ALLOCATIONS[1:])
             raise UsageError(f"there is no allocation {self.allocation!r}", "", f"Choose one of {known}")
@@ -100,6 +100,6 @@ class PushOptions:
         whole(0, self.longest_retry_ms)("retry_ms", self.retry_ms)
 
     def pause_ms(self, attempt: int) -> int:
-        """Return how long to wait after the given attempt (they count from 1) failed. Only the first pause may be none."""
+        """Return the pause after a failed attempt (counted from 1), ms. Only the first pause may be 0."""
         factor = 1 << min(attempt - 1, 30)
         return min(self.retry_ms * factor or factor - 1, self.longest_retry_ms)

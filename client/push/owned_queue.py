@@ -1,9 +1,10 @@
-"""One queue that a push consumer owns: what is fetched, what its listener has, what is finished. Pure.
+"""Owned queue of a push consumer: fetched records, running batches, finished messages. Pure.
 
-Owns: the batches, the progress that may be committed, and the limits at which asking for more stops.
+Owns: the batches, the progress that may be committed, the limits at which fetching stops.
 Must not: do I/O, read clocks, call listeners.
-Invariants: every fetched record that passes the filter is in exactly one place: not handed out, in one batch, or finished;
-`progress.position` is at most the first that is not finished; a queue that is gone keeps nothing.
+Invariants: every fetched record that passes the filter is in exactly one place: not handed out, in one batch,
+or finished. `progress.position` never exceeds the first unfinished message. A queue that is gone keeps
+nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ..message import MessageQueue, MessageView
 from .finished_prefix import FinishedPrefix, Span, cut_out
 
 _LEAST_FETCH: Final = 64 * 1024
-_FIRST_GUESS: Final = 1024  # bytes of a record, before any was seen
+_FIRST_GUESS: Final = 1024  # assumed bytes per record before the first one was seen
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """At which of these a queue is not asked for more; it is again at half of them."""
+    """A queue that reaches one of these limits is not fetched until it is down to half of them."""
 
     messages: int = 1000  # fetched and not finished
     bytes: int = 100 * 1024 * 1024
@@ -44,7 +45,7 @@ class QueueLimits:
 
 @dataclass(slots=True)
 class ByteBudget:
-    """Bytes that all queues of a consumer hold together."""
+    """Budget of bytes shared by all queues of a consumer."""
 
     limit: int
     used: int = 0
@@ -55,7 +56,7 @@ class ByteBudget:
 
 
 class Stage(Enum):
-    """Where a queue is between its assignment and its end here."""
+    """Life of a queue from its assignment to its end here."""
 
     ACTIVE = "active"
     RELEASING = "being handed over: what runs may finish, nothing new starts"
@@ -64,34 +65,34 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Messages that a listener gets together. `spans` also hold offsets that the filter kept back."""
+    """Messages that a listener gets together."""
 
     source: OwnedQueue
     messages: list[MessageView]
-    spans: list[Span]
-    held: list[FetchedRecords]  # what the messages look into
+    spans: list[Span]  # offsets of the batch, including those that the filter rejected
+    held: list[FetchedRecords]  # sections that the messages refer to
     attempt: int = 1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class OwnedQueue(AssignedQueue):
-    """A queue with its unfinished messages. `epoch` is that of the ownership, 0 without one."""
+    """A queue with its unfinished messages."""
 
-    epoch: int = 0
+    epoch: int = 0  # of the ownership; 0: none
     limits: QueueLimits
     budget: ByteBudget
     tags: np.ndarray | None = None  # hashes of the tags that pass; None: all
-    committed: int = -1  # the last offset that is known to be stored
+    committed: int = -1  # last offset that is known to be committed
     stage: Stage = Stage.ACTIVE
-    unfinished: int = 0  # messages: fetched and not finished
-    bytes: int = 0  # of the sections with unfinished messages
+    unfinished: int = 0  # messages fetched and not finished
+    bytes: int = 0  # of the sections with unfinished messages; counted in `budget`, too
     running: int = 0  # batches that a listener has
-    busy: bool = False  # the next batch has to wait for the one before, or for its retry
-    listed: bool = False  # it stands in its consumer's list of queues with work
+    busy: bool = False  # with `orderly`: the next batch waits for the previous one or its retry
+    listed: bool = False  # is in the consumer's list of queues with work
     progress: FinishedPrefix = field(init=False)
-    _full: bool = False
-    _pieces: deque[FetchedRecords] = field(default_factory=deque)
-    _again: deque[Batch] = field(default_factory=deque)
+    _full: bool = False  # a limit was reached; reset at half of the limits
+    _pieces: deque[FetchedRecords] = field(default_factory=deque)  # not completely handed out, in order
+    _again: deque[Batch] = field(default_factory=deque)  # batches to retry, before `_pieces`
 
     def __post_init__(self) -> None:
         self.progress = FinishedPrefix(self.position)
@@ -99,27 +100,27 @@ class OwnedQueue(AssignedQueue):
 
     @property
     def has_work(self) -> bool:
-        """A batch can be taken."""
+        """Whether a batch can be taken."""
         return bool(self._again or self._pieces)
 
     @property
     def accepting(self) -> bool:
-        """It may be asked for more."""
+        """Whether more may be fetched."""
         return not (self._full or self.parked) and self.stage is Stage.ACTIVE
 
     @property
     def lag(self) -> int:
-        """Messages behind the finished ones, when the queue was last heard of."""
+        """Messages after the finished ones, up to the last known end."""
         return max(self.end_offset - self.progress.position, 0)
 
     @property
     def uncommitted(self) -> bool:
         return self.progress.position > self.committed
 
-    # --- coming in ------------------------------------------------------------------------------------------
+    # --- inputs ---------------------------------------------------------------------------------------------
 
     def add(self, section: log_pb2.FetchedSection) -> int:
-        """Keep the records of a section; return how many it had that were new. Raises: CorruptMessageError."""
+        """Add the records of a section. Return the number of new offsets. Raises: CorruptMessageError."""
         records = open_section(self.queue, section, self.fetch_offset, self.tags)
         if records is None:
             return 0
@@ -132,7 +133,7 @@ class OwnedQueue(AssignedQueue):
         return count
 
     def skip_to(self, offset: int) -> None:
-        """Ask on at `offset`: what lies before it and was not fetched is gone."""
+        """Fetch from `offset` on: what precedes it and was not fetched is deleted."""
         self.generation += 1
         self.fetch_offset = offset
         if not self._pieces:
@@ -140,12 +141,12 @@ class OwnedQueue(AssignedQueue):
             self.position = offset
         self._review()
 
-    # --- going out ------------------------------------------------------------------------------------------
+    # --- batches --------------------------------------------------------------------------------------------
 
     def take(self, most: int) -> Batch | None:
-        """Return the next messages for a listener, those to be tried again first; None: there is nothing.
+        """Return the next messages for a listener, retries first; None: there is nothing.
 
-        A batch without messages says that the filter kept all of them back: finish it.
+        A batch without messages means that the filter rejected all of them: finish it.
         """
         if self.stage is not Stage.ACTIVE:
             return None
@@ -166,7 +167,7 @@ class OwnedQueue(AssignedQueue):
                 self._pieces.popleft()
                 self._let_go_if_done(records)
         if not self._pieces:
-            self.position = self.fetch_offset  # behind what retention deleted before it was fetched
+            self.position = self.fetch_offset  # skips what retention deleted before it was fetched
         if self.position == begin:
             return None
         batch.spans.append((begin, self.position))
@@ -174,7 +175,7 @@ class OwnedQueue(AssignedQueue):
         return batch
 
     def finish(self, batch: Batch) -> bool:
-        """All messages of a batch are done; return whether there is more to commit."""
+        """All messages of a batch are done. Return whether there is more to commit."""
         self.running -= 1
         if self.stage is Stage.GONE:
             return False
@@ -187,9 +188,9 @@ class OwnedQueue(AssignedQueue):
         return moved
 
     def put_back(self, batch: Batch, again: Sequence[MessageView]) -> list[Batch]:
-        """Some messages of a batch, in order, are to be tried again: finish the others and return one batch for each.
+        """Finish a batch except for the messages `again` (in order). Return one batch for each of these.
 
-        They go to a listener when they were given to `try_again`.
+        Pass the batches to `try_again` to hand them out.
         """
         self.running -= 1
         if self.stage is Stage.GONE:
@@ -207,20 +208,20 @@ class OwnedQueue(AssignedQueue):
         ]
 
     def try_again(self, batches: Iterable[Batch]) -> None:
-        """Hand these out next, in this order."""
+        """Hand out these batches next, in this order."""
         if self.stage is Stage.ACTIVE:
             self._again.extendleft(reversed(list(batches)))
 
     # --- the end --------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Start nothing more; what runs may finish and be committed."""
+        """Start nothing more. Running batches may finish and be committed."""
         self.stage = Stage.RELEASING
         self._pieces.clear()
         self._again.clear()
 
     def drop(self) -> None:
-        """Keep nothing, and let nothing that still runs count."""
+        """Keep nothing, and ignore the results of running batches."""
         self.stage = Stage.GONE
         self.generation += 1
         self._pieces.clear()
@@ -239,7 +240,7 @@ class OwnedQueue(AssignedQueue):
             self._hold(-len(records.raw))
 
     def _review(self) -> None:
-        """Decide whether to ask for more: not from the limits on, again from half of them on."""
+        """Decide whether to fetch more: stop at the limits, resume below half of them."""
         part = 2 if self._full else 1
         limits = self.limits
         span = self.fetch_offset - self.progress.position
@@ -256,14 +257,14 @@ class PushIntake(Intake[OwnedQueue]):
     def __init__(self, budget: ByteBudget) -> None:
         super().__init__()
         self._budget = budget
-        self._arrived: dict[OwnedQueue, None] = {}
-        self._asked: dict[tuple[int, int], int] = {}
-        self._waiting = False  # for an answer, while nothing is there that was asked for
+        self._arrived: dict[OwnedQueue, None] = {}  # queues with new messages, in order
+        self._asked: dict[tuple[int, int], int] = {}  # queues of the open request, with their generations
+        self._waiting = False  # a request is open, and none of its queues had messages when it was sent
         self._bytes_seen = _FIRST_GUESS
         self._records_seen = 1
 
     def remove(self, owned: OwnedQueue) -> None:
-        """Ask for a queue no more."""
+        """Stop fetching a queue."""
         if self._queues.get(owned.key) is owned:
             del self._queues[owned.key]
         self._arrived.pop(owned, None)
@@ -297,14 +298,14 @@ class PushIntake(Intake[OwnedQueue]):
         return super().on_response(response, asked)
 
     def is_left_out(self, owned: OwnedQueue) -> bool:
-        """Whether a queue that can take more would have to wait for others that have nothing."""
+        """Tell whether a queue with room must wait for a request that has nothing to return."""
         return self._waiting and owned.accepting and owned.key not in self._asked
 
     def _wanted(self) -> Sequence[OwnedQueue]:
         return [owned for owned in self._queues.values() if owned.accepting]
 
     def _most_bytes(self, wanted: Sequence[OwnedQueue]) -> int:
-        """About as many messages as the queues may still take, so that small ones do not come by ten thousands."""
+        """Request about as many messages as the queues can take, not tens of thousands of small ones."""
         messages = sum(max(owned.limits.messages - owned.unfinished, 1) for owned in wanted)
         likely = messages * self._bytes_seen // self._records_seen
         room = self._budget.limit - self._budget.used
@@ -317,7 +318,7 @@ class PushIntake(Intake[OwnedQueue]):
                 self._records_seen += count
                 self._bytes_seen += len(section.section)
                 self._arrived[assigned] = None
-        if self._records_seen > 100_000:  # what comes now counts more than what came long ago
+        if self._records_seen > 100_000:  # weight recent records more
             self._records_seen //= 2
             self._bytes_seen //= 2
 
@@ -332,7 +333,7 @@ def owned_queue(
     epoch: int = 0,
     tags: np.ndarray | None = None,
 ) -> OwnedQueue:
-    """Return a queue that is read from `offset`, which is its committed position."""
+    """Create a queue that is read from `offset`, its committed position."""
     return OwnedQueue(
         queue,
         topic_id,

@@ -1,4 +1,4 @@
-"""The asyncio push consumer: calls a listener with messages, shares the queues with the other consumers of its group.
+"""asyncio push consumer: passes messages to a listener, and shares queues with its consumer group.
 
     async def bill(messages):
         ...
@@ -7,10 +7,11 @@
         await consumer.subscribe("orders", "paid || refunded")
         await consumer.run()
 
-Each queue belongs to one consumer of the group. Consumers that come and go move only the queues that have to move; who loses
-one finishes what it has of it and stores how far it came, who gets it goes on there. Messages come at least once: what was not
-stored as finished comes again after a crash. With `broadcast_file` every consumer gets every message, and keeps its own offsets.
-Owns: the parts of one consumer, and their order at the end.
+Each queue belongs to one consumer of the consumer group. When consumers come and go, only the queues that
+must move do. The consumer that loses a queue finishes what it has of it and commits; the next one continues
+there. Delivery is at least once: what was not committed is delivered again after a crash. With
+`broadcast_file` every consumer gets every message, and keeps its own offsets.
+Owns: the parts of one consumer, and the order of their shutdown.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ from .push_statistics import ConsumerStatistics, statistics_of
 
 logger = logging.getLogger(__name__)
 
-#: How long close() lets running listeners finish.
+#: How long close() waits for running listeners, ms.
 CLOSE_MS = 10_000
 
 
 class PushConsumer:
-    """Calls a listener with messages. Use it as an async context manager, or call close().
+    """Passes messages to a listener. Use it as an async context manager, or call close().
 
     Example:
 
@@ -75,8 +76,8 @@ class PushConsumer:
             await consumer.subscribe("orders")
             await consumer.run()
 
-    The consumer group is created when it does not exist. Its consumers share the queues: each has one
-    consumer.
+    The consumer group is created if it does not exist. Its consumers share the queues: each queue belongs to
+    one consumer.
     """
 
     @checked(
@@ -104,28 +105,32 @@ class PushConsumer:
         options: PushOptions | None = None,
         trace: bool = False,
     ) -> None:
-        """`listener(messages)` gets batches of one queue each; an exception: all of them again later, see also RetryLater.
+        """`listener(messages)` gets batches of one queue each. Exception: retry all later. See RetryLater.
 
-        `orderly`: one batch of a queue at a time, in order; what failed is tried again before what follows it. Otherwise
-        several batches of a queue may be out, and what failed comes again one by one while others go on.
-        `broadcast_file`: get all messages of all queues, whoever else does, and keep the offsets in this file.
-        `start`: where the group begins if it does not exist yet, or queues that are not in the file: "earliest", "latest" or
-        ms since the epoch.
-        `on_exhausted(message, error)` gets what failed for the last time, and may store it elsewhere; when it raises, it is
-        called again later. Without it such a message is skipped, with an error in the log. Brokers keep no dead letters.
-        `trace`: tell the trace topic what becomes of each message (`ledgermq message trace`); brokers need `trace_topic`.
+        `orderly`: one batch of a queue at a time, in order; failed messages are retried before those that
+        follow. Otherwise several batches of a queue may run at once, and failed messages are retried one by
+        one while others continue.
+        `broadcast_file`: get all messages of all queues, and keep the offsets in this file.
+        `start`: start position of a new consumer group, or of queues that are not in the file: "earliest",
+        "latest" or ms since the epoch.
+        `on_exhausted(message, error)` gets a message after its last failed attempt, and may store it
+        elsewhere.
+        If it raises, it is called again later. Without it, the message is skipped and an error is logged.
+        Brokers keep no dead letters.
+        `trace`: record the result of each message in the trace topic (`ledgermq message trace`). The brokers
+        need `trace_topic`.
         Raises: InvalidNameError, UsageError, OffsetsFileError (broadcast).
         """
         options = options or PushOptions()
         self.group = group
-        #: How brokers name this consumer among the members of its group.
+        #: Name of this consumer among the members of its consumer group, as brokers show it.
         self.member_id = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(8)}"
         self._start = start
         self._began_ms = time.time_ns() // 1_000_000
         self._file = OffsetsFile(Path(broadcast_file), group) if broadcast_file is not None else None
         self._filters: dict[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
-        self._ending: set[asyncio.Task[None]] = set()  # of groups that were removed
+        self._ending: set[asyncio.Task[None]] = set()  # broker groups that are being left
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)
@@ -172,17 +177,18 @@ class PushConsumer:
 
     @checked(timeout_ms=whole(0))
     async def close(self, timeout_ms: int = CLOSE_MS) -> None:
-        """Let running listeners finish, store the final offsets, leave the group, close every connection.
+        """Let running listeners finish, commit final offsets, leave the consumer group, disconnect.
 
-        Listeners that take longer than `timeout_ms` are cancelled; their messages come again. A listener may call this: then it
-        returns at once, and the consumer is closed when the listener has returned. Called again, it waits for the first call.
+        Listeners that take longer than `timeout_ms` are cancelled; their messages are delivered again. When a
+        listener calls this, it returns at once, and the consumer closes after the listener has returned. A
+        second call waits for the first one.
         """
         self._channels.check_loop()
         if self._closing is None:
             self._ended.set()
             self._closing = asyncio.create_task(self._close(timeout_ms), name="ledgermq-close")
         if not self._calls.is_calling:
-            await asyncio.shield(self._closing)  # who waits may give up, the end goes on
+            await asyncio.shield(self._closing)  # a cancelled caller does not stop the shutdown
 
     @property
     def _closed(self) -> bool:
@@ -201,7 +207,10 @@ class PushConsumer:
         await self._channels.close()
 
     async def run(self) -> None:
-        """Return when the consumer is closed. Raises: UsageError (no subscription), what repeating cannot heal, as RefusedError."""
+        """Wait until the consumer is closed.
+
+        Raises: UsageError (no subscription); errors that a retry cannot heal, such as RefusedError.
+        """
         self._channels.check_loop()
         if not (self._filters or self._ended.is_set()):
             raise UsageError("this consumer has no subscription", "", "Call subscribe() first")
@@ -212,10 +221,11 @@ class PushConsumer:
     # --- subscriptions --------------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Consume a topic; `expression` selects tags: "*", or "a || b". Other consumers of the group should subscribe alike.
+        """Consume a topic. `expression` selects tags: "*", or "a || b".
 
-        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError, UsageError (no tag filter, or
-        another one than before), ClosedError.
+        The other consumers of the consumer group should subscribe alike.
+        Raises: TopicNotFoundError, NoBrokersError, NameserversDownError, InvalidNameError, UsageError (not a
+        tag filter, or another filter than before), ClosedError.
         """
         check_name("topic", topic)
         check_tag_filter(expression)
@@ -234,11 +244,11 @@ class PushConsumer:
 
     @property
     def _late_start(self) -> str:
-        """Where to begin in a broker group that appears later: "latest" is when this consumer began."""
+        """Start position in a broker group that appears later. "latest" means when this consumer began."""
         return str(self._began_ms) if self._start == "latest" else self._start
 
     def _use(self, route: TopicRoute, start: str) -> None:
-        """Take a route: use new broker groups, know what changed of the others."""
+        """Take a route: use new broker groups, update the others."""
         for part in route.parts:
             group = self._groups.get(part.group.name)
             if group is not None and part.group.is_another(group.group):
@@ -257,7 +267,7 @@ class PushConsumer:
             self._lost(name)
 
     def _lost(self, name: str) -> None:
-        """No route names a broker group any more: it is silent and may come back, or was drained and removed for good."""
+        """No route names a broker group: it is silent and may return, or was drained and removed for good."""
         group = self._groups[name]
         if not group.group.draining:
             group.unlisted()
@@ -266,7 +276,7 @@ class PushConsumer:
         self._end_later(group)
 
     def _replaced(self, group: QueueGroup) -> None:
-        """Another broker group has come under the name: what is finished in the one before has no place there."""
+        """Another broker group has the name: progress in the former one does not apply to it."""
         logger.warning(
             "broker group was replaced by another one of its name broker_group=%s", group.group.name
         )
@@ -283,7 +293,7 @@ class PushConsumer:
         task.add_done_callback(self._ending.discard)
 
     async def _end(self, group: QueueGroup) -> None:
-        """Leave a broker group that was removed: store what is finished if somebody still takes it, and keep nothing."""
+        """Leave a broker group that was removed: try to commit, then drop its queues."""
         await group.stop_fetching()
         await group.close()
         for owned in list(group.queues.values()):
@@ -299,7 +309,7 @@ class PushConsumer:
         routes = {topic: self._routes.cached(topic) for topic in self._filters} | {route.topic: route}
         return [topic for topic, each in routes.items() if each is not None and each.part(broker_group)]
 
-    # --- for its parts --------------------------------------------------------------------------------------
+    # --- called by its parts --------------------------------------------------------------------------------
 
     def _on_done(self, owned: OwnedQueue, moved: bool) -> None:
         if (its := self._groups.get(owned.queue.broker_group)) is not None:
@@ -307,7 +317,7 @@ class PushConsumer:
         self._look_for_room()
 
     def _look_for_room(self) -> None:
-        for group in self._groups.values():  # they share one bound on bytes
+        for group in self._groups.values():  # all share one byte budget
             group.look_for_room()
 
     async def _settle(self, owned: OwnedQueue) -> None:
@@ -322,7 +332,7 @@ class PushConsumer:
                 logger.info("route not refreshed topic=%s reason=%s", topic, error)
 
     def _fail(self, error: LedgerMQError) -> None:
-        if self._failure is None:  # some fail again and again
+        if self._failure is None:  # only the first failure: some repeat
             logger.error("consumer failed group=%s reason=%s", self.group, error)
             self._failure = error
         self._ended.set()
@@ -330,7 +340,7 @@ class PushConsumer:
     # --- observation ----------------------------------------------------------------------------------------
 
     def statistics(self) -> ConsumerStatistics:
-        """Return figures of this moment. Asks nobody: `end_offset` and lag are those of the last answers."""
+        """Return current statistics without a call. `end_offset` and lag are as of the last answers."""
         counters, groups = self._calls.counters, self._groups.values()
         errors = [
             f"offsets are not stored: {each.commits.last_error}" for each in groups if each.commits.last_error
@@ -342,16 +352,20 @@ class PushConsumer:
             filtered=counters.filtered,
             deleted=sum(group.deleted for group in groups),
             queues=tuple(
-                sorted((statistics_of(owned) for group in groups for owned in group.queues.values()), key=lambda s: s.queue)
+                sorted(
+                    (statistics_of(owned) for group in groups for owned in group.queues.values()),
+                    key=lambda s: s.queue,
+                )
             ),
             members={each.group.name: each.members for each in groups if isinstance(each, MemberGroup)},
             warnings=tuple(dict.fromkeys([*(w for group in groups for w in group.warnings), *errors])),
         )  # fmt: skip
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """Ask the brokers how many messages the group has not finished in each queue, its other consumers' too.
+        """Ask the brokers how many messages of each queue the whole consumer group has not finished.
 
-        Where nothing was stored yet it is the whole queue. Raises: TopicNotFoundError, BrokerUnreachableError, RefusedError.
+        Without a commit, that is the whole queue. Raises: TopicNotFoundError, BrokerUnreachableError,
+        RefusedError.
         """
         here = {
             each.queue: each.progress.position
@@ -369,7 +383,7 @@ class PushConsumer:
         return found
 
     def _find(self, topic: str, broker_group: str) -> BrokerGroup:
-        """Return a broker group as it is known now. Raises: TopicNotFoundError."""
+        """Return the current broker group. Raises: TopicNotFoundError."""
         route = self._routes.cached(topic)
         part = route.part(broker_group) if route else None
         if part is None:

@@ -1,8 +1,9 @@
-"""One broker group as a push consumer sees it: the queues it has there, their fetching, their commits, their end.
+"""One broker group of a push consumer: its queues there, their fetching, commits and end.
 
-`QueueGroup` is what both modes share; `MemberGroup` gets its queues from the leader of the broker group, and hands them over.
+`QueueGroup` is common to both modes. `MemberGroup` gets its queues from the leader of the broker group, and
+hands them over.
 Owns: the life of owned queues. Must not: call listeners (`ListenerCalls` does).
-Invariant: a queue that was lost is not committed any more, and nothing of it starts.
+Invariant: a lost queue is never committed again, and nothing of it starts.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from .owned_queue import ByteBudget, OwnedQueue, PushIntake, Stage, owned_queue
 
 logger = logging.getLogger(__name__)
 
-_MAX_FILTER: Final = 4096  # characters that brokers take
-_FOR_LISTENERS: Final = 0.8  # part of the release time; the rest is for the commit
+_MAX_FILTER: Final = 4096  # maximum that brokers accept, characters
+_FOR_LISTENERS: Final = 0.8  # fraction of the release time; the rest is for the commit
 
 
 @dataclass(slots=True)
 class Shared:
-    """What all broker groups of one consumer have in common."""
+    """State and settings shared by all broker groups of one consumer."""
 
     consumer_group: str
     member_id: str
@@ -49,7 +50,7 @@ class Shared:
     budget: ByteBudget
     filters: Mapping[str, str]  # topic → tag expression
     calls: ListenerCalls
-    look_for_room: Callable[[], None]  # bytes were freed: whatever waits for them may go on
+    look_for_room: Callable[[], None]  # call it when bytes were freed: fetching may continue
     refresh: Callable[[Iterable[str]], Awaitable[None]]
     fail: Callable[[LedgerMQError], None]
 
@@ -84,12 +85,12 @@ class QueueGroup:
         self.deleted = 0  # messages that retention deleted before they were read
         self.warnings: tuple[str, ...] = ()
         self._shared = shared
-        self._ended: dict[QueueKey, OwnedQueue] = {}  # lost, and a listener still has messages of them
+        self._ended: dict[QueueKey, OwnedQueue] = {}  # lost; a listener still has messages of them
         self._fetcher = _Fetcher(self, group, shared)
 
     @property
     def group(self) -> BrokerGroup:
-        """The newest route."""
+        """The broker group in the newest route."""
         return self._fetcher.group
 
     def update(self, group: BrokerGroup) -> None:
@@ -100,13 +101,13 @@ class QueueGroup:
         """No route names the broker group: its nodes are silent, or no nameserver hears them."""
 
     def end(self) -> None:
-        """Its name may be another group's from now on."""
+        """Give up the name: another broker group may use it from now on."""
 
     async def stop_fetching(self) -> None:
         await self._fetcher.close()
 
     async def close(self) -> None:
-        """Store what is finished, and end. Nothing is fetched and no listener runs any more."""
+        """Commit, and end. Nothing is fetched and no listener runs any more."""
         await self.commits.commit(self.queues.values())
         await self.commits.close()
 
@@ -115,13 +116,14 @@ class QueueGroup:
     def start(
         self, queue: MessageQueue, topic_id: int, offset: int, epoch: int = 0, committed: int | None = None
     ) -> None:
-        """Consume a queue from an offset. `committed`: the one that is stored, when it is another."""
+        """Consume a queue from `offset`. `committed`: the stored offset, if it differs."""
         shared = self._shared
         tags = tag_hashes(shared.filters.get(queue.topic, "*"))
         limits = shared.options.limits
         owned = owned_queue(queue, topic_id, offset, limits, shared.budget, epoch=epoch, tags=tags)
         owned.committed = offset if committed is None else committed
-        # A listener may still have messages of the same queue, from before it was lost: order wants them done first.
+        # A listener may still have messages of this queue from before it was lost. Order requires them done
+        # first.
         owned.busy = shared.orderly and owned.key in self._ended
         self.queues[owned.key] = owned
         self.intake.assign(owned)
@@ -130,7 +132,7 @@ class QueueGroup:
             self.commits.progressed()
 
     def lose(self, owned: OwnedQueue) -> None:
-        """Keep nothing of a queue, and commit nothing more."""
+        """Drop a queue, and commit nothing more."""
         self.intake.remove(owned)
         owned.drop()
         if self.queues.get(owned.key) is owned:
@@ -141,7 +143,7 @@ class QueueGroup:
         self._shared.look_for_room()
 
     def on_done(self, owned: OwnedQueue, moved: bool) -> None:
-        """A listener is done with a batch of a queue; `moved`: there is more to commit."""
+        """A listener is done with a batch of a queue. `moved`: there is more to commit."""
         if moved:
             self.commits.progressed()
         if self.intake.is_left_out(owned):
@@ -153,11 +155,11 @@ class QueueGroup:
                 self._shared.calls.ready(after)
 
     def look_for_room(self) -> None:
-        """Somewhere messages were finished: there may be room to fetch again."""
+        """Messages were finished somewhere: there may be room to fetch again."""
         if not self._fetcher.changed.is_set() and self.intake.has_room:
             self._fetcher.changed.set()
 
-    # --- for the fetcher ------------------------------------------------------------------------------------
+    # --- called by the fetcher ------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
         await self._shared.refresh({owned.queue.topic for owned in self.queues.values()})
@@ -170,9 +172,9 @@ class QueueGroup:
         self._shared.fail(error)
 
     async def on_refused(self, refused: list[Refused[OwnedQueue]]) -> None:
-        """Go on where retention left something; what else is wrong with a queue shows in the next assignment.
+        """Continue after deleted messages. Other defects of a queue show in the next assignment.
 
-        One question for all of them: meanwhile nothing is fetched, of the other queues neither.
+        One route request for all of them: until it is answered, no queue of the broker group is fetched.
         """
         stale: list[OwnedQueue] = []
         behind: list[OwnedQueue] = []
@@ -198,7 +200,7 @@ class QueueGroup:
             await self.refresh()
 
     async def on_ahead(self, ahead: list[OutOfRange[OwnedQueue]]) -> None:
-        """These were read beyond what the node has. It has not applied so far, or does not lead any more: it will."""
+        """Offsets beyond what the node has: it lags, or no longer leads, and will catch up."""
 
     def _on_deleted(self, found: OutOfRange[OwnedQueue]) -> None:
         owned = found.assigned
@@ -212,17 +214,17 @@ class QueueGroup:
 
 
 class MemberGroup(QueueGroup):
-    """Membership in the consumer group: queues come and go as the leader says."""
+    """Membership in the consumer group: the leader assigns and revokes queues."""
 
     def __init__(self, shared: Shared, group: BrokerGroup, start: str) -> None:
-        """`start`: where the consumer group begins, if it does not exist here."""
+        """`start`: start position of the consumer group, if it does not exist here."""
         super().__init__(shared, group)
         self.members = 0  # of the consumer group, in this broker group
         self._start_position = start
         self._topics: set[str] = set()
         self._revoked: dict[QueueKey, pb.QueueOwnership] = {}
         self._handing_over: set[asyncio.Task[None]] = set()
-        self._idle = asyncio.Event()  # some queue has no batch out
+        self._idle = asyncio.Event()  # set when a queue that is being handed over finished a batch
         self._closing = False
         self._listed = asyncio.Event()
         self._listed.set()
@@ -256,7 +258,7 @@ class MemberGroup(QueueGroup):
         self._listed.clear()
 
     def end(self) -> None:
-        # Who is paused is told by name: whoever has it next has not lost contact, and is not paused by this one.
+        # Pauses are by name: the next broker group of this name has contact, and must not stay paused.
         self._closing = True
         self._shared.calls.resume(self.group.name, ())
 
@@ -291,13 +293,13 @@ class MemberGroup(QueueGroup):
                 logger.info("group cannot be joined yet broker_group=%s reason=%s", self.group.name, error)
                 await shared.refresh(self._topics)
                 await asyncio.sleep(RETRY_PAUSE_S)
-                await self._listed.wait()  # what nobody has heard of for long is not asked all the time
+                await self._listed.wait()  # do not keep asking a broker group that no route names
         if not shared.options.max_attempts and not shared.orderly and found.max_attempts:
             shared.calls.max_attempts = found.max_attempts
         self._membership.start(self._topics, self._filters())
 
     def _filters(self) -> str:
-        """Return what this member subscribes to, written alike by all that subscribe alike."""
+        """Return the subscription in normal form: equal subscriptions give equal text."""
         parts = []
         for topic in sorted(self._topics):
             tags = sorted({tag.strip() for tag in self._shared.filters[topic].split("||") if tag.strip()})
@@ -336,7 +338,7 @@ class MemberGroup(QueueGroup):
             self._idle.set()
 
     async def _hand_over(self, owned: OwnedQueue) -> None:
-        """Let running listeners finish, commit, and say so: all within the release time."""
+        """Let running listeners finish, commit, and release the queue: all within the release time."""
         release_s = self._shared.options.release_ms / 1000
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -359,12 +361,12 @@ class MemberGroup(QueueGroup):
         self.lose(owned)
         if (revoked := self._revoked.get(owned.key)) is not None:
             self._membership.release([revoked])
-        elif not self._closing:  # the leader changed its mind
+        elif not self._closing:  # the leader revoked the revocation
             self.start(owned.queue, owned.topic_id, owned.progress.position, owned.epoch, owned.committed)
             self._fetcher.restart()
 
     def _on_contact(self, in_contact: bool) -> None:
-        """Out of touch for a session timeout, others may have the queues: start nothing more until it is known."""
+        """After a session timeout without contact others may have the queues: start nothing until contact."""
         calls, name = self._shared.calls, self.group.name
         if self._closing:
             return
