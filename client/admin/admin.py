@@ -1,11 +1,12 @@
-"""The asyncio admin client: topics, consumer groups, offsets, status, leadership, retention.
+"""asyncio admin client: topics, consumer groups, offsets, status, leadership, retention.
 
-Owns: spreading a call over all broker groups (a topic has its queues in every group) and joining the answers.
-Must not: keep anything. Raises of every method: NameserversDownError, NoBrokersError, BrokerUnreachableError, RefusedError,
-BrokerGroupsGoneError (of what needs every group); and, with several broker groups, of every change: BrokerGroupsSilentError
-(one does not answer, nothing was changed), PartlyChangedError.
+Owns: distributing a call over all broker groups (a topic has queues in each of them) and joining the answers.
+Must not: keep state. Every method raises: NameserversDownError, NoBrokersError, BrokerUnreachableError,
+RefusedError, BrokerGroupsGoneError (if it needs every broker group). With several broker groups every change
+also raises: BrokerGroupsSilentError (one does not answer, nothing was changed), PartlyChangedError.
 
-`silent` of a question takes why a broker group is missing from the answer, by name; without it that is an error.
+The `silent` argument of a query collects, by broker group, why its part of the answer is missing. Without it
+that is an error.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from ..pauses import CALL_TIMEOUT_S
 from .broker_group_rules import check_kept
 from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
 
-#: Names of topic types for people, by their lower-case names.
+#: Topic types by their lower-case names.
 MESSAGE_TYPES: Final = {
     "normal": route_pb2.NORMAL,
     "fifo": route_pb2.FIFO,
@@ -64,22 +65,22 @@ MESSAGE_TYPES: Final = {
     "mixed": route_pb2.MIXED,
 }
 
-#: Topics of these types are refused by brokers, too; those after them have not even a number.
+#: Topics of these types are refused by brokers, too. Those after `transaction` do not even have a number.
 _NOT_BUILT: Final = ("delay", "transaction", "priority", "lite")
-#: What a topic can be created as.
+#: Supported types of new topics.
 BUILT_TYPES: Final = tuple(name for name in MESSAGE_TYPES if name not in _NOT_BUILT)
 
-_MOST_QUEUES: Final = (1 << 31) - 1  # what the protocol has room for; brokers take fewer
+_MOST_QUEUES: Final = (1 << 31) - 1  # limit of the protocol; brokers accept fewer
 _MOST_ATTEMPTS: Final = (1 << 31) - 1
 _MOST_PARKED: Final = (1 << 31) - 1
-_MAX_COPIES: Final = 16  # messages with one id that are returned
+_MAX_COPIES: Final = 16  # maximum of returned messages with one id
 
-#: Refusals of a broker group that does not have what is meant; another one may.
+#: Refusals of a broker group that does not have the named object. Another one may have it.
 _NO_TOPIC: Final = ("TOPIC_NOT_FOUND",)
 _NO_GROUP: Final = ("GROUP_NOT_FOUND",)
 NEITHER: Final = (*_NO_TOPIC, *_NO_GROUP)
 
-#: What it means to repeat a change that stopped half way.
+#: Advice about repeating a change that stopped half way.
 _CREATE_AGAIN: Final = (
     "It may be repeated: with --if-not-exists (if_not_exists=True) what is there stays as it is"
 )
@@ -94,7 +95,7 @@ T = TypeVar("T")
 Stub = admin_pb2_grpc.AdminServiceStub
 
 
-#: Parked messages that are looked through for an id, of each broker group.
+#: Maximum of parked messages that are searched for an id, per broker group.
 _MAX_PARKED: Final = 10_000
 
 
@@ -114,9 +115,8 @@ class Admin:
             for topic in await admin.topics():
                 print(topic.name, topic.queue_count)
 
-    Beside what stands at a method, each call raises NameserversDownError, NoBrokersError,
-    BrokerUnreachableError and RefusedError (NoQuorumError: no leader in time). `timeout_ms`: the deadline of
-    one call, ms.
+    Besides what a method names, each call raises NameserversDownError, NoBrokersError, BrokerUnreachableError
+    and RefusedError (NoQuorumError: no leader in time). `timeout_ms`: the deadline of one call, ms.
     """
 
     @checked(cluster=a_text, timeout_ms=check_count)
@@ -150,11 +150,14 @@ class Admin:
         return await self._routes.groups()
 
     async def gone_groups(self) -> list[str]:
-        """Return the names of the broker groups that no node of is up, and that were not removed."""
+        """Return the names of broker groups without a running node that were not removed."""
         return [each.name for each in (await self._routes.groups_and_gone())[1]]
 
     async def _every_group(self) -> list[BrokerGroup]:
-        """Return all broker groups, for what needs the answer of each. Raises: BrokerGroupsGoneError: one is wholly down."""
+        """Return all broker groups, for operations that need all of them.
+
+        Raises: BrokerGroupsGoneError (one has no running node).
+        """
         groups, gone = await self._routes.groups_and_gone()
         if gone:
             raise groups_gone_error(gone)
@@ -163,7 +166,11 @@ class Admin:
     async def _read_all(
         self, ask: Callable[[BrokerGroup], Awaitable[T | None]], silent: Silent | None
     ) -> list[tuple[BrokerGroup, T]]:
-        """Ask all groups; leave out those that answer None. Raises: why one does not answer, see `silent`; or why none does."""
+        """Query all broker groups; leave out those that answer None.
+
+        Raises: the error of a broker group that does not answer, unless `silent` collects it; if none
+        answers, the first error.
+        """
         groups, gone = await self._routes.groups_and_gone()
         if gone and silent is None:
             raise groups_gone_error(gone)
@@ -171,7 +178,7 @@ class Admin:
         found = [(group, answer) for group, answer in answers if answer is not None]
         missing |= {each.name: each.error for each in gone}
         if missing and (silent is None or not found):
-            raise next(iter(missing.values()))  # it may have what the others do not have
+            raise next(iter(missing.values()))  # it may have what the others do not
         if silent is not None:
             silent |= missing
         return found
@@ -183,9 +190,12 @@ class Admin:
         again: str = "It may be repeated as it is",
         up_only: bool = False,
     ) -> list[tuple[BrokerGroup, T]]:
-        """Change all groups, or none when one does not answer. `up_only`: it is good without the groups that are wholly down."""
+        """Change all broker groups, or none if one does not answer.
+
+        `up_only`: broker groups without a running node may be left out.
+        """
         groups = await (self.groups() if up_only else self._every_group())
-        # No topic has that name: only a leader who hears a majority says so, and nothing costs less.
+        # No topic has that name. Only a leader with a quorum says so, and it is the cheapest such call.
         request = pb.DescribeTopicRequest(topic="")
 
         async def ask(group: BrokerGroup) -> None:
@@ -197,11 +207,11 @@ class Admin:
     def _in_each(
         self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None, *, absent: Collection[str] = ()
     ) -> Callable[[BrokerGroup], Awaitable[T | None]]:
-        """Return the call to one group; it brings None where that refuses with one of the codes `absent`."""
+        """Return the call to one broker group, which returns None if refused with a code of `absent`."""
 
         async def call_one(group: BrokerGroup) -> T | None:
             if change is not None:
-                change.perhaps_done = False  # what one group did says nothing of the next
+                change.perhaps_done = False  # one broker group's result says nothing about the next
             try:
                 return await self._call(group, call, change)
             except RefusedError as error:
@@ -214,9 +224,9 @@ class Admin:
     async def _call(
         self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
     ) -> T:
-        """Call the leader of a group, or any node: each forwards to its leader.
+        """Call the leader of a broker group, or any node: each forwards to its leader.
 
-        `change`: the request, when it must say that an earlier attempt of it may have taken effect.
+        `change`: the request, if it must say that an earlier attempt may have taken effect.
         """
 
         def unknown() -> None:
@@ -253,10 +263,13 @@ class Admin:
     ) -> int:
         """Create a topic in every broker group; return its number of queues over all of them.
 
-        Returns when the nameserver has heard of it, so that what comes next finds it. `queues` is per group, 0 takes the
-        group's default. `retention_ms`: how long messages are shown; 0: as long as the log holds them. `keep_unread`: retention
-        deletes no message that a consumer group has still to read; a full disk refuses new ones of all topics instead.
-        Raises: AlreadyExistsError, InvalidNameError, UsageError (also when the topic is there, but does not keep what is unread).
+        Returns once the nameserver knows the topic, so that later calls find it. `queues` is per broker
+        group; 0:
+        the broker group's default. `retention_ms`: how long messages are visible; 0: as long as the log holds
+        them. `keep_unread`: retention deletes no message that a consumer group still has to read; a full disk
+        then refuses new messages of all topics.
+        Raises: AlreadyExistsError, InvalidNameError, UsageError (also if the topic exists, but does not keep
+        unread messages).
         """
         if message_type in _NOT_BUILT:
             raise UsageError(
@@ -285,9 +298,10 @@ class Admin:
     async def update_topic(
         self, topic: str, *, retention_ms: int | None = None, keep_unread: bool | None = None
     ) -> None:
-        """Change how long messages of a topic are shown (0: as long as the log holds them), or `keep_unread`, in every broker group.
+        """Change `retention_ms` or `keep_unread` of a topic in every broker group.
 
-        None: as it is. What is hidden already stays hidden. Raises: TopicNotFoundError, UsageError.
+        `retention_ms`: how long messages are visible; 0: as long as the log holds them. None: unchanged.
+        Messages that are already hidden stay hidden. Raises: TopicNotFoundError, UsageError.
         """
         if retention_ms is None and keep_unread is None:
             raise UsageError("nothing to change was named", "", "Give retention_ms, keep_unread, or both")
@@ -315,7 +329,7 @@ class Admin:
 
     @checked(silent=none_or(silent_groups))
     async def topics(self, *, silent: Silent | None = None) -> list[route_pb2.TopicInfo]:
-        """Return every topic once, sorted by name; `queue_count` is the sum over all broker groups."""
+        """Return every topic once, sorted by name. `queue_count` is the sum over all broker groups."""
         request = pb.ListTopicsRequest()
         ask = self._in_each(lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
         found: dict[str, route_pb2.TopicInfo] = {}
@@ -331,7 +345,7 @@ class Admin:
     async def describe_topic(
         self, topic: str, *, silent: Silent | None = None
     ) -> tuple[route_pb2.TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
-        """Return the topic and the offsets of its queues in every group. Raises: TopicNotFoundError."""
+        """Return a topic with the offsets of its queues in every broker group. Raises: TopicNotFoundError."""
         request = pb.DescribeTopicRequest(topic=topic)
         ask = self._in_each(
             lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout), absent=_NO_TOPIC
@@ -350,10 +364,10 @@ class Admin:
     async def topic_losses(
         self, topic: str, *, silent: Silent | None = None
     ) -> list[tuple[str, pb.TopicProgress]]:
-        """Return (broker group, consumer group with its `lost` and `parked`) of those that lost messages or have some parked.
+        """Return (broker group, consumer group) pairs with `lost` or `parked` messages.
 
-        `lost`: deleted by retention before the consumer group had consumed them, until it goes on; name "": no consumer group
-        consumes the topic there. Raises: TopicNotFoundError.
+        `lost`: messages that retention deleted before the consumer group had consumed them; reset when it
+        continues. Name "": no consumer group consumes the topic there. Raises: TopicNotFoundError.
         """
         request = pb.DescribeTopicRequest(topic=topic)
         ask = self._in_each(
@@ -375,7 +389,7 @@ class Admin:
 
     @checked(message_id=a_text, topic=empty_or(a_topic))
     async def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
-        """Return the message with that id from every broker group: none, one, or more when a producer used it twice.
+        """Return the messages with an id from every broker group: several if a producer used it twice.
 
         Raises: UsageError, TopicNotFoundError.
         """
@@ -387,9 +401,9 @@ class Admin:
     async def query_messages(
         self, topic: str, *, key: str = "", begin_ms: int = 0, end_ms: int = 0, limit: int = DEFAULT_LIMIT
     ) -> FoundMessages:
-        """Return the newest messages of a topic, of all broker groups: those with a key when one is given.
+        """Return the newest messages of a topic from all broker groups, only those with `key` if it is given.
 
-        Times are ms since the epoch: stored at or after `begin_ms`, before `end_ms` (0: no bound).
+        Times are ms since the epoch: stored at or after `begin_ms`, before `end_ms` (0: unbounded).
         Raises: UsageError, TopicNotFoundError.
         """
         if end_ms and begin_ms >= end_ms:
@@ -428,7 +442,7 @@ class Admin:
         fifo: bool = False,
         if_not_exists: bool = False,
     ) -> None:
-        """Create a consumer group. `start`: "earliest", "latest" or ms since the epoch; resolved once, then stored.
+        """Create a consumer group. `start`: "earliest", "latest" or ms since the epoch; resolved once.
 
         Raises: AlreadyExistsError, InvalidNameError.
         """
@@ -462,7 +476,10 @@ class Admin:
     async def describe_group(
         self, name: str, topic: str = "", *, silent: Silent | None = None
     ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
-        """Return the group and (broker group, progress) of every queue that it has consumed. Raises: GroupNotFoundError."""
+        """Return the consumer group, and (broker group, progress) of every queue that it has consumed.
+
+        Raises: GroupNotFoundError.
+        """
         answers = await self._describe_everywhere(name, topic, silent)
         progress = [(group.name, each) for group, answer in answers for each in answer.queues]
         return answers[0][1].group, progress
@@ -471,7 +488,10 @@ class Admin:
     async def group_members(
         self, name: str, *, silent: Silent | None = None
     ) -> list[tuple[str, pb.GroupMember]]:
-        """Return (broker group, member) of a group whose members own its queues, oldest first. Raises: GroupNotFoundError."""
+        """Return (broker group, member) of a consumer group whose members own its queues, oldest first.
+
+        Raises: GroupNotFoundError.
+        """
         answers = await self._describe_everywhere(name, "", silent)
         return [(group.name, each) for group, answer in answers for each in answer.members]
 
@@ -484,9 +504,9 @@ class Admin:
     async def deliveries(
         self, name: str, topic: str = "", *, max_parked: int = 0, silent: Silent | None = None
     ) -> list[tuple[str, pb.GetDeliveriesResponse]]:
-        """Return (broker group, who holds leases and what is parked) of a consumer group; "" is all topics.
+        """Return (broker group, leases and parked messages) of a consumer group; topic "": all topics.
 
-        `max_parked`: so many parked messages are named by each broker group; 0: 1,000. Older brokers tell of none.
+        `max_parked`: maximum of named parked messages per broker group; 0: 1,000. Older brokers name none.
         Raises: GroupNotFoundError.
         """
         request = pb.GetDeliveriesRequest(group=name, topic=topic, max_parked=max_parked)
@@ -507,9 +527,9 @@ class Admin:
 
     @checked(name=a_consumer_group, topic=empty_or(a_topic), message_id=a_text)
     async def release_parked(self, name: str, topic: str = "", *, message_id: str = "") -> int:
-        """Deliver parked messages of a consumer group again, with all attempts: all, of a topic, or one by its id.
+        """Deliver parked messages of a consumer group again, with all attempts: all, of one topic, or by id.
 
-        Returns how many were released. In broker groups that are wholly down nothing is.
+        Returns the number of released messages. Broker groups without a running node are skipped.
         Raises: GroupNotFoundError, UsageError (none of that id is parked).
         """
         places = await self._parked_places(name, topic, message_id) if message_id else {}
@@ -531,7 +551,7 @@ class Admin:
         return sum(count for _, count in answers)
 
     async def _release_in(self, group: BrokerGroup, requests: list[pb.ReleaseParkedRequest]) -> int | None:
-        """Release in one broker group; None: it does not know the consumer group, or the topic."""
+        """Release in one broker group. None: it does not know the consumer group or the topic."""
         released, known = 0, False
         for request in requests:
             ask = self._in_each(partial(_release, request), absent=NEITHER)
@@ -570,7 +590,7 @@ class Admin:
         return answers
 
     async def _group_not_found(self, name: str, topic: str = "") -> LedgerMQError:
-        """Return why no broker group has a consumer group, or none has it and the topic in which it was asked for."""
+        """Return why no broker group has a consumer group, or the consumer group together with the topic."""
         known = [info.name for info in await self.consumer_groups(silent={})]
         if not topic or name not in known:
             return group_not_found(name, known)
@@ -578,15 +598,16 @@ class Admin:
             return await self._topic_not_found(topic)
         return GroupNotFoundError(
             "GROUP_NOT_FOUND",
-            f'consumer group "{name}" does not exist where topic "{topic}" is. Create it there, too: ledgermq group create '
+            f'consumer group "{name}" does not exist where topic "{topic}" is. '
+            "Create it there, too: ledgermq group create "
             f"{name} --if-not-exists",
         )
 
     @checked(group=a_consumer_group, topic=a_topic, to=a_text)
     async def reset_offsets(self, group: str, topic: str, to: str) -> None:
-        """Move a consumer group to "earliest", "latest", or a time, on all queues of the topic.
+        """Move a consumer group to "earliest", "latest", or a time, in all queues of the topic.
 
-        A time is ms since the epoch. Raises: GroupNotFoundError, TopicNotFoundError, UsageError.
+        A time is in ms since the epoch. Raises: GroupNotFoundError, TopicNotFoundError, UsageError.
         """
         request = pb.ResetOffsetsRequest(group=group, topic=topic)
         if to == "earliest":
@@ -609,7 +630,10 @@ class Admin:
 
     @checked(timeout_ms=check_count)
     async def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:
-        """Return what one node (or the host:port of its LogService) says of itself and, if it leads, of its group."""
+        """Return the status that a node reports: its own, and as leader also that of its broker group.
+
+        `node`: a Node, or host:port of its LogService. `timeout_ms`: ms.
+        """
         if isinstance(node, str):
             check_address(node, "the address of a node's LogService", 8082)
         elif not isinstance(node, Node):
@@ -626,10 +650,10 @@ class Admin:
 
     @checked(broker_group=a_text, to_node=a_text)
     async def transfer_leadership(self, broker_group: str = "", to_node: str = "") -> str:
-        """Hand leadership of a group to a node ("" = the best one); return the id of the new leader.
+        """Transfer leadership of a broker group to a node ("": the best one); return the new leader's id.
 
-        Without `broker_group` it is the group of `to_node`. Raises: UsageError (no such group; several groups, and neither
-        says which).
+        Without `broker_group`, the broker group of `to_node` is meant. Raises: UsageError (no such broker
+        group; several broker groups, and neither argument tells which).
         """
         groups, gone = await self._routes.groups_and_gone()
         if down := [each for each in gone if each.name == broker_group]:
@@ -657,16 +681,16 @@ class Admin:
     async def clean(
         self, *, dry_run: bool = False, older_than_ms: int = 0, even_unexpired: bool = False
     ) -> list[tuple[str, pb.CleanResponse]]:
-        """Delete expired segments in every broker group; return (group, what was deleted)."""
+        """Delete expired segments in every broker group; return (broker group, what was deleted)."""
         request = pb.CleanRequest(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
         clean = self._in_each(lambda stub, timeout: stub.Clean(request, timeout=timeout))
-        # What is done in some is good without the others, and a full disk does not wait for them.
+        # Deleting in some broker groups is useful without the others, and a full disk cannot wait for them.
         answers = await change_each(await self.groups(), clean, "It may be repeated as it is")
         return [(group.name, answer) for group, answer in answers]
 
 
 def group_not_found(name: str, known: list[str]) -> GroupNotFoundError:
-    """Return the error for a consumer group that nobody knows."""
+    """Return the error for an unknown consumer group."""
     similar = similar_names(name, known)
     hint = f' Did you mean "{similar[0]}"?' if similar else ""
     return GroupNotFoundError(

@@ -1,8 +1,9 @@
-"""What a broker group gets that joins a cluster: the topics and consumer groups of the others, compared by name. Pure.
+"""Rules for joining and leaving broker groups. Pure.
 
-Nothing that exists is changed: what is there with other settings is a conflict, and people decide.
+A broker group that joins a cluster gets the topics and consumer groups of the others, compared by name.
+Nothing that exists is changed: the same name with other settings is a conflict for the operator to resolve.
 
-Also tells whether a broker group can be spared: which of its topics no other one would take messages of.
+Also decides whether a broker group can be spared: finds topics for which no other one would take messages.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ledgermq.proto.route_pb2 import FIFO, MIXED, TopicInfo, TopicMessageType
 from ..cluster.topic_route import BrokerGroup
 from ..errors import UsageError
 
-#: Types of topics whose messages may have an order.
+#: Topic types whose messages may have an order.
 ORDERED_TYPES = (FIFO, MIXED)
 
 
 class Named(Protocol):
-    """What both messages have."""
+    """What both messages have in common."""
 
     name: str
 
@@ -32,7 +33,7 @@ T = TypeVar("T", bound=Named)
 
 @dataclass(slots=True)
 class RuleComparison(Generic[T]):
-    """`missing` are to be created, `existing` are there alike, `conflicts` are there otherwise: sentences."""
+    """Comparison by name. `missing`: to be created. `existing`: same settings. `conflicts`: sentences."""
 
     missing: list[T] = field(default_factory=list)
     existing: list[str] = field(default_factory=list)
@@ -45,7 +46,7 @@ def compare_topics(
     sources: Mapping[str, Sequence[TopicInfo]],
     wanted: Iterable[str] = (),
 ) -> RuleComparison[TopicInfo]:
-    """Compare the topics of broker groups (by name) with those of the target; `wanted`: only these topics, if any are named."""
+    """Compare the topics of broker groups (by name) with those of the target. `wanted`: only these."""
     names = set(wanted)
     kept = {
         name: [info for info in infos if not names or info.name in names] for name, infos in sources.items()
@@ -61,7 +62,10 @@ def compare_consumer_groups(
 
 
 def check_kept(topic: str, answers: Iterable[tuple[BrokerGroup, TopicInfo]]) -> None:
-    """Raises: UsageError: a topic that was to keep what is unread does not; `answers`: what each broker group has."""
+    """Check that each broker group keeps the unread messages of a topic. `answers`: its settings there.
+
+    Raises: UsageError.
+    """
     if lacking := [group.name for group, info in answers if not info.keep_unread]:
         raise UsageError(
             f"topic {topic} does not keep what is unread in {', '.join(lacking)}",
@@ -114,14 +118,14 @@ def _group_settings(info: ConsumerGroupInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OtherGroup:
-    """Another broker group, as it says itself now."""
+    """Another broker group, as it reports itself now."""
 
     name: str
-    why_not: str = ""  # it takes no messages of any topic, as it stands behind its name; "" = it does
-    topics: Mapping[str, TopicInfo] = field(default_factory=dict)
+    why_not: str = ""  # why it takes no messages of any topic, as text after its name; "": it takes them
+    topics: Mapping[str, TopicInfo] = field(default_factory=dict)  # by name
 
     def why_not_of(self, info: TopicInfo) -> str:
-        """Return why it takes no messages of a topic as another group has it, "" when it does."""
+        """Return why it takes no messages of a topic with these settings; "": it does."""
         own = self.topics.get(info.name)
         if self.why_not:
             return self.why_not
@@ -133,7 +137,7 @@ class OtherGroup:
 
 
 def left_alone(topics: Iterable[TopicInfo], others: Sequence[OtherGroup]) -> dict[str, str]:
-    """Return the topics that none of the other groups takes messages of, each with why they do not."""
+    """Return the topics for which no other broker group takes messages, with the reasons."""
     found = {}
     for info in topics:
         reasons = [(each.name, each.why_not_of(info)) for each in others]

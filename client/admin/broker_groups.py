@@ -1,11 +1,11 @@
-"""Growing and shrinking a cluster by whole broker groups: give a new one the topics, drain one, take it back, remove it.
+"""Growing and shrinking a cluster by broker groups: add, drain, undrain, remove.
 
     async with GroupAdmin("127.0.0.1:9876") as admin:
         await admin.add_group("g1")
         await admin.drain("g0")
 
-Owns: what is asked of all broker groups before one is changed, and in which order things are done.
-Must not: judge what a broker judges (whether a group may be removed), wait for consumers (its callers do).
+Owns: the checks in all broker groups before one is changed, and the order of the steps.
+Must not: decide what a broker decides (whether it may be removed), wait for consumers (its callers do).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from .forget_broker_group import GroupForgetting
 
 logger = logging.getLogger(__name__)
 
-#: Nodes hear of a removal at the latest with the next heartbeat of their leader; one that is down is dropped after 10 s.
+#: Nodes learn of a removal with the next heartbeat of their leader at the latest. A node that is down is
+#: dropped after 10 s.
 
 _WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
 
@@ -51,7 +52,7 @@ class AddedGroup:
     topics: RuleComparison[route_pb2.TopicInfo]
     consumer_groups: RuleComparison[pb.ConsumerGroupInfo]
     dry_run: bool
-    draining: bool  # it was being drained before, and is left so
+    draining: bool  # it was being drained before, and remains so
 
     @property
     def conflicts(self) -> list[str]:
@@ -60,27 +61,26 @@ class AddedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a broker group holds that was not consumed, as it said itself.
+    """What a broker group holds that was not consumed, as it reports itself.
 
-    Consumer groups that consume a topic only in other broker groups have consumed nothing of it here.
+    A consumer group that consumes a topic only in other broker groups has consumed nothing of it here.
     """
 
     mode: route_pb2.BrokerGroupMode
-    rows: Sequence[pb.TopicProgress]  # `group` "": nobody consumes that topic anywhere
-    unheard: Sequence[str] = ()  # broker groups that did not say who consumes in them
-    reading: Sequence[
-        pb.LiveReading
-    ] = ()  # consumers that store no progress there, read just now and are behind
-    parked: Sequence[pb.TopicProgress] = ()  # not waited for: delivered no more until somebody releases them
+    rows: Sequence[pb.TopicProgress]  # consumer group "": no consumer group consumes that topic anywhere
+    unheard: Sequence[str] = ()  # broker groups that did not report their consumers
+    # consumers that read now, lag, and store no progress there
+    reading: Sequence[pb.LiveReading] = ()
+    parked: Sequence[pb.TopicProgress] = ()  # not waited for: delivered again only after a release
 
     @property
     def waiting(self) -> list[pb.TopicProgress]:
-        """Those that somebody is to consume."""
+        """Progress of the consumer groups that still have messages to consume."""
         return [row for row in self.rows if row.group]
 
 
 def reading_text(each: pb.LiveReading) -> str:
-    """Return who reads what, and how far behind, in words."""
+    """Describe a reader, its topic and how far it is behind."""
     who = f'consumer group "{each.group}"' if each.group else "a consumer without a group"
     return f'{who} reads topic "{each.topic}", {each.behind:,} messages behind'
 
@@ -102,11 +102,13 @@ class GroupAdmin(GroupForgetting):
     async def drain(
         self, name: str, *, allow_reordering: bool = False, even_the_last: bool = False
     ) -> pb.SetBrokerGroupModeResponse:
-        """Let a group take no new messages; all else goes on. Returns when that is stored on a majority of its nodes.
+        """Stop new messages to a broker group; all else goes on. Returns once a majority has stored it.
 
-        `even_the_last`: although no other group takes messages, of all topics or of some.
-        Raises: UsageError: that is so, or became so meanwhile, and the drain was taken back; or messages of ordered topics are not consumed, and later ones of their message groups,
-        which then go to other queues, could overtake them. RouteError: who should tell does not answer.
+        `even_the_last`: also if no other broker group takes messages, of all topics or of some.
+        Raises: UsageError: no other broker group takes the messages; or that became so meanwhile, and the
+        drain was undone; or messages of ordered topics are not consumed, and later ones of their message
+        groups, which then go to other queues, could overtake them. RouteError: a broker group that must tell
+        does not answer.
         """
         group = await self.group(name)
         needs_others = not (even_the_last or group.draining)
@@ -120,10 +122,11 @@ class GroupAdmin(GroupForgetting):
         return answer
 
     async def _check_again(self, group: BrokerGroup) -> None:
-        """Two people who drain two groups at once both find before that the other group takes the topics.
+        """Check again after the drain: of two operators who drain at once, both pass the first check.
 
-        Whoever looks later finds both drained, since each looks once more after its own drain, and takes that back.
-        Raises: UsageError: it was taken back; RouteError: it was not, or nobody can tell whether it should be.
+        Each checks again after its own drain, so the later one finds both drained, and undoes its own.
+        Raises: UsageError: the drain was undone. RouteError: it was not, or it is unknown whether it should
+        be.
         """
         name = group.name
         undo = f"Take it back: ledgermq cluster undrain {name}"
@@ -133,19 +136,21 @@ class GroupAdmin(GroupForgetting):
                 await self._set_mode(group, route_pb2.MODE_ACTIVE)
         except LedgerMQError as error:
             raise RouteError(
-                f"{name} is being drained, and whether another group still takes its topics is not certain: {error.what}",
+                f"{name} is being drained, and whether another group still takes its topics is not "
+                f"certain: {error.what}",
                 "It was so before the drain",
                 f"See: ledgermq cluster status. {undo}",
             ) from error
         if alone is not None:
             raise UsageError(
                 f"{name} was drained and taken back: {alone.what}",
-                f"That was not so before the drain: somebody drains another group, or it fell silent. {name} takes messages again",
+                "That was not so before the drain: somebody drains another group, or it fell silent. "
+                f"{name} takes messages again",
                 alone.next_step,
             )
 
     async def _left_alone(self, group: BrokerGroup) -> UsageError | None:
-        """Return why a group is not to be drained: some topic has no other group that takes its messages."""
+        """Return why a broker group must not be drained: some topic has no other taker. None: it may."""
         name = group.name
         groups, gone = await self._routes.groups_and_gone()
         others = await asyncio.gather(*(self._as_it_is(each) for each in groups if each.name != name))
@@ -163,13 +168,14 @@ class GroupAdmin(GroupForgetting):
             return UsageError(
                 f"no other broker group takes messages of: {named}",
                 f'Drained, "{name}" would leave their producers nowhere to send to. Nothing was changed',
-                f"Give another group what it lacks (ledgermq cluster add-group {takers[0]}) and repeat it, or insist: "
+                f"Give another group what it lacks (ledgermq cluster add-group {takers[0]}) and repeat it, "
+                "or insist: "
                 "--even-the-last",
             )
         return None
 
     async def _as_it_is(self, group: BrokerGroup) -> OtherGroup:
-        """Return a group as its leader says: a route may be old."""
+        """Return a broker group as its leader reports it: a route may be outdated."""
         try:
             topics = await self._topics_in(group)
             mode = await self._mode_of(group)
@@ -184,8 +190,9 @@ class GroupAdmin(GroupForgetting):
     async def undrain(
         self, name: str, *, allow_reordering: bool = False, node: str = ""
     ) -> pb.SetBrokerGroupModeResponse:
-        """Let a group take messages again, also (`node`: host:port of its log port) one that was removed.
+        """Let a broker group take messages again.
 
+        `node` (host:port of its log port): for one that was removed.
         Raises: UsageError: messages of ordered topics are not consumed, see `drain`.
         """
         group = await self.group(name, node)
@@ -195,11 +202,12 @@ class GroupAdmin(GroupForgetting):
 
     @checked(name=a_text, force=a_flag)
     async def remove_group(self, name: str, *, force: bool = False) -> pb.SetBrokerGroupModeResponse:
-        """Take a drained and consumed group out of the cluster: no nameserver lists it any more. Its nodes keep their data.
+        """Remove a drained and consumed broker group from all nameservers. Its nodes keep their data.
 
-        Consumer groups that consume its topics only in other groups have consumed nothing of it. `force`: also one that takes
-        messages or holds some that nobody consumed. Raises: RefusedError; RouteError: a group does not say who consumes there;
-        UsageError: consumers that store no progress there read it just now, and are behind.
+        A consumer group that consumes its topics only in other broker groups has consumed nothing of it.
+        `force`: also remove one that takes messages, or holds messages that were not consumed. Raises:
+        RefusedError; RouteError: a broker group does not report its consumers; UsageError: consumers that
+        store no progress there read it now, and lag.
         """
         group = await self.group(name)
         if force:
@@ -209,7 +217,8 @@ class GroupAdmin(GroupForgetting):
             raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
         if reading := await self._reading(group):
             raise UsageError(
-                f"{shortened([reading_text(each) for each in reading])}, and broker group {name} does not know how far they are",
+                f"{shortened([reading_text(each) for each in reading])}, "
+                f"and broker group {name} does not know how far they are",
                 "Nothing was changed",
                 f"Wait for them (ledgermq cluster drain {name} --wait), or let them lose it: --force",
             )
@@ -220,7 +229,7 @@ class GroupAdmin(GroupForgetting):
     async def _leave(
         self, group: BrokerGroup, removed: pb.SetBrokerGroupModeResponse
     ) -> pb.SetBrokerGroupModeResponse:
-        """Return when no nameserver that answers lists a removed group any more: its nodes tell them, each as it hears of it."""
+        """Wait until no answering nameserver lists a removed broker group; each node tells on its own."""
         end = time.monotonic() + NAMESERVER_WAIT_S
         request = nameserver_pb2.ListGroupsRequest(cluster=group.cluster)
         while time.monotonic() < end:
@@ -232,7 +241,8 @@ class GroupAdmin(GroupForgetting):
                 return removed
             await asyncio.sleep(NAMESERVER_LOOK_S)
         logger.warning(
-            "removed, and a nameserver still lists it: a node that is down, or just came back, broker_group=%s",
+            "removed, and a nameserver still lists it: a node that is down, or just came back, "
+            "broker_group=%s",
             group.name,
         )
         return removed
@@ -261,7 +271,7 @@ class GroupAdmin(GroupForgetting):
 
     @checked(group=instance_of(BrokerGroup, "a BrokerGroup, as groups() returns them"))
     async def left(self, group: BrokerGroup) -> Left:
-        """Return what a group holds that was not consumed; also one that no nameserver lists any more."""
+        """Return what a broker group holds that was not consumed, including one that no nameserver lists."""
         consumers, silent = await self._consumers_elsewhere(group.name)
         answer = await self._ask_progress(group, pb.GetProgressRequest(consumers=consumers))
         behind = [row for row in answer.topics if row.behind]
@@ -269,22 +279,24 @@ class GroupAdmin(GroupForgetting):
         return Left(answer.mode, behind, sorted(silent), await self._reading(group), parked)
 
     async def _consumers_elsewhere(self, name: str) -> tuple[list[pb.TopicConsumer], Silent]:
-        """Return who consumes what in the other broker groups, and why some of them do not tell."""
+        """Return (consumer group, topic) pairs of the other broker groups, and the errors of silent ones."""
         rows, silent = await self._progress_of_all(without=name)
         found = sorted({(row.group, row.topic) for row in rows if row.group})
         return [pb.TopicConsumer(group=group, topic=topic) for group, topic in found], silent
 
     async def _mode_of(self, group: BrokerGroup) -> route_pb2.BrokerGroupMode:
-        """Return what a group does as its leader says: the route may not tell yet."""
+        """Return the mode of a broker group as its leader reports it: the route may lag."""
         return (await self._ask_progress(group, pb.GetProgressRequest())).mode
 
     async def _ordered_in(self, group: BrokerGroup) -> set[str]:
         return {info.name for info in await self._topics_in(group) if info.message_type in ORDERED_TYPES}
 
     async def _check_order(self, ordered: Collection[str], what: str) -> None:
-        """Messages of a message group share a queue, which changes with the number of queues that take messages.
+        """Check that no message group can be reordered by a change in the number of writable queues.
 
-        Raises: UsageError: there are some that are not consumed, in any broker group; RouteError: one does not tell.
+        Messages of a message group share a queue, which depends on that number.
+        Raises: UsageError: some are not consumed, in any broker group. RouteError: a broker group does not
+        tell.
         """
         if not ordered:
             return
@@ -293,9 +305,11 @@ class GroupAdmin(GroupForgetting):
         if found:
             raise UsageError(
                 f"ordered topics have messages that are not consumed: {shortened(found)}",
-                f"To {what} a group moves message groups to other queues, where later messages could overtake those. "
+                f"To {what} a group moves message groups to other queues, "
+                "where later messages could overtake those. "
                 "Nothing was changed",
-                "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), and try again; or let "
+                "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), "
+                "and try again; or let "
                 "it happen: --allow-reordering",
             )
         if silent:
@@ -315,10 +329,11 @@ class GroupAdmin(GroupForgetting):
         dry_run: bool = False,
         allow_reordering: bool = False,
     ) -> AddedGroup:
-        """Give a group the topics and consumer groups of the others (of `source` alone), or only these `topics`.
+        """Give a broker group topics and consumer groups of the others (or of `source`), or only `topics`.
 
-        What is there stays as it is. Consumer groups that consume a topic elsewhere begin at the first message of its new
-        queues. Running clients take the new queues into use by themselves. May be repeated. Raises: UsageError.
+        What exists stays as it is. Consumer groups that consume a topic elsewhere begin at the first message
+        of its new queues. Running clients start to use the new queues by themselves. May be repeated. Raises:
+        UsageError.
         """
         group = await self.group(name)
         known = await (self.groups() if source else self._every_group())
@@ -348,21 +363,21 @@ class GroupAdmin(GroupForgetting):
         added = AddedGroup(name, found, consumers, dry_run, draining)
         if found.missing and not (allow_reordering or draining):
             ordered = {info.name for info in found.missing if info.message_type in ORDERED_TYPES}
-            ordered |= await self._ordered_in(group)  # it takes no messages while it is filled
+            ordered |= await self._ordered_in(group)  # it takes no messages while it is being filled
             await self._check_order(ordered, "add")
         if not dry_run:
             await self._copy(group, added)
         return added
 
     async def _copy(self, group: BrokerGroup, added: AddedGroup) -> None:
-        """Create what is missing. No message may come into a new queue before it is known where groups begin in it."""
+        """Create what is missing. Start offsets are stored before a message can reach a new queue."""
         for consumer_group in added.consumer_groups.missing:
             await self._create_consumer_group(group, consumer_group)
         missing = added.topics.missing
         if not missing and not added.draining:
             return
-        await self._consumers_everywhere(group.name)  # before there is anything to break off
-        # Who drained it since it was looked at wants it to stay so.
+        await self._consumers_everywhere(group.name)  # fails before anything was changed
+        # If another operator drained it meanwhile, it stays drained.
         own_drain = not added.draining and (await self._set_mode(group, route_pb2.MODE_DRAINING)).changed
         try:
             for info in missing:
@@ -371,7 +386,8 @@ class GroupAdmin(GroupForgetting):
             await self._begin_all(group, names)
         except BaseException:
             logger.error(
-                "broken off, the group takes no messages yet broker_group=%s; repeat add-group, then undrain it",
+                "broken off, the group takes no messages yet broker_group=%s; repeat add-group, "
+                "then undrain it",
                 group.name,
             )
             raise
@@ -381,7 +397,7 @@ class GroupAdmin(GroupForgetting):
             await self._routes.until_known(info.name, [group.name])
 
     async def _begin_all(self, group: BrokerGroup, topics: Collection[str]) -> None:
-        """Let every consumer group that consumes one of these topics elsewhere begin at the first message here."""
+        """Let consumer groups that consume one of these topics elsewhere begin at the first message here."""
         begun = {
             (each.group, each.topic) for _, each in await self.progress(broker_group=group.name) if each.group
         }
@@ -390,10 +406,13 @@ class GroupAdmin(GroupForgetting):
                 await self._begin(group, each.group, each.topic)
 
     async def _consumers_everywhere(self, name: str) -> list[pb.TopicConsumer]:
-        """As `_consumers_elsewhere`. Raises: RouteError: not every group tells."""
+        """As `_consumers_elsewhere`. Raises: RouteError: a broker group does not answer."""
         consumers, silent = await self._consumers_elsewhere(name)
         if silent:
-            insist = f"when it is lost for good, take it off the lists: ledgermq cluster forget-group {min(silent)}"
+            insist = (
+                "when it is lost for good, take it off the lists: "
+                f"ledgermq cluster forget-group {min(silent)}"
+            )
             raise _not_heard("where consumer groups begin", silent, insist)
         return consumers
 
@@ -414,9 +433,8 @@ class GroupAdmin(GroupForgetting):
                 timeout_s=self._timeout_s,
             )
         except FencedError:
-            logger.info(
-                "consumers were quicker topic=%s group=%s", topic, consumer_group
-            )  # the queues are empty
+            # consumers were quicker: the queues are empty
+            logger.info("consumers were quicker topic=%s group=%s", topic, consumer_group)
 
     async def _create_topic(self, group: BrokerGroup, info: route_pb2.TopicInfo) -> None:
         request = pb.CreateTopicRequest(
@@ -449,7 +467,7 @@ class GroupAdmin(GroupForgetting):
 
 
 def _not_heard(what: str, silent: Silent, insist: str) -> RouteError:
-    """Return the error of a change that needs every broker group's word. `insist`: what helps if one stays silent."""
+    """Return the error of a change that needs every broker group's answer. `insist`: the way around it."""
     groups = ", ".join(sorted(silent))
     why = next(iter(silent.values())).what
     return RouteError(

@@ -1,6 +1,6 @@
-"""What the nodes of a cluster say about themselves, found by its nameservers or by addresses of nodes.
+"""Cluster status: what nodes report about themselves. Nodes are found by nameservers or by node addresses.
 
-Owns: finding the nodes, asking all of them at once. Must not: judge (`status_report` does), or print.
+Owns: finding the nodes, querying all of them at once. Must not: judge (`status_report` does), or print.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .status_report import GroupAnswers, GroupReport
 
 
 async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
-    """Find all nodes, ask them all at once, judge. The error says why nothing could be found out.
+    """Find all nodes, query them at once, and judge. The error says why nothing could be found out.
 
     Raises: InvalidAddressError (of the nameserver).
     """
@@ -48,12 +48,12 @@ async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport],
 
 
 async def groups_asked(nameserver: str, nodes: list[str]) -> list[GroupAnswers]:
-    """Find all nodes and ask them all at once. Raises: LedgerMQError: nothing could be found out."""
+    """Find all nodes and query them at once. Raises: LedgerMQError: nothing could be found out."""
     return await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
 
 
 async def ask(address: str) -> pb.GetStatusResponse | None:
-    """Return a node's own view, None when it does not answer in time."""
+    """Return the status of a node; None: it does not answer in time."""
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             answer: pb.GetStatusResponse = decoded(
@@ -71,7 +71,7 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
 
 
 def log_address_of(answer: pb.GetStatusResponse, *others: str) -> str:
-    """Return where the node that answered serves its LogService, else the first of `others`.
+    """Return the LogService address of the node that answered, else the first of `others`.
 
     Raises: BrokerUnreachableError.
     """
@@ -83,7 +83,7 @@ def log_address_of(answer: pb.GetStatusResponse, *others: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node that is or was there, and where its LogService is."""
+    """A present or former node, with the address of its LogService."""
 
     group: str
     node_id: str
@@ -91,7 +91,7 @@ class KnownNode:
 
 
 async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
-    """Return every known node that has an address, group by group. Raises: LedgerMQError when nobody answers."""
+    """Return every known node with an address, by broker group. Raises: LedgerMQError (no answer)."""
     if nodes:
         found = {
             (answer.group, told.node_id): told.addresses.log_address
@@ -120,7 +120,7 @@ async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
 
 
 async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
-    """Ask one nameserver after the other.
+    """List the broker groups; try one nameserver after the other.
 
     Raises: InvalidAddressError, NameserversDownError, NotANameserverError, NoBrokersError, LedgerMQError
     (several clusters).
@@ -165,7 +165,7 @@ async def _ask_group(route: route_pb2.GroupRoute) -> GroupAnswers:
 
 
 async def _groups_by_nodes(addresses: list[str]) -> list[GroupAnswers]:
-    """Ask the given nodes, then the nodes that they name. One that answers is enough."""
+    """Query the given nodes, then the nodes that they name. One answer is enough."""
     first = await asyncio.gather(*(ask(address) for address in addresses))
     groups: dict[str, GroupAnswers] = {}
     targets: dict[str, dict[str, str]] = {}

@@ -1,6 +1,6 @@
-"""What consumer groups have consumed, asked of each broker group by itself; some may not answer.
+"""Consumer progress: queries of each broker group, some of which may not answer.
 
-Owns: which broker groups are asked, and how it shows that one is silent or gone. Must not: change anything.
+Owns: the choice of broker groups, and how silent or gone ones are shown. Must not: change anything.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Lag:
-    """How far consumer groups are, in the broker groups that answered."""
+    """Progress of consumer groups in the broker groups that answered."""
 
-    rows: list[tuple[str, pb.TopicProgress]]  # with the broker group
-    #: With the consumer group and the broker group.
+    rows: list[tuple[str, pb.TopicProgress]]  # (broker group, progress)
+    #: (consumer group, broker group, progress)
     queues: list[tuple[str, str, pb.GroupQueueProgress]] = field(default_factory=list)
     silent: Silent = field(default_factory=dict)  # by broker group: why it is missing
 
 
 class GroupProgress(Admin):
-    """An `Admin` that also tells how far consumer groups are. Raises what `Admin` raises, and UsageError."""
+    """An `Admin` that also reports consumer progress. Raises what `Admin` raises, and UsageError."""
 
     @checked(name=a_text, node=a_text)
     async def group(self, name: str, node: str = "") -> BrokerGroup:
-        """Return a broker group; `node` (host:port of a log port): one that no nameserver lists. Raises: UsageError."""
+        """Return a broker group. Raises: UsageError.
+
+        `node` (host:port of a log port): return one that no nameserver lists.
+        """
         if node:
             check_address(node, "the address of a node's log port", 8082)
             return BrokerGroup("", name, 0, "", (Node("", node, "", True),), True)
@@ -57,7 +60,8 @@ class GroupProgress(Admin):
             raise UsageError(
                 f'broker group "{name}" is not known to the nameservers',
                 f"Known: {known}. Nothing was changed",
-                f"Start its nodes with the same nameservers. If it was removed: ledgermq cluster undrain {name} --node HOST:8082",
+                f"Start its nodes with the same nameservers. "
+                f"If it was removed: ledgermq cluster undrain {name} --node HOST:8082",
             )
         return found
 
@@ -65,7 +69,7 @@ class GroupProgress(Admin):
     async def progress(
         self, consumer_group: str = "", topic: str = "", *, broker_group: str = ""
     ) -> list[tuple[str, pb.TopicProgress]]:
-        """Return (broker group, progress) of consumer groups in topics; "" is all of them."""
+        """Return (broker group, progress) of consumer groups in topics; "": all of them."""
         groups = [await self.group(broker_group)] if broker_group else await self._every_group()
         request = pb.GetProgressRequest(group=consumer_group, topic=topic)
         return [
@@ -75,7 +79,10 @@ class GroupProgress(Admin):
         ]
 
     async def _reading(self, group: BrokerGroup) -> list[pb.LiveReading]:
-        """Return who reads the group's topics just now, stores no progress there, and has not fetched all, of the nodes that tell."""
+        """Return readers of the broker group's topics that lag and store no progress there.
+
+        Includes only what the nodes that answer tell.
+        """
 
         async def ask(node: Node) -> Sequence[pb.LiveReading]:
             stub = Stub(self._channels.get(node.log_address))
@@ -101,15 +108,16 @@ class GroupProgress(Admin):
     ) -> pb.GetProgressResponse:
         asked = pb.GetProgressRequest()
         asked.CopyFrom(request)
-        asked.cluster, asked.broker_group = group.cluster, group.name  # others may be at its addresses by now
+        asked.cluster, asked.broker_group = group.cluster, group.name  # others may have its addresses now
         asked.broker_group_id = group.group_id
         return await self._call(group, lambda stub, timeout: stub.GetProgress(asked, timeout=timeout))
 
     @checked(consumer_group=empty_or(a_consumer_group), topic=empty_or(a_topic), queues=a_flag)
     async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
-        """Return how far consumer groups are in the broker groups that answer; "" is all of them. `queues`: of each queue.
+        """Return the progress of consumer groups ("": all) in the broker groups that answer.
 
-        Raises: GroupNotFoundError, TopicNotFoundError; and what the broker groups failed with, when none says otherwise.
+        `queues`: also per queue. Raises: GroupNotFoundError, TopicNotFoundError; errors of the broker groups,
+        if no answer overrides them.
         """
         groups, gone = await self._routes.groups_and_gone()
         away: Silent = {each.name: each.error for each in gone}
@@ -135,7 +143,7 @@ class GroupProgress(Admin):
     async def _describe_in(
         self, groups: Sequence[BrokerGroup], name: str, topic: str
     ) -> tuple[list[tuple[str, pb.DescribeGroupResponse]], Silent]:
-        """Return what the broker groups that know a consumer group say of it, and why some do not answer."""
+        """Describe a consumer group in broker groups that know it. Also return the errors of silent ones."""
         request = pb.DescribeGroupRequest(name=name, topic=topic)
 
         ask = self._in_each(
@@ -145,7 +153,10 @@ class GroupProgress(Admin):
         return [(group.name, answer) for group, answer in answers if answer is not None], silent
 
     async def _check_topic(self, groups: Sequence[BrokerGroup], topic: str, silent: Silent) -> None:
-        """Raises: TopicNotFoundError (no group has the topic); a silent group's error, where it could have it."""
+        """Check that a topic exists.
+
+        Raises: TopicNotFoundError; the error of a silent broker group if that may have the topic.
+        """
         answers, more = await ask_all(groups, self._topics_in)
         if topic == TRACE_TOPIC or any(info.name == topic for _, infos in answers for info in infos):
             return
@@ -154,9 +165,9 @@ class GroupProgress(Admin):
         raise await self._topic_not_found(topic)
 
     async def _progress_of_all(self, *, without: str = "") -> tuple[list[pb.TopicProgress], Silent]:
-        """Return the progress in all broker groups, asked side by side, and why some of them do not answer.
+        """Query the progress in all broker groups concurrently. Also return the errors of silent ones.
 
-        Those that no node of is up are asked, too: what they hold, and who consumes there, comes back with them.
+        Includes broker groups without a running node: their messages and consumers return with them.
         """
         known = await self._routes.groups(gone_too=True)
         groups = [each for each in known if each.name != without]
@@ -166,7 +177,7 @@ class GroupProgress(Admin):
         return [row for _, answer in answers for row in answer.topics], silent
 
     async def _topics_in(self, group: BrokerGroup) -> list[route_pb2.TopicInfo]:
-        """Return the topics of users: that of traces is made by the nodes, where they are set up for it."""
+        """Return the users' topics. Nodes create the trace topic themselves, if they are configured to."""
         request = pb.ListTopicsRequest()
         answer = await self._call(group, lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
         return [info for info in answer.topics if info.name != TRACE_TOPIC]
@@ -176,7 +187,7 @@ class GroupProgress(Admin):
     ) -> T:
         try:
             return await super()._call(group, call, change)
-        except NoQuorumError as error:  # of which group, with several of them
+        except NoQuorumError as error:  # name the broker group
             named = NoQuorumError(error.code, f'broker group "{group.name}": {error}')
             named.perhaps_done = error.perhaps_done
             raise named from error

@@ -1,7 +1,7 @@
-"""Takes the dump of a running node: the streamed files, written to a folder.
+"""Dump of a running node: writes the streamed files to a folder.
 
-Owns: what a node may have written where. Must not: read what is in the files, or print.
-Invariant: a node's folder in the dump is complete exactly when it has a manifest.json, which is written last.
+Owns: the files that a node may write. Must not: interpret the files, or print.
+Invariant: the folder of a node is complete exactly when it has a manifest.json, which is written last.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ledgermq.proto.grpc_answers import decoded
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 
 _MAX_CHUNK = 16 * 1024 * 1024
-_CHUNK_SECONDS = 30.0  # a node that sends nothing for so long is given up
+_CHUNK_SECONDS = 30.0  # a node that sends nothing for this long is given up
 
 
 @dataclass(slots=True)
 class DumpResult:
-    """What one node's dump holds."""
+    """Size of one node's dump."""
 
     files: int = 0
     bytes: int = 0
@@ -41,8 +41,8 @@ async def dump_node(
 ) -> DumpResult:
     """Write the dump of the node at `address` to `to/name`, replacing an older one.
 
-    Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder cannot
-    be written), LedgerMQError (names that lead elsewhere, a dump without its end).
+    Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder
+    cannot be written), LedgerMQError (names that lead elsewhere, a dump without its end).
     """
     folder = to / folder_name(name)
     _make_empty(folder)
@@ -71,7 +71,7 @@ async def _receive(
     result: DumpResult,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Write chunks as they come. A file's chunks come in order, one file after the other. Raises: TimeoutError."""
+    """Write chunks as they arrive: file after file, each in order. Raises: TimeoutError."""
     current, file = "", None
     try:
         while True:
@@ -97,7 +97,7 @@ async def _receive(
 
 
 def _open(folder: Path, path: str) -> BinaryIO:
-    """Open a file of the dump. A path that leads out of the folder is an attack or a defect. Raises: LedgerMQError."""
+    """Open a file of the dump; refuse a path out of the folder (attack or defect). Raises: LedgerMQError."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
         raise LedgerMQError(
@@ -109,7 +109,7 @@ def _open(folder: Path, path: str) -> BinaryIO:
 
 
 def _make_empty(folder: Path) -> None:
-    """Remove an older dump; refuse to remove anything else. Raises: UsageError."""
+    """Remove an older dump, and nothing else. Raises: UsageError."""
     if folder.exists():
         ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue", "state"}
         others = [entry.name for entry in folder.iterdir() if entry.name not in ours]
@@ -119,11 +119,11 @@ def _make_empty(folder: Path) -> None:
                 "Nothing was changed",
                 "Choose another folder",
             )
-        (folder / MANIFEST).unlink(missing_ok=True)  # first: what is left of a dump must not look complete
+        (folder / MANIFEST).unlink(missing_ok=True)  # first: a partly removed dump must not look complete
         shutil.rmtree(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)  # what is in it are other people's messages
+        folder.mkdir(mode=0o700)  # it holds other people's messages
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be made: {error.strerror}", "", "Choose a folder that can be written"
@@ -131,7 +131,7 @@ def _make_empty(folder: Path) -> None:
 
 
 def folder_name(name: str) -> str:
-    """Return a name that a node told, for use as a folder's. Raises: LedgerMQError."""
+    """Return a node's name if it is safe as the name of a folder. Raises: LedgerMQError."""
     if PurePosixPath(name).name != name or name in ("", ".."):
         raise LedgerMQError(f'"{name}" cannot be the name of a folder', "Nothing was written for it")
     return name

@@ -1,7 +1,7 @@
-"""The messages that dumps hold, read without a cluster.
+"""Messages in dumps, read without a cluster.
 
-Owns: which records of the dumped log are a topic's. A record names the topic that it was sent to, so the messages of a topic
-are found also when it was deleted since. Must not: print.
+Owns: which records of the dumped log belong to a topic. A record names the topic that it was sent to, so
+messages are found even if their topic was deleted later. Must not: print.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from ..message import MessageQueue, MessageView
 
 @dataclass(frozen=True, slots=True)
 class DumpedMessage:
-    """A message, and the entry of the log that it stands in. Topics of one name that followed each other differ in their ids."""
+    """A message with its log entry. Successive topics of one name have different ids."""
 
     message: MessageView
     topic_id: int
     index: int
-    committed: bool  # False: of a stopped node, which did not know whether it was
+    committed: bool  # False: the dumped node was stopped, and did not know whether it was committed
 
 
 @dataclass(slots=True)
 class DumpedTopic:
-    """The messages of one topic in dumps, in the order in which they were stored. Times are log time, ms."""
+    """The messages of one topic in dumps, in the order they were stored. Times are log time, ms."""
 
     dumped: DumpedLog
     topic: str
     begin_ms: int = 0
-    end_ms: int = 0  # 0: no bound
-    unreadable: int = 0  # sections with damage inside intact entries
-    _names: dict[int, str] = field(default_factory=dict)
+    end_ms: int = 0  # exclusive; 0: unbounded
+    unreadable: int = 0  # damaged sections in intact entries
+    _names: dict[int, str] = field(default_factory=dict)  # topic names by id
 
     def messages(self) -> Iterator[DumpedMessage]:
-        """Yield them. Raises: OSError. `dumped.reading` says afterwards what could not be read."""
+        """Yield the messages. Raises: OSError. Afterwards `dumped.reading` tells what could not be read."""
         self._names = {
             queue.topic_id: queue.topic for log in self.dumped.logs for queue in log.manifest.queues
         }
@@ -82,7 +82,7 @@ class DumpedTopic:
             yield DumpedMessage(view, section.topic_id, header.index, committed)
 
     def _topic_of(self, topic_id: int, body: memoryview, position: int) -> str:
-        """Return the name of a topic: as a node knew it when it was dumped, else as its first record says."""
+        """Return the name of a topic: from the dumped node's state, else from its first record."""
         if topic_id not in self._names:
             try:
                 record = v2.Message.FromString(bytes(decode_record(body, position).rest_run))

@@ -1,7 +1,7 @@
-"""Taking a broker group that is lost for good off the lists of all nameservers.
+"""Removing a permanently lost broker group from the lists of all nameservers.
 
-Owns: the check that no node of it lives, as far as anybody can tell. Must not: ask people.
-Nothing is deleted: a node of it that comes back after all registers again, with what it holds.
+Owns: the check that none of its nodes is alive, as far as that can be known. Must not: ask people.
+Nothing is deleted: a node of it that returns after all registers again, with its data.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ from ..errors import LedgerMQError, NameserversDownError, NotANameserverError, U
 from ..pauses import ASK_TIMEOUT_S
 from .consumer_progress import GroupProgress
 
-Listed = tuple[
-    ns.ListGroupsResponse, ns.ListGroupsResponse
-]  # the living groups, and with those that are gone
+# the live broker groups, and the answer that includes gone ones
+Listed = tuple[ns.ListGroupsResponse, ns.ListGroupsResponse]
 
 
 @dataclass(frozen=True, slots=True)
 class LostGroup:
-    """A broker group that no node of is up, and what goes with it as far as the nameservers remember."""
+    """A broker group without a running node, and its topics as far as the nameservers remember."""
 
-    gone: GoneGroup  # by the nameserver that heard of it last
-    alone: Sequence[str]  # those of its topics that no other group has
+    gone: GoneGroup  # from the nameserver with the latest contact
+    alone: Sequence[str]  # topics that no other broker group has
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Where a broker group is off the lists now; `silent`: where perhaps not, and why."""
+    """Nameservers that dropped a broker group; `silent`: those that may not have, with the errors."""
 
     nameservers: Sequence[str]
     silent: Mapping[str, LedgerMQError] = field(default_factory=dict)
 
 
 class GroupForgetting(GroupProgress):
-    """A `GroupProgress` that also takes lost broker groups off the lists."""
+    """A `GroupProgress` that also removes lost broker groups from the nameservers' lists."""
 
     @checked(name=a_text)
     async def lost_group(self, name: str) -> LostGroup:
-        """Return what goes with a group. Raises: UsageError: a node of it lives, or nobody remembers it; NameserversDownError."""
+        """Return what is lost with a broker group.
+
+        Raises: UsageError: one of its nodes is alive, or no nameserver remembers it. NameserversDownError.
+        """
         answers, _ = await self._routes.ask_every(self._listed)
         if not answers:
             raise NameserversDownError(self._routes.nameservers)
@@ -79,7 +81,7 @@ class GroupForgetting(GroupProgress):
         return listed, decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
 
     async def _check_nodes(self, name: str, found: Iterable[GoneGroup]) -> None:
-        """Ask the nodes themselves: they may live without reaching a nameserver. Raises: UsageError."""
+        """Query the nodes themselves: they may run without reaching a nameserver. Raises: UsageError."""
         clusters = {each.group.cluster for each in found}
         nodes = {node.log_address: node for each in found for node in each.group.nodes}
 
@@ -98,7 +100,7 @@ class GroupForgetting(GroupProgress):
 
     @checked(name=a_text)
     async def forget_group(self, name: str) -> Forgotten:
-        """Take a group that is lost for good off the lists of all nameservers. May be repeated.
+        """Remove a permanently lost broker group from the lists of all nameservers. May be repeated.
 
         Raises: as `lost_group`.
         """
@@ -123,7 +125,8 @@ def _lives(name: str, how: str) -> UsageError:
     return UsageError(
         f'broker group "{name}" is not lost: {how}',
         "Nothing was changed",
-        "A nameserver drops a node that has just died within seconds: repeat it then. To take a living group out: ledgermq "
+        "A nameserver drops a node that has just died within seconds: repeat it then. "
+        "To take a living group out: ledgermq "
         f"cluster drain {name}, then ledgermq cluster remove-group {name}",
     )
 

@@ -1,8 +1,9 @@
-"""Which of several logs of a group has more: a question before a slave is promoted.
+"""Log ends: which of several logs of a broker group has the most. Asked before a slave is promoted.
 
-By the term of the last entry first, and only among equal terms by its index (Raft, 5.4.1): a node that was away for long
-may have many entries that the group has replaced since. Logs of different generations are not compared at all.
-Must not: guess. A node of an older version does not tell the term of its last entry; nothing is said about it then.
+The term of the last entry decides first, and its index only for equal terms (Raft, 5.4.1): a node that was
+away for long may have many entries that were replaced since. Logs of different generations are not compared.
+Must not: guess. A node of an older version does not report the term of its last entry; then there is no
+result.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ledgermq.proto import admin_pb2 as pb
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogEnd:
-    """The last entry of a log; the greater one has more."""
+    """The last entry of a log. The greater log end has more."""
 
     term: int
     index: int
@@ -30,9 +31,9 @@ def log_end(answer: pb.GetStatusResponse) -> LogEnd | None:
 
 
 def nodes_with_most(answers: Mapping[str, pb.GetStatusResponse]) -> tuple[list[str], LogEnd | None]:
-    """Return which nodes of the latest generation have the most, of those that answer, and where their logs end.
+    """Return the answering nodes of the latest generation with the most entries, and their log end.
 
-    A master that answers and does not lead is one of them. None: one does not tell, so nobody can say.
+    A master that answers and does not lead is included. Log end None: a node does not tell, so it is unknown.
     """
     generation = max((each.generation for each in answers.values()), default=0)
     nodes = {name: log_end(each) for name, each in sorted(answers.items()) if each.generation == generation}
@@ -45,7 +46,7 @@ def nodes_with_most(answers: Mapping[str, pb.GetStatusResponse]) -> tuple[list[s
 def master_notes(
     answers: Mapping[str, pb.GetStatusResponse], view: pb.GetStatusResponse, *, leads: bool
 ) -> Iterator[str]:
-    """Say, of a group with a master, which node has the most while nobody leads, who is promoted, and what flush means."""
+    """Yield notes on a broker group with a master: promotions, who has the most, the effect of flush."""
     for name, answer in sorted(answers.items()):
         if answer.promoting:
             yield f"{name} is being promoted to the master: it {answer.promoting}"
@@ -53,7 +54,8 @@ def master_notes(
         yield _most(answers, view)
     if view.replication == "sync_master" and view.flush not in ("", "sync"):
         yield (
-            f"sync_master with flush {view.flush}: a slave confirms what is in its memory, not yet on its disk; with flush = sync"
+            f"sync_master with flush {view.flush}: a slave confirms what is in its memory, "
+            "not yet on its disk; with flush = sync"
             " it is on disk"
         )
 
@@ -64,7 +66,8 @@ def _most(answers: Mapping[str, pb.GetStatusResponse], view: pb.GetStatusRespons
     unheard = f" {', '.join(silent)} may have more: start what can be started first." if silent else ""
     if end is None:
         return (
-            "Which node has the most is not known: one of them is of an older version, or none answers. Before you promote"
+            "Which node has the most is not known: one of them is of an older version, or none answers. "
+            "Before you promote"
             f" one, compare the terms of the last entries, not the numbers of entries.{unheard}"
         )
     have = "has" if len(names) == 1 else "have"

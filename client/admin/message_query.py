@@ -1,6 +1,7 @@
-"""Looking stored messages up in every broker group, and joining what they answer. Must not: know channels.
+"""Message queries: look up stored messages in every broker group, and join the answers.
 
-Owns: the pages of a group, the order of the result, what is said when a group does not answer.
+Owns: the pages of a broker group, the order of the result, the report on silent ones. Must not: know
+channels.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ..cluster.topic_route import BrokerGroup
 from ..errors import LedgerMQError, RefusedError
 from ..message import MessageQueue, MessageView
 
-#: Messages of a query when nothing else is asked for.
+#: Default maximum of messages per query.
 DEFAULT_LIMIT: Final = 100
 _PAGE: Final = 1000
-#: Records of one broker group that a result holds at most, bytes (or one page): the rest counts as truncated.
+#: Maximum of record bytes per broker group in a result (or one page). The rest counts as truncated.
 MAX_GROUP_BYTES: Final = 64 << 20
 
 Ask = Callable[[BrokerGroup, pb.QueryMessagesRequest], Awaitable[pb.QueryMessagesResponse]]
@@ -27,28 +28,28 @@ Ask = Callable[[BrokerGroup, pb.QueryMessagesRequest], Awaitable[pb.QueryMessage
 
 @dataclass(slots=True)
 class FoundMessages:
-    """What a query brought: the newest first."""
+    """Result of a query, newest messages first."""
 
     messages: list[MessageView] = field(default_factory=list)
     truncated: bool = False  # there may be more than `limit`, or than fits into a result
-    #: When truncated: nothing that is missing was stored later (ms). A query for what was stored before the next ms goes on
-    #: without a gap; it repeats some.
+    #: If truncated: every missing message was stored at or before this time, ms. To continue without a gap,
+    #: query for messages stored before the next ms; some are repeated.
     missing_from_ms: int = 0
-    #: Log bytes in which nothing was looked for: the index of keys and ids is being made there. Ask again later.
+    #: Log bytes that were not searched, because their index of keys and ids is being built. Repeat later.
     unsearched_bytes: int = 0
-    #: Broker groups that did not answer, and why: their messages are missing.
+    #: Broker groups that did not answer, with the errors: their messages are missing.
     silent: dict[str, LedgerMQError] = field(default_factory=dict)
-    #: Broker groups without a leader: what was stored last there may be missing.
+    #: Broker groups without a leader: their latest messages may be missing.
     stale: list[str] = field(default_factory=list)
 
     @property
     def goes_on(self) -> bool:
-        """Whether a query for what was stored up to `missing_from_ms` brings anything that this one did not."""
+        """Whether a query up to `missing_from_ms` returns anything that this one did not."""
         return self.truncated and self.messages[0].store_timestamp > self.missing_from_ms
 
     @property
     def is_complete(self) -> bool:
-        """Whether what is not here was not stored (or is not stored any more), as far as `truncated` goes."""
+        """Whether missing messages are certainly not stored (any more), apart from `truncated`."""
         return not (self.unsearched_bytes or self.silent or self.stale)
 
 
@@ -59,9 +60,9 @@ async def query_groups(
     limit: int,
     gone: Mapping[str, LedgerMQError],
 ) -> FoundMessages | None:
-    """Ask all groups at once; None: no group has the topic. `gone`: why there is nobody to ask in some.
+    """Query all broker groups at once. None: none has the topic. `gone`: errors of those that are down.
 
-    Raises: LedgerMQError (no group answered).
+    Raises: LedgerMQError (no broker group answered).
     """
     answers = await asyncio.gather(
         *(_query_group(group, ask, request, limit) for group in groups), return_exceptions=True
@@ -96,7 +97,7 @@ async def query_groups(
 async def _query_group(
     group: BrokerGroup, ask: Ask, request: pb.QueryMessagesRequest, limit: int
 ) -> FoundMessages:
-    """Ask one group, page by page."""
+    """Query one broker group, page by page."""
     asked = pb.QueryMessagesRequest()
     asked.CopyFrom(request)
     found, size = FoundMessages(), 0
@@ -118,7 +119,7 @@ async def _query_group(
 
 
 def _is_final(error: LedgerMQError) -> bool:
-    """Tell whether a group has understood the question and will not answer it."""
+    """Tell whether a broker group understood the query and refuses it."""
     return isinstance(error, RefusedError) and error.code == "INVALID_ARGUMENT"
 
 

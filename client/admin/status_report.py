@@ -1,8 +1,8 @@
-"""What the answers of nodes say about their cluster: the screen of `ledgermq cluster status`.
+"""Status report: evaluates the answers of nodes for `ledgermq cluster status`.
 
 Owns: the verdict and its exit code, which view wins when nodes differ, the cells of the table.
-Must not: ask anybody, read clocks, print.
-Invariant: the leader with the highest term is believed about the group; about itself, each node.
+Must not: do I/O, read clocks, print.
+Invariant: the leader with the highest term is believed about the broker group; each node about itself.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .log_ends import master_notes
 
 #: The disk step (GetStatusResponse.disk_step) from which on a leader refuses messages.
 REFUSING_STEP: Final = 3
-#: The state of a node whose greeting the leader refuses.
+#: State of a node whose hello the leader refuses.
 REFUSED: Final = "refused"
-#: The state of a node that was asked and did not answer, while others take it for connected: frozen, or out of our reach.
+#: State of a node that does not answer us while others regard it as connected: frozen, or unreachable for us.
 NO_ANSWER: Final = "no answer"
-#: A node that the leader heard within this time is alive, though it does not answer us.
+#: A node that the leader heard within this time is alive, even if it does not answer us.
 _HEARD_MS: Final = 1500
-#: A wall clock so far from log time is told.
+#: A larger difference between wall clock and log time is reported.
 _CLOCK_LEANS_MS: Final = 1000
-_SLEW: Final = 100  # log time is corrected by one part in so many
-#: A disk that is fuller than this is told, also where max_store_bytes is far away.
+_SLEW: Final = 100  # log time is corrected by one part in this many
+#: A disk fuller than this is reported, even if max_store_bytes is far away.
 _DISK_NEARLY_FULL: Final = 0.85
 COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p99>", "DISK>", "")
 
 
 class GroupVerdict(IntEnum):
-    """The state of a group; the value is the exit code."""
+    """State of a broker group. The value is the exit code."""
 
     HEALTHY = 0
     DEGRADED = 1
@@ -49,9 +49,10 @@ class GroupVerdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node as it is shown, and as `--json` has it. Numbers are None where nobody knows them.
+    """One node, as shown and as in `--json`. Unknown numbers are None.
 
-    Fields named as in NodeStatus, or as in GetStatusResponse for the node's own answer, come from there.
+    Fields named as in NodeStatus, or as in GetStatusResponse for the node's own answer, are copied from
+    there.
     """
 
     node_id: str
@@ -65,24 +66,25 @@ class NodeRow:
     store_used_ratio: float | None = None  # of max_store_bytes, where that is set
     max_store_bytes: int = 0
     clock_offset_ms: int = 0  # its wall clock minus log time
-    # What was so late, again and again, and for how long it therefore waits for a silent leader; 0: not late, or not asked.
+    # What was repeatedly late, and the longer wait for a silent leader that follows; 0: not late, or not
+    # asked.
     timer_lateness_ms: int = 0
     heartbeat_lateness_ms: int = 0
     election_timeout_ms: int = 0
     election_timeout_added_ms: int = 0
     state: str = ""
-    # Of reading its whole log over and over, as the node itself tells it since its start; None: it was not asked.
+    # The repeated reading of its whole log, as the node reports it since its start; None: it was not asked.
     checked_bytes: int | None = None
     checked_passes: int | None = None
     damage_found: int | None = None
     damage_repaired: int | None = None
     damage_last: str = ""
-    version: str = ""  # of LedgerMQ, as the node itself tells it
-    heard_by_leader: bool = False  # a moment ago
+    version: str = ""  # of LedgerMQ, as the node reports it
+    heard_by_leader: bool = False  # within _HEARD_MS
 
     @property
     def is_silent(self) -> bool:
-        """It answers neither us nor its leader."""
+        """Whether neither we nor its leader hear it."""
         return self.state == NO_ANSWER and not self.heard_by_leader
 
     @property
@@ -93,9 +95,10 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """One broker group: verdict, the line above the table, the rows, and what to do.
+    """One broker group: verdict, headline, rows, and advice.
 
-    Fields named as in GetStatusResponse come from the answer that is believed, unless `report` judges them.
+    Fields named as in GetStatusResponse are copied from the answer that is believed, unless `report` sets
+    them.
     """
 
     group: str
@@ -107,14 +110,14 @@ class GroupReport:
     voters_in_contact: int = 0
     flush: str = ""
     replication: str = ""
-    master_id: str = ""  # of a group with a master
+    master_id: str = ""  # "" without a master
     generation: int = 0
     rows: tuple[NodeRow, ...] = ()
     notes: tuple[str, ...] = ()
     cluster: str = ""
     log_begin: str = ""
-    log_start_ms: int = 0  # when the first entry of the log was stored, ms since 1970; 0: not known
-    mode: str = "active"  # draining: takes no new messages; removed: it left the cluster
+    log_start_ms: int = 0  # when the first entry of the log was stored, ms since 1970; 0: unknown
+    mode: str = "active"  # draining: takes no new messages; removed: left the cluster
     mode_since_ms: int = 0  # ms since 1970; 0: active
 
     def headline(self) -> str:
@@ -139,7 +142,7 @@ class GroupReport:
         return "   ".join(parts)
 
     def as_json(self) -> dict[str, object]:
-        """Return plain values for `--json`; the names are those of this class and of NodeRow."""
+        """Return plain values for `--json`, named as the fields of this class and of NodeRow."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("verdict", "rows", "notes"):
             del values[name]
@@ -153,18 +156,18 @@ class GroupReport:
 
 @dataclass(slots=True)
 class GroupAnswers:
-    """What was asked and answered of one group. `members` are the nodes that should exist: id → address shown."""
+    """Answers of one broker group. `members`: nodes that should exist, id → address shown."""
 
     group: str
     members: dict[str, str] = field(default_factory=dict)
     answers: dict[str, pb.GetStatusResponse] = field(default_factory=dict)
-    others_answer: bool = False  # nodes of other groups of the cluster
-    #: Nodes of another group of the same name, which the nameserver refuses: "n1 at host:port".
+    others_answer: bool = False  # nodes of other broker groups of the cluster answer
+    #: Nodes of another broker group of the same name, refused by the nameserver: "n1 at host:port".
     strangers: tuple[str, ...] = ()
 
 
 def report(asked: GroupAnswers) -> GroupReport:
-    """Judge one group from all answers."""
+    """Judge one broker group from all answers."""
     if not asked.answers:
         rows = tuple(NodeRow(name, "unreachable", address) for name, address in sorted(asked.members.items()))
         return GroupReport(
@@ -212,13 +215,14 @@ def _told(answer: pb.GetStatusResponse | pb.NodeStatus, shown: type[GroupReport 
 def _strangers_note(asked: GroupAnswers) -> str:
     return (
         f'the nameserver refuses nodes of another broker group that is called "{asked.group}", too: '
-        f"{', '.join(asked.strangers)}. No client is sent to them. Stop those that are not wanted; two groups need two names. "
+        f"{', '.join(asked.strangers)}. No client is sent to them. Stop those that are not wanted; "
+        "two groups need two names. "
         "See: docs/runbook.md"
     )
 
 
 def _as_master_and_slaves(rows: tuple[NodeRow, ...], master_id: str) -> tuple[NodeRow, ...]:
-    """Name the roles as a group with a master has them; a node that is away, or has no role yet, keeps that word."""
+    """Rename roles for a broker group with a master, except for nodes that are away or without a role."""
     if not master_id:
         return rows
     names = {"leader": "master", "follower": "slave"}
@@ -233,7 +237,7 @@ def _as_master_and_slaves(rows: tuple[NodeRow, ...], master_id: str) -> tuple[No
 
 
 def exit_code(reports: Sequence[GroupReport]) -> int:
-    """Return 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers; the worst group decides."""
+    """Return 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers; the worst broker group decides."""
     answering = [each for each in reports if each.verdict is not GroupVerdict.NO_ANSWER]
     if not answering:
         return int(GroupVerdict.NO_ANSWER)
@@ -257,7 +261,7 @@ def cells(row: NodeRow) -> tuple[str, ...]:
 
 
 def _disk(row: NodeRow) -> str:
-    """Return how full a node is: the disk, and its log's own limit where it has one; first what is nearer to its end."""
+    """Return how full the disk and, if limited, the log are; the fuller one first."""
     disk = None if row.disk_used_ratio is None else (row.disk_used_ratio, f"{row.disk_used_ratio:.0%}")
     if row.store_used_ratio is None:
         return disk[1].replace("%", " %") if disk else "-"
@@ -267,7 +271,7 @@ def _disk(row: NodeRow) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people: `0 B`, `18 MiB`."""
+    """Format a number of bytes: `0 B`, `18 MiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -309,7 +313,7 @@ def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...
 
 
 def _unanswered(row: NodeRow, *, led: bool) -> NodeRow:
-    """Show that a node did not answer, where nothing worse is known; without a leader nobody knows its numbers either."""
+    """Mark a node that did not answer, unless its state is worse. Without a leader, drop its numbers."""
     if row.role in ("unreachable", "unknown") or row.state.startswith(("repairing", REFUSED)):
         return row
     if led:
@@ -318,7 +322,7 @@ def _unanswered(row: NodeRow, *, led: bool) -> NodeRow:
 
 
 def _of_itself(answer: pb.GetStatusResponse) -> dict[str, Any]:
-    """Return what a node tells only of itself, as fields of its row."""
+    """Return what a node reports only about itself, as fields of its row."""
     of_any = pb.NodeStatus.DESCRIPTOR.fields_by_name
     return {name: value for name, value in _told(answer, NodeRow).items() if name not in of_any}
 
@@ -329,7 +333,7 @@ def _row(node: pb.NodeStatus, known: NodeRow | None, *, by_leader: bool) -> Node
         "address": node.addresses.messaging_address or (known.address if known else ""),
         "durable_index": node.durable_index or (None if unreachable else 0),
         "commit_index": node.commit_index or (None if unreachable else 0),
-        "behind_bytes": node.behind_bytes if by_leader and not unreachable else None,  # nobody else knows
+        "behind_bytes": node.behind_bytes if by_leader and not unreachable else None,  # only leaders know
         "fsync_p99_ms": node.fsync_p99_ms or None,
         "disk_used_ratio": node.disk_used_ratio or None,
         "heard_by_leader": by_leader and not unreachable and node.last_contact_ms < _HEARD_MS,
@@ -338,7 +342,7 @@ def _row(node: pb.NodeStatus, known: NodeRow | None, *, by_leader: bool) -> Node
 
 
 def _log_check(node: pb.NodeStatus) -> dict[str, Any]:
-    """Return what a node tells about its own log, as fields of its row."""
+    """Return a node's report on its own log, as fields of its row."""
     if not node.HasField("log_check"):
         return {}
     check = node.log_check
@@ -352,7 +356,7 @@ def _log_check(node: pb.NodeStatus) -> dict[str, Any]:
 
 
 def _join(by_leader: NodeRow | None, own: NodeRow) -> NodeRow:
-    """Take what only the node knows (its disk) from itself, and what only the leader knows (behind) from the leader."""
+    """Join two rows: the node knows its disk best, the leader how far it is behind."""
     if by_leader is None:
         return own
     reachable = by_leader.role != "unreachable"
@@ -372,7 +376,7 @@ def _judge(
     in_contact: int,
     held_back: Sequence[str],
 ) -> tuple[GroupVerdict, tuple[str, ...]]:
-    """Return the verdict and, for each thing that is wrong, a sentence with the next step."""
+    """Return the verdict and, for each problem, a sentence with the next step."""
     notes: list[str] = []
     repairing = [row for row in rows if row.state.startswith("repairing")]
     silent = [row.node_id for row in rows if row.state == NO_ANSWER]
@@ -391,28 +395,32 @@ def _judge(
         start = _start(missing, silent)
         if view.master_id and not held_back:
             notes.append(
-                f"no leader: the master {view.master_id} leads alone, and does not now. {start}. If it does not come back: "
+                f"no leader: the master {view.master_id} leads alone, and does not now. {start}. "
+                "If it does not come back: "
                 "ledgermq cluster promote NODE. See: docs/runbook.md"
             )
-        elif not held_back:  # else it is known better
+        elif not held_back:  # otherwise the reason is known
             notes.append(
                 f"no leader: {needed} of {voters} voters must reach each other. {start}. See: docs/runbook.md"
             )
-        if view.master_id or not held_back:  # else the group may be new, or these nodes no part of it
+        if view.master_id or not held_back:  # else it may be new, or not have these nodes
             notes.append(
-                "meanwhile pull and push consumers of ledgermq.client read what is committed; sends, leases and official clients wait, "
+                "meanwhile pull and push consumers of ledgermq.client read what is committed; "
+                "sends, leases and official clients wait, "
                 "and get NO_QUORUM or HA_NOT_AVAILABLE"
             )
         return GroupVerdict.NO_QUORUM, tuple(notes)
     notes += _slaves_notes(leader, rows)
     if frozen := [row.node_id for row in rows if row.is_silent]:
         notes.append(
-            f"{', '.join(frozen)} did not answer, and the leader has not heard them for a while either: stopped, hanging or cut"
+            f"{', '.join(frozen)} did not answer, and the leader has not heard them for a while either: "
+            "stopped, hanging or cut"
             " off. Look at their processes, and restart what hangs. See: docs/runbook.md"
         )
     if in_contact < voters and not missing and not refused:
         notes.append(
-            f"the leader hears {in_contact} of {voters} voters; it lasts a moment after a start or an election"
+            f"the leader hears {in_contact} of {voters} voters; it lasts a moment after a start or an "
+            "election"
         )
     if missing := [name for name in missing if name not in silent]:
         notes.append(f"{', '.join(missing)} not reached. Start what is down. See: docs/runbook.md")
@@ -437,13 +445,14 @@ def _start(missing: Sequence[str], silent: Sequence[str]) -> str:
 
 
 def _slaves_notes(leader: pb.GetStatusResponse, rows: Sequence[NodeRow]) -> list[str]:
-    """Say that a master confirms nothing, because too few slaves are there to have it, too."""
+    """Report that a master confirms nothing, because too few slaves are in contact."""
     if leader.slaves_in_contact >= leader.slaves_needed:
         return []
     away = [row.node_id for row in rows if row.node_id != leader.master_id and not row.is_well]
     named = ", ".join(away) or "the slaves"
     return [
-        f"no message is confirmed: {leader.slaves_needed} slaves must have it, and {leader.slaves_in_contact} are in contact."
+        f"no message is confirmed: {leader.slaves_needed} slaves must have it, "
+        f"and {leader.slaves_in_contact} are in contact."
         f" Start {named}, or look why the master does not hear them. See: docs/runbook.md"
     ]
 
@@ -451,7 +460,7 @@ def _slaves_notes(leader: pb.GetStatusResponse, rows: Sequence[NodeRow]) -> list
 def _held_back_notes(
     answers: Mapping[str, pb.GetStatusResponse], leader: pb.GetStatusResponse | None
 ) -> list[str]:
-    """Say whom the leader refuses, and what keeps other nodes from a leader; the same words once, for all who say them."""
+    """Report nodes refused by the leader, and what keeps others from a leader; equal texts only once."""
     by_leader = {node.node_id: node for node in leader.nodes if node.refused} if leader else {}
     notes = [_refused_note(node) for node in by_leader.values()]
     said: dict[str, list[str]] = {}
@@ -468,7 +477,7 @@ def _refused_note(node: pb.NodeStatus) -> str:
 
 
 def _log_begin(view: pb.GetStatusResponse) -> str:
-    """Return where the log of a node begins, for people."""
+    """Return where the log of a node begins, as text."""
     if not view.first_index:
         return ""
     return (
@@ -477,7 +486,7 @@ def _log_begin(view: pb.GetStatusResponse) -> str:
 
 
 def _clock_notes(rows: Sequence[NodeRow], leader: pb.GetStatusResponse | None) -> list[str]:
-    """Say that log time, by which messages are aged, is not what the clocks say, or that a clock is not like the others."""
+    """Report a difference between clocks and log time, by which messages are aged."""
     leaning = {row.node_id: row.clock_offset_ms for row in rows if abs(row.clock_offset_ms) > _CLOCK_LEANS_MS}
     if not leaning:
         return []
@@ -490,13 +499,14 @@ def _clock_notes(rows: Sequence[NodeRow], leader: pb.GetStatusResponse | None) -
     offset = leaning[leader.node_id]
     slowly = duration(abs(offset) * _SLEW)
     return [
-        f"clocks: {shown} log time, which goes {'slower' if offset < 0 else 'faster'} by 1 % until they agree (about {slowly}). "
+        f"clocks: {shown} log time, which goes {'slower' if offset < 0 else 'faster'} by 1 % "
+        f"until they agree (about {slowly}). "
         f"Ages, delays and --from TIME count by log time; nothing is lost. {compare}. See: docs/runbook.md"
     ]
 
 
 def _lateness_notes(rows: Sequence[NodeRow], voters: int, leader: pb.GetStatusResponse | None) -> list[str]:
-    """Say of each node that waits longer for a silent leader why it does, and where to look."""
+    """Report each node that waits longer for a silent leader, with the reason and where to look."""
     starved = {row.node_id for row in rows if _is_short_of_cpu(row)}
     leader_id = leader.node_id if leader is not None else ""
     notes = []
@@ -506,11 +516,12 @@ def _lateness_notes(rows: Sequence[NodeRow], voters: int, leader: pb.GetStatusRe
         late = max(row.timer_lateness_ms, row.heartbeat_lateness_ms)
         usual = row.election_timeout_ms - row.election_timeout_added_ms
         effect = f"{late:,} ms late, more than once in the last half minute"
-        if voters > 1:  # else there are no elections
+        if voters > 1:  # otherwise there are no elections
             effect += f", so it waits {row.election_timeout_ms:,} ms for a silent leader instead of {usual:,}"
         if row.node_id in starved:
             text = (
-                f"is short of CPU: its timers came {effect}. Give it CPU and memory of its own, or move what runs beside it; "
+                f"is short of CPU: its timers came {effect}. "
+                "Give it CPU and memory of its own, or move what runs beside it; "
                 "vmstat 1 shows what it waits for"
             )
         elif row.node_id == leader_id:
@@ -524,7 +535,7 @@ def _lateness_notes(rows: Sequence[NodeRow], voters: int, leader: pb.GetStatusRe
 
 
 def _is_short_of_cpu(row: NodeRow) -> bool:
-    """Its own timers explain most of what is late."""
+    """Tell whether its own timers explain most of the lateness."""
     return bool(row.election_timeout_added_ms) and 2 * row.timer_lateness_ms >= row.heartbeat_lateness_ms
 
 
@@ -541,14 +552,16 @@ def _retention_notes(
     rows: Sequence[NodeRow],
     leader: pb.GetStatusResponse | None,
 ) -> list[str]:
-    """Say what the disks of nodes lead to, and what is kept in spite of its age."""
+    """Report the effects of full disks, and what is kept in spite of its age."""
     notes = []
     disks = {row.node_id: row.disk_used_ratio for row in rows if row.disk_used_ratio is not None}
     for name, answer in sorted(answers.items()):
         if answer.max_store_bytes and disks.get(name, 0.0) > _DISK_NEARLY_FULL:
             notes.append(
-                f"{name}: its disk is {disks[name]:.0%} full, although its log has only {answer.disk_used_bytes / answer.max_store_bytes:.0%}"
-                f" of max_store_bytes ({size(answer.max_store_bytes)}): something else fills it, and when it is full messages are refused. "
+                f"{name}: its disk is {disks[name]:.0%} full, although its log has only "
+                f"{answer.disk_used_bytes / answer.max_store_bytes:.0%}"
+                f" of max_store_bytes ({size(answer.max_store_bytes)}): something else fills it, "
+                "and when it is full messages are refused. "
                 "Make room there, or lower max_store_bytes. See: docs/runbook.md, Disk"
             )
         if answer.disk_step:
@@ -557,7 +570,10 @@ def _retention_notes(
             if answer.disk_step >= REFUSING_STEP and leader is not None and answer is not leader:
                 text = "as leader it would refuse messages"
                 if not leader.produce_refused:
-                    text += f". {leader.node_id} leads and takes them, until too few nodes have room to store them"
+                    text += (
+                        f". {leader.node_id} leads and takes them, "
+                        "until too few nodes have room to store them"
+                    )
             notes.append(
                 f"{name}: {used:.0%} of {size(answer.disk_limit_bytes)}"
                 f"{' (max_store_bytes)' if answer.max_store_bytes else ''} used: {text}. "
@@ -573,11 +589,13 @@ def _mode(view: pb.GetStatusResponse) -> str:
 
 
 def _mode_notes(view: pb.GetStatusResponse) -> list[str]:
-    """Say that a group is on its way out of the cluster, and what comes next."""
+    """Report that a broker group is leaving the cluster, and the next step."""
     if view.mode == route_pb2.MODE_DRAINING:
         return [
-            f"{view.group} is drained: it takes no new messages. What is left: ledgermq cluster drain {view.group}. "
-            f"Then ledgermq cluster remove-group {view.group}, or take it back: ledgermq cluster undrain {view.group}"
+            f"{view.group} is drained: it takes no new messages. What is left: "
+            f"ledgermq cluster drain {view.group}. "
+            f"Then ledgermq cluster remove-group {view.group}, or take it back: "
+            f"ledgermq cluster undrain {view.group}"
         ]
     if view.mode == route_pb2.MODE_REMOVED:
         return [f"{view.group} was removed from the cluster: no client is sent there. Stop its nodes"]
@@ -587,7 +605,8 @@ def _mode_notes(view: pb.GetStatusResponse) -> list[str]:
 def _damage_note(row: NodeRow) -> str:
     return (
         f"{row.node_id}: damage found in its log at {row.damage_found} places since its start, "
-        f"{row.damage_repaired} repaired (last: {row.damage_last}). Check its disk and memory. See: docs/runbook.md"
+        f"{row.damage_repaired} repaired (last: {row.damage_last}). Check its disk and memory. See: "
+        "docs/runbook.md"
     )
 
 
@@ -596,8 +615,10 @@ def _nothing_answers(asked: GroupAnswers) -> str:
     where = ", ".join(f"{name} ({address})" for name, address in sorted(names.items()))
     if asked.others_answer:
         return (
-            f"no node answers: {where}. Other broker groups do: start these where they ran, from their own folder (ledgermq up --data "
-            f"FOLDER, or their services), not a second cluster. Messages in {asked.group} wait meanwhile. If they are gone for good: "
+            f"no node answers: {where}. Other broker groups do: start these where they ran, "
+            "from their own folder (ledgermq up --data "
+            f"FOLDER, or their services), not a second cluster. Messages in {asked.group} wait meanwhile. "
+            "If they are gone for good: "
             f"ledgermq cluster forget-group {asked.group}"
         )
     return f"no node answers: {where}. Start them: ledgermq up"

@@ -1,8 +1,8 @@
-"""Finds the trace of a message: by its id with the brokers' key index, else by reading the trace topic over a stretch of time.
+"""Trace queries: find a message's trace through the brokers' key index, or by reading the trace topic.
 
-Anybody may write to the trace topic, so what traces say is compared with what is stored: the message itself tells where it
-stands and since when, and a step that contradicts it is left out and counted.
-Owns: the search, and what belongs together. Must not: print.
+Anyone may write to the trace topic, so traces are compared with the stored messages: a message tells its
+position and time. A step that contradicts them is left out and counted.
+Owns: the search, and grouping of events by message. Must not: print.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..trace.events import TRACE_TOPIC, TraceEvent, TraceSource, decode_batch
 from .admin import Admin
 from .message_query import FoundMessages
 
-#: Nothing came for so long although more should be there: a broker group is away.
+#: No message for this long, although there should be more: a broker group is down. ms.
 _SILENCE_MS: Final = 3_000
-#: How long brokers may look for a message, or for the traces of one.
+#: How long brokers may search for a message or its traces, ms.
 _LOOK_MS: Final = 5_000
-#: Trace messages about one id that are taken from the index; where there are more, the topic is read.
+#: Maximum of trace messages about one id from the index. With more, the topic is read.
 _MAX_INDEXED: Final = 1_000
-#: A trace is stored a little after what it tells of; clocks differ.
+#: A trace is stored a little later than the event it tells of, and clocks differ; ms.
 _SLACK_MS: Final = 60_000
-#: Where reading begins when nobody says.
+#: Default age at which reading begins, ms.
 _DEFAULT_MS: Final = 24 * 3600 * 1000
 
 
 class TracedEvent(NamedTuple):
-    """A step, and who took it."""
+    """A step with its source."""
 
     source: TraceSource
     event: TraceEvent
@@ -40,14 +40,14 @@ class TracedEvent(NamedTuple):
 
 @dataclass(slots=True)
 class MessageTrace:
-    """Everything that was found of one message. `stored_ms` 0: nobody knows."""
+    """Everything found about one message."""
 
     message_id: str
-    steps: list[TracedEvent] = field(default_factory=list)  # by their beginning
-    stored_ms: int = 0
-    queue: MessageQueue | None = None  # where it stands
+    steps: list[TracedEvent] = field(default_factory=list)  # ordered by begin
+    stored_ms: int = 0  # ms since the epoch; 0: unknown
+    queue: MessageQueue | None = None  # where the message is stored
     queue_offset: int = -1
-    size: int = -1  # of the body, bytes; -1: the message is not there any more
+    size: int = -1  # of the body, bytes; -1: no longer stored
 
     @property
     def topic(self) -> str:
@@ -64,20 +64,19 @@ class MessageTrace:
 
 @dataclass(slots=True)
 class TraceReport:
-    """What a search found. `incomplete`: why there may be more, "" = all of the stretch was searched."""
+    """Result of a search. `incomplete`: why there may be more; "": the whole period was searched."""
 
     traces: list[MessageTrace]
     since_ms: int
     read: int = 0  # trace messages
     incomplete: str = ""
-    skipped: int = (
-        0  # messages of the trace topic that are no traces, and steps that contradict what is stored
-    )
+    # messages of the trace topic that are not traces, and steps that contradict what is stored
+    skipped: int = 0
 
 
 @dataclass(slots=True)
 class _Found:
-    """What is wanted of the trace messages that were looked at."""
+    """Collects the wanted events from trace messages."""
 
     matches: Callable[[TraceEvent], bool]
     traces: dict[str, MessageTrace] = field(default_factory=dict)  # by message id
@@ -85,7 +84,7 @@ class _Found:
     skipped: int = 0
 
     def take(self, message: MessageView) -> None:
-        """Add what one trace message says of what is wanted."""
+        """Add the wanted events of one trace message."""
         self.read += 1
         try:
             batch = decode_batch(message.body)
@@ -101,7 +100,7 @@ class _Found:
 
 
 def begin_of(message_id: str, now_ms: int) -> int:
-    """Return where to begin when nobody says: shortly before the id was made, or a day ago when it does not say."""
+    """Return the default begin: shortly before the id was made, or a day ago if the id does not tell."""
     made = time_of(message_id)
     return made - _SLACK_MS if made and made <= now_ms + _SLACK_MS else now_ms - _DEFAULT_MS
 
@@ -114,9 +113,9 @@ async def find_traces(
     message_id: str = "",
     key: str = "",
 ) -> TraceReport:
-    """Return the traces of the message of that id, or of all messages with that key, of traces stored in a stretch of time.
+    """Return the traces, stored within a period, of the message with an id or of all messages with a key.
 
-    Raises: TopicNotFoundError (nobody keeps traces), and what reading raises.
+    Raises: TopicNotFoundError (no traces are kept), and the errors of reading.
     """
     wanted = message_id.upper()
 
@@ -128,7 +127,7 @@ async def find_traces(
         if not (message_id and await _look_up(admin, wanted, since_ms, until_ms, found)):
             found = _Found(matches)
             report.incomplete = await _read(consumer, since_ms, until_ms, found)
-            report.incomplete = report.incomplete or _silent(await admin.gone_groups())  # no route names them
+            report.incomplete = report.incomplete or _silent(await admin.gone_groups())  # of no route
         report.read, report.skipped = found.read, found.skipped
         stored = _Stored(admin, consumer)
         for trace in found.traces.values():
@@ -140,7 +139,7 @@ async def find_traces(
 
 
 async def _look_up(admin: Admin, message_id: str, since_ms: int, until_ms: int | None, found: _Found) -> bool:
-    """Take the trace messages that have the id among their keys: all that tell of it have.
+    """Take the trace messages with the id among their keys. All that tell about the message have it.
 
     False: there are none, or the index does not know all of them. Raises: TopicNotFoundError.
     """
@@ -151,7 +150,7 @@ async def _look_up(admin: Admin, message_id: str, since_ms: int, until_ms: int |
         )
     except TopicNotFoundError:
         raise
-    except LedgerMQError:  # the topic can be read all the same
+    except LedgerMQError:  # the topic can still be read
         return False
     for message in reversed(answer.messages):
         found.take(message)
@@ -159,11 +158,11 @@ async def _look_up(admin: Admin, message_id: str, since_ms: int, until_ms: int |
 
 
 async def _read(consumer: PullConsumer, since_ms: int, until_ms: int | None, found: _Found) -> str:
-    """Read the trace topic from a time on, to where it ends now; return why that is not all, "" when it is."""
+    """Read the trace topic from a time to its current end. Return why that is incomplete; "": complete."""
     await consumer.subscribe(TRACE_TOPIC)
     stretches, silent = await consumer.stretches(TRACE_TOPIC, max(since_ms, 1))
     away = [queue for queue in (*consumer.missing, *consumer.assignment) if queue not in stretches]
-    consumer.unassign(away)  # they would be read from their beginning, with their end unknown
+    consumer.unassign(away)  # they would be read from the beginning, with unknown end
     missing = {*silent, *(queue.broker_group for queue in away)}
     for queue, (begin, _) in stretches.items():
         consumer.seek(queue, begin)
@@ -187,18 +186,18 @@ def _silent(groups: Collection[str]) -> str:
 
 
 class _Stored:
-    """What brokers say of where messages stand."""
+    """Compares traces with the messages that brokers store."""
 
     def __init__(self, admin: Admin, consumer: PullConsumer) -> None:
         self._admin = admin
         self._consumer = consumer
-        self._begins: dict[str, dict[MessageQueue, int]] = {}  # of the queues of a topic
+        self._begins: dict[str, dict[MessageQueue, int]] = {}  # begins of queues, by topic
 
     async def compare(self, trace: MessageTrace) -> int:
-        """Find the message of a trace, and leave out the steps that cannot be true; return how many."""
+        """Find the message of a trace, and drop the steps that cannot be true. Return how many."""
         try:
             copies = await self._admin.find_message(trace.message_id)
-        except LedgerMQError:  # nobody can tell: the trace stands without it
+        except LedgerMQError:  # unknown: the trace is kept as it is
             copies = FoundMessages(truncated=True)
         places = {(message.queue, message.queue_offset): message for message in copies.messages}
         is_whole = copies.is_complete and not copies.truncated
@@ -219,17 +218,17 @@ class _Stored:
         return len(told) - len(kept)
 
     async def _was_never_there(self, queue: MessageQueue, offset: int) -> bool:
-        """Tell whether no message of that id ever stood there; it does not stand there now."""
+        """Tell whether no message with that id was ever there. It is not there now."""
         begins = await self._begins_of(queue.topic)
-        if queue not in begins:  # of a topic or a broker group that is gone; or of a queue that never was
+        if queue not in begins:  # of a topic or broker group that is gone, or of a queue that never existed
             return any(each.broker_group == queue.broker_group for each in begins)
-        return offset >= begins[queue]  # in front of it, it may have been deleted
+        return offset >= begins[queue]  # before the begin it may have been deleted
 
     async def _begins_of(self, topic: str) -> dict[MessageQueue, int]:
         if topic not in self._begins:
             try:
                 found = await self._consumer.offsets(topic)
-            except LedgerMQError:  # it is deleted, or a broker group is away
+            except LedgerMQError:  # the topic is deleted, or a broker group is down
                 found = []
             self._begins[topic] = {queue: begin for queue, _, begin, _ in found}
         return self._begins[topic]
