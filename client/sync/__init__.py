@@ -1,4 +1,4 @@
-"""Producer and consumers without asyncio: each runs its asyncio twin on a loop in a background thread.
+"""Synchronous producer and consumers. Each runs its asyncio twin on a loop in a background thread.
 
     with Producer("127.0.0.1:9876") as producer:
         producer.send("orders", b"hi")
@@ -11,8 +11,8 @@
         consumer.subscribe("orders")
         consumer.run()
 
-Safe to use from several threads; what belongs to all of them stands in loop_thread.py. `SimpleConsumer`, `PullConsumer`,
-`PushConsumer`, `Admin` and `GroupAdmin` are in files of their own.
+Safe to use from several threads; common rules are in loop_thread.py. `SimpleConsumer`, `PullConsumer`,
+`PushConsumer`, `Admin` and `GroupAdmin` have files of their own.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _COMES_AGAIN: Final = "an acknowledgement failed, its message comes again: %s"
 
 
 class Producer(Closing):
-    """Sends messages and waits for each.
+    """Sends messages, and waits for each.
 
-    `send_batch` sends many at once, `send_async` and `send_oneway` do not wait.
+    `send_batch` sends many at once; `send_async` and `send_oneway` do not wait.
 
     Example:
 
@@ -70,7 +70,7 @@ class Producer(Closing):
     """
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
-        """`options` are those of the asyncio Producer."""
+        """`options`: those of the asyncio Producer."""
         super().__init__()
         self._producer = self._build(lambda: AsyncProducer(nameservers, **options))
         self._handover = Handover(self._producer, self._thread.post, self._producer.max_pending_bytes)
@@ -103,7 +103,7 @@ class Producer(Closing):
         )
 
     def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
-        """Send many messages and wait for all of them. Raises: for the first one that failed."""
+        """Send many messages and wait for all of them. Raises: the error of the first one that failed."""
         self._check_waits()
         an_iterable("messages", messages)
         return self._thread.call(self._producer.send_batch(list(messages)))
@@ -122,8 +122,9 @@ class Producer(Closing):
     ) -> Future[SendReceipt]:
         """Queue one message and return a future of its receipt; `result()` raises what `send` would.
 
-        Messages of one thread go in order. A callback (`add_done_callback`) runs in the producer's thread: it must be short,
-        and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
+        Messages of one thread keep their order. A callback (`add_done_callback`) runs in the producer's
+        thread:
+        it must be short, and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
         """
         self._check_open()
         message = message_of(topic, body, tag, keys, properties, message_group)
@@ -141,9 +142,10 @@ class Producer(Closing):
         selector: MessageSelector | None = None,
         argument: object = None,
     ) -> bool:
-        """Queue one message without asking what becomes of it; return False when it was dropped, because there is no room.
+        """Queue one message without a receipt. Return False if it was dropped because the buffer is full.
 
-        It is sent, and sent again, like any other. What is lost is counted (`statistics`) and logged. Raises: UsageError.
+        It is sent and retried like any other message. Losses are counted (`statistics`) and logged.
+        Raises: UsageError.
         """
         return self._producer.one_way.send(
             lambda: self.send_async(
@@ -165,7 +167,7 @@ class Producer(Closing):
 
     @property
     def timeout_ms(self) -> int:
-        """The deadline of a message, with all its retries."""
+        """Deadline of a message including all retries, ms."""
         return self._producer.timeout_ms
 
     @timeout_ms.setter
@@ -184,11 +186,11 @@ class Producer(Closing):
         self._thread.call(flushed())
 
     def statistics(self) -> ProducerStatistics:
-        """Return what this producer has done so far."""
+        """Return the counters since the start."""
         return self._producer.statistics()
 
     def group_statistics(self) -> dict[str, GroupStatistics]:
-        """Return what this producer has done in each broker group that it sends to, and how it sees it now."""
+        """Return the statistics of each broker group that this producer sends to, with its current state."""
 
         async def found() -> dict[str, GroupStatistics]:
             return self._producer.group_statistics()
@@ -196,7 +198,7 @@ class Producer(Closing):
         return self._thread.call(found())
 
     def close(self) -> None:
-        """Wait for what is open (until its deadlines), then close every connection. May be called twice."""
+        """Wait for open messages (up to their deadlines), then disconnect. May be called twice."""
         if self._closed:
             return
         self._thread.check_outside()
@@ -219,7 +221,7 @@ class Producer(Closing):
 
 
 class ReceivedMessage:
-    """A message of a synchronous Consumer. Attributes are those of `ledgermq.client.LeasedMessage`."""
+    """A message of a synchronous Consumer, with the attributes of `ledgermq.client.LeasedMessage`."""
 
     __slots__ = ("_consumer", "_message")
 
@@ -239,16 +241,17 @@ class ReceivedMessage:
         return self._message.body
 
     def ack(self) -> None:
-        """The message is done. Sent in the background, together with others.
+        """Acknowledge the message. Sent in the background, together with others.
 
-        When nobody takes it in time, since a broker group is down, that is logged as a warning, and the message comes again,
-        here or at another consumer. Any other failure is raised by a later step of the loop, its last one at the latest.
-        close() (or the end of the program) waits for what is still out and logs a failure.
+        If no node accepts it in time because a broker group is down, a warning is logged and the message is
+        delivered again, to this or another consumer. Any other failure is raised by a later step of the loop,
+        the last one at the latest. close() (or the end of the program) waits for pending acknowledgements and
+        logs failures.
         """
         self._consumer._ack(self._message)
 
     def nack(self, delay_ms: int = 0) -> None:
-        """Give the message back: it is delivered again after `delay_ms`. Raises: UsageError."""
+        """Return the message: it is delivered again after `delay_ms`. Raises: UsageError."""
         check_lease("delay_ms", delay_ms, least=0)
         self._consumer._give_back(self._message, delay_ms)
 
@@ -263,8 +266,8 @@ class Consumer(Closing):
                 print(message.body)
                 message.ack()
 
-    The consumer group is created when it does not exist (it starts at `start`: "earliest", "latest" or ms
-    since the epoch, as text).
+    The consumer group is created if it does not exist (it starts at `start`: "earliest", "latest" or ms since
+    the epoch, as text).
     """
 
     def __init__(
@@ -279,7 +282,9 @@ class Consumer(Closing):
         timeout_ms: int | None = None,
         trace: bool = False,
     ) -> None:
-        """`timeout_ms`: the loop ends when no message comes for that long; None waits without end. `trace`: as SimpleConsumer.
+        """`timeout_ms`: end the loop after this time without a message, ms; None: never.
+
+        `trace`: see SimpleConsumer.
 
         Raises: TopicNotFoundError, NameserversDownError, UsageError.
         """
@@ -321,7 +326,7 @@ class Consumer(Closing):
             self._ready.extend(messages)
 
     def _next_ready(self) -> LeasedMessage | None:
-        """Take the next message that has come and was not handed out; another thread may be faster."""
+        """Take the next fetched message that was not handed out. None: there is none (any more)."""
         try:
             return self._ready.popleft()
         except IndexError:
@@ -330,10 +335,10 @@ class Consumer(Closing):
     def receive(
         self, max_messages: int = RECEIVE_BATCH, timeout_ms: int | None = None
     ) -> list[ReceivedMessage]:
-        """Return up to `max_messages`; empty when none came within `timeout_ms` (None: waits without end).
+        """Return up to `max_messages`; empty if none came within `timeout_ms` (None: wait for ever).
 
-        Messages that a loop over the consumer fetched and left come first. Raises: as SimpleConsumer.receive, and a
-        failure of an earlier ack().
+        Messages that a loop over the consumer fetched and left come first. Raises: as SimpleConsumer.receive,
+        and the failure of an earlier ack().
         """
         check_count("max_messages", max_messages)
         check_wait(timeout_ms)
@@ -371,9 +376,9 @@ class Consumer(Closing):
         async def work() -> None:
             try:
                 await call()
-            except Exception as error:  # a defect, too, must reach the caller
+            except Exception as error:  # a defect must reach the caller, too
                 if isinstance(error, LedgerMQError) and error.retryable:
-                    # Nobody answers for the message now: the loop goes on with those of others
+                    # The broker group is down now: the loop continues with messages of others
                     logger.warning(_COMES_AGAIN, error)
                     return
                 self._failure = error
@@ -389,7 +394,7 @@ class Consumer(Closing):
         await asyncio.gather(
             *(asyncio.wrap_future(each) for each in list(self._acks)), return_exceptions=True
         )
-        for message in self._ready:  # leased, never handed out: others need not wait for the lease to end
+        for message in self._ready:  # leased, never handed out: return them
             try:
                 await self._consumer.change_invisible(message, 0)
             except LedgerMQError:

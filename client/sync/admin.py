@@ -1,11 +1,11 @@
-"""The admin client without asyncio.
+"""Synchronous admin client.
 
     with Admin("127.0.0.1:9876") as admin:
         admin.create_topic("orders", 8)
         for message in admin.query_messages("orders", key="4711").messages:
             print(message.message_id, message.body)
 
-Owns: nothing but the way to its asyncio twin, whose methods it has, with the same words and errors.
+Owns: only the calls to its asyncio twin, with the same methods and errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .loop_thread import Closing
 
 
 class Admin(Closing):
-    """Administers one cluster; for what a method does see the asyncio Admin.
+    """Administers one cluster. The asyncio Admin describes the methods in full.
 
     Example:
 
@@ -40,7 +40,7 @@ class Admin(Closing):
     """
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
-        """`options` are those of the asyncio Admin."""
+        """`options`: those of the asyncio Admin."""
         super().__init__()
         self._admin = self._build(lambda: self._make(nameservers, **options))
 
@@ -52,7 +52,7 @@ class Admin(Closing):
         return self._thread.call(self._admin.groups())
 
     def gone_groups(self) -> list[str]:
-        """Return the names of the broker groups that no node of is up, and that were not removed."""
+        """Return the names of broker groups without a running node that were not removed."""
         return self._thread.call(self._admin.gone_groups())
 
     # --- topics ---------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Admin(Closing):
     def update_topic(
         self, topic: str, *, retention_ms: int | None = None, keep_unread: bool | None = None
     ) -> None:
-        """Change how long messages of a topic are shown, or whether retention leaves unread ones."""
+        """Change how long messages of a topic are visible, or whether retention keeps unread ones."""
         self._thread.call(self._admin.update_topic(topic, retention_ms=retention_ms, keep_unread=keep_unread))
 
     def delete_topic(self, topic: str) -> None:
@@ -96,23 +96,23 @@ class Admin(Closing):
     def describe_topic(
         self, topic: str, *, silent: Silent | None = None
     ) -> tuple[TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
-        """Return the topic and the offsets of its queues in every group."""
+        """Return the topic, and the offsets of its queues in every broker group."""
         return self._thread.call(self._admin.describe_topic(topic, silent=silent))
 
     def topic_losses(self, topic: str, *, silent: Silent | None = None) -> list[tuple[str, pb.TopicProgress]]:
-        """Return (broker group, consumer group) of those that lost messages of a topic, or have some parked."""
+        """Return (broker group, consumer group) pairs with lost or parked messages of a topic."""
         return self._thread.call(self._admin.topic_losses(topic, silent=silent))
 
     # --- messages -------------------------------------------------------------------------------------------
 
     def find_message(self, message_id: str, *, topic: str = "") -> FoundMessages:
-        """Return the message with that id from every broker group."""
+        """Return the messages with an id from every broker group."""
         return self._thread.call(self._admin.find_message(message_id, topic=topic))
 
     def query_messages(
         self, topic: str, *, key: str = "", begin_ms: int = 0, end_ms: int = 0, limit: int = DEFAULT_LIMIT
     ) -> FoundMessages:
-        """Return the newest messages of a topic: those with a key when one is given, or of a time."""
+        """Return the newest messages of a topic, only those with `key` or of a period if given."""
         return self._thread.call(
             self._admin.query_messages(topic, key=key, begin_ms=begin_ms, end_ms=end_ms, limit=limit)
         )
@@ -146,17 +146,17 @@ class Admin(Closing):
     def describe_group(
         self, name: str, topic: str = "", *, silent: Silent | None = None
     ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
-        """Return the group and (broker group, progress) of every queue that it has consumed."""
+        """Return the consumer group, and (broker group, progress) of every queue that it has consumed."""
         return self._thread.call(self._admin.describe_group(name, topic, silent=silent))
 
     def group_members(self, name: str, *, silent: Silent | None = None) -> list[tuple[str, pb.GroupMember]]:
-        """Return (broker group, member) of a group whose members own its queues."""
+        """Return (broker group, member) of a consumer group whose members own its queues."""
         return self._thread.call(self._admin.group_members(name, silent=silent))
 
     def deliveries(
         self, name: str, topic: str = "", *, max_parked: int = 0, silent: Silent | None = None
     ) -> list[tuple[str, pb.GetDeliveriesResponse]]:
-        """Return (broker group, who holds leases and what is parked) of a consumer group."""
+        """Return (broker group, leases and parked messages) of a consumer group."""
         return self._thread.call(self._admin.deliveries(name, topic, max_parked=max_parked, silent=silent))
 
     def release_parked(self, name: str, topic: str = "", *, message_id: str = "") -> int:
@@ -164,23 +164,23 @@ class Admin(Closing):
         return self._thread.call(self._admin.release_parked(name, topic, message_id=message_id))
 
     def reset_offsets(self, group: str, topic: str, to: str) -> None:
-        """Move a group to "earliest", "latest", or a time in ms since the epoch."""
+        """Move a consumer group to "earliest", "latest", or a time in ms since the epoch."""
         self._thread.call(self._admin.reset_offsets(group, topic, to))
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
     def status(self, node: Node | str, *, timeout_ms: int = 2000) -> pb.GetStatusResponse:
-        """Return what one node says of itself."""
+        """Return the status that one node reports."""
         return self._thread.call(self._admin.status(node, timeout_ms=timeout_ms))
 
     def transfer_leadership(self, broker_group: str = "", to_node: str = "") -> str:
-        """Hand leadership of a group to a node; return the id of the new leader."""
+        """Transfer leadership of a broker group to a node; return the id of the new leader."""
         return self._thread.call(self._admin.transfer_leadership(broker_group, to_node))
 
     def clean(
         self, *, dry_run: bool = False, older_than_ms: int = 0, even_unexpired: bool = False
     ) -> list[tuple[str, pb.CleanResponse]]:
-        """Delete expired segments in every broker group; return (group, what was deleted)."""
+        """Delete expired segments in every broker group; return (broker group, what was deleted)."""
         return self._thread.call(
             self._admin.clean(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
         )
@@ -190,7 +190,7 @@ class Admin(Closing):
 
 
 class GroupAdmin(Admin):
-    """An `Admin` that also changes which broker groups a cluster has; see the asyncio GroupAdmin.
+    """An `Admin` that also changes which broker groups a cluster has. See the asyncio GroupAdmin.
 
     Example:
 
@@ -204,10 +204,10 @@ class GroupAdmin(Admin):
     def _make(self, nameservers: str | Sequence[str], **options: Any) -> AsyncGroupAdmin:
         return AsyncGroupAdmin(nameservers, **options)
 
-    # --- which groups there are -----------------------------------------------------------------------------
+    # --- broker groups --------------------------------------------------------------------------------------
 
     def group(self, name: str, node: str = "") -> BrokerGroup:
-        """Return a broker group; `node` (host:port of a log port): one that no nameserver lists."""
+        """Return a broker group. `node` (host:port of a log port): one that no nameserver lists."""
         return self._thread.call(self._admin.group(name, node))
 
     def add_group(
@@ -219,7 +219,7 @@ class GroupAdmin(Admin):
         dry_run: bool = False,
         allow_reordering: bool = False,
     ) -> AddedGroup:
-        """Give a group the topics and consumer groups of the others, or only some."""
+        """Give a broker group topics and consumer groups of the others, or only some."""
         return self._thread.call(
             self._admin.add_group(
                 name, source=source, topics=topics, dry_run=dry_run, allow_reordering=allow_reordering
@@ -229,7 +229,7 @@ class GroupAdmin(Admin):
     def drain(
         self, name: str, *, allow_reordering: bool = False, even_the_last: bool = False
     ) -> pb.SetBrokerGroupModeResponse:
-        """Let a group take no new messages; all else goes on."""
+        """Stop new messages to a broker group; all else goes on."""
         return self._thread.call(
             self._admin.drain(name, allow_reordering=allow_reordering, even_the_last=even_the_last)
         )
@@ -237,33 +237,33 @@ class GroupAdmin(Admin):
     def undrain(
         self, name: str, *, allow_reordering: bool = False, node: str = ""
     ) -> pb.SetBrokerGroupModeResponse:
-        """Let a group take messages again, also one that was removed."""
+        """Let a broker group take messages again, including one that was removed."""
         return self._thread.call(self._admin.undrain(name, allow_reordering=allow_reordering, node=node))
 
     def remove_group(self, name: str, *, force: bool = False) -> pb.SetBrokerGroupModeResponse:
-        """Take a drained and consumed group out of the cluster. Its nodes keep their data."""
+        """Remove a drained and consumed broker group from the cluster. Its nodes keep their data."""
         return self._thread.call(self._admin.remove_group(name, force=force))
 
     def lost_group(self, name: str) -> LostGroup:
-        """Return what is remembered of a group of which no node is up, and would be forgotten."""
+        """Return what is remembered of a broker group without a running node, and would be forgotten."""
         return self._thread.call(self._admin.lost_group(name))
 
     def forget_group(self, name: str) -> Forgotten:
-        """Take a group that is lost for good off the lists of all nameservers. May be repeated."""
+        """Remove a permanently lost broker group from the lists of all nameservers. May be repeated."""
         return self._thread.call(self._admin.forget_group(name))
 
-    # --- how far consumers are ------------------------------------------------------------------------------
+    # --- progress of consumers ------------------------------------------------------------------------------
 
     def left(self, group: BrokerGroup) -> Left:
-        """Return what a group holds that was not consumed."""
+        """Return what a broker group holds that was not consumed."""
         return self._thread.call(self._admin.left(group))
 
     def progress(
         self, consumer_group: str = "", topic: str = "", *, broker_group: str = ""
     ) -> list[tuple[str, pb.TopicProgress]]:
-        """Return (broker group, progress) of consumer groups in topics; "" is all of them."""
+        """Return (broker group, progress) of consumer groups in topics; "": all of them."""
         return self._thread.call(self._admin.progress(consumer_group, topic, broker_group=broker_group))
 
     def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
-        """Return how far consumer groups are in the broker groups that answer; "" is all of them."""
+        """Return the progress of consumer groups in the broker groups that answer; "": all of them."""
         return self._thread.call(self._admin.lag(consumer_group, topic, queues=queues))

@@ -1,8 +1,9 @@
-"""Messages on their way from any thread to a producer on its loop.
+"""Handover: passes messages from any thread to a producer on its loop.
 
-Owns: what was handed over and has no outcome yet, its bound in bytes, one wake-up of the loop for many messages.
-Must not: block the loop; call back while it holds its lock.
-Invariant: every future that was given out ends: with the producer's answer, or with ClosedError (`abandon`).
+Owns: messages that were handed over and have no outcome yet, the bound on their bytes, one wake-up of the
+loop for many messages.
+Must not: block the loop, call back while it holds its lock.
+Invariant: every returned future completes, with the producer's result or with ClosedError (`abandon`).
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from ..produce.producer import Producer
 from ..produce.queue_selection import Selection
 
 Receipt = Future[SendReceipt]
-#: Runs a function on the loop of the producer, soon. Raises: ClosedError.
+#: Schedules a function on the loop of the producer. Raises: ClosedError.
 Post = Callable[[Callable[[], None]], None]
 
 
 class Handover:
-    """`put`, `wait_for_room` and `abandon` are for other threads, the rest belongs to the loop."""
+    """Call `put`, `wait_for_room` and `abandon` from other threads, the rest on the loop."""
 
     def __init__(self, producer: Producer, post: Post, max_bytes: int) -> None:
         self._producer = producer
         self._post = post
         self._max_bytes = max_bytes
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the following fields
         self._bytes = 0
-        self._open: dict[Receipt, int] = {}  # bytes by future
+        self._open: dict[Receipt, int] = {}  # messages without an outcome: bytes by future
         self._waiting: deque[tuple[Message, Selection | None, Receipt]] = deque()
         self._closed = False
         self._moving: asyncio.Task[None] | None = None  # on the loop only
@@ -60,14 +61,14 @@ class Handover:
         return future
 
     def wait_for_room(self) -> None:
-        """Wait until `put` takes a message. Raises: ClosedError."""
+        """Wait until `put` accepts a message. Raises: ClosedError."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._bytes < self._max_bytes)
             if self._closed:
                 raise ClosedError("producer")
 
     def abandon(self) -> None:
-        """The loop is gone: what has no outcome yet never gets one."""
+        """Fail what has no outcome: the loop is gone."""
         with self._changed:
             self._closed = True
             left = list(self._open)
@@ -90,7 +91,7 @@ class Handover:
             self._moving = asyncio.create_task(self._move(), name="ledgermq-handover")
 
     async def _move(self) -> None:
-        """Give the producer what waits, in order."""
+        """Pass waiting messages to the producer, in order."""
         try:
             while True:
                 with self._changed:
@@ -102,13 +103,13 @@ class Handover:
                     if future.set_running_or_notify_cancel():
                         await self._give(message, selection, future)
                     else:
-                        self._end(future)  # its caller has cancelled it
+                        self._end(future)  # cancelled by its caller
         finally:
             self._moving = None
 
     async def _give(self, message: Message, selection: Selection | None, future: Receipt) -> None:
         try:
-            await self._producer.ready()  # others send, too
+            await self._producer.ready()  # the producer may be full
             selector, argument = selection or (None, None)
             sent = self._producer.send_nowait(message, selector=selector, argument=argument)
         except LedgerMQError as error:
@@ -128,7 +129,7 @@ class Handover:
             future.set_result(sent.result())
 
     def _end(self, future: Receipt) -> bool:
-        """Make room; return whether the future is still to be answered."""
+        """Free the room of a message. Return whether its future is still open."""
         with self._changed:
             size = self._open.pop(future, None)
             if size is None:

@@ -1,14 +1,16 @@
-"""The event loop of all synchronous clients of a process, in a thread of its own, and what these clients have in common.
+"""Loop thread: the event loop of all synchronous clients of a process, and the base class of these clients.
 
-Owns: that loop (made by the first client, ended at exit), and of each client what it runs there; a client is closed by close(),
-`with`, or at exit. Safe to use from several threads. After fork() the child makes its own: the parent's clients raise ClosedError there.
+Owns: that loop (created by the first client, stopped at exit), and the tasks of each client on it. A client
+is closed by close(), `with`, or at exit. Safe to use from several threads. After fork() the child creates its
+own loop; the parent's clients raise ClosedError there.
 
-One loop, and never an earlier end: gRPC has one queue of events for all loops of a process, from which each of them takes what
-comes, also for the others. What comes for a loop that is closed by then (the end of a call that was cancelled, for example) is
-an error in the loop that took it.
+There is one loop, and it is never stopped earlier, because gRPC has one event queue for all loops of a
+process.
+Each loop takes events from it, including those of other loops. An event for a loop that is already closed,
+for example the end of a cancelled call, is an error in the loop that took it.
 
 Invariants:
-    * a call that waits in another thread ends when its client is closed, with ClosedError
+    * a call that waits in another thread ends with ClosedError when its client is closed
     * nothing of a client runs after its close()
 """
 
@@ -33,9 +35,9 @@ from ..errors import ClosedError, UsageError
 from ..event_loop import new_event_loop
 
 T = TypeVar("T")
-#: How long the interpreter may overlook a signal while a thread waits, s.
+#: How long Ctrl-C may go unnoticed while a thread waits, s.
 _LOOK_S: Final = 0.5
-#: On the loop: whose work is done now. Tasks and callbacks inherit it from who makes them.
+#: On the loop: the client whose code is running. Tasks and callbacks inherit it from their creator.
 _working_for: ContextVar[LoopThread | None] = ContextVar("working_for", default=None)
 
 
@@ -64,7 +66,7 @@ def _new_task(
     coroutine: Coroutine[Any, Any, T] | Generator[Any, None, T],
     **options: Any,
 ) -> asyncio.Task[T]:
-    """Note the tasks of a client: they end with it."""
+    """Register the task with its client, which ends it on close."""
     task = asyncio.Task(coroutine, loop=loop, **options)
     client = _working_for.get()
     if client is not None:
@@ -73,15 +75,15 @@ def _new_task(
 
 
 class LoopThread:
-    """The loop's thread, as one client uses it."""
+    """The shared loop thread, as one client uses it."""
 
     def __init__(self) -> None:
         shared = _shared_thread()
         self.loop = shared.loop
-        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # its own, on the loop only
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # its own; used on the loop only
         self._thread = shared.thread
         self._lock = threading.Lock()
-        self._stopped = False  # under the lock: what is submitted before stop() gets its turn on the loop
+        self._stopped = False  # guarded by the lock: what is submitted before stop() still runs
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop. Raises: ClosedError (after stop)."""
@@ -96,7 +98,7 @@ class LoopThread:
                 _working_for.reset(before)
 
     def post(self, function: Callable[[], None]) -> None:
-        """Run a function on the loop, soon. Raises: ClosedError (after stop)."""
+        """Schedule a function on the loop. Raises: ClosedError (after stop)."""
         with self._lock:
             if self._stopped:
                 raise ClosedError("client")
@@ -107,7 +109,7 @@ class LoopThread:
                 _working_for.reset(before)
 
     def check_outside(self) -> None:
-        """Refuse to wait, in its own thread, for what only that thread can do. Raises: UsageError."""
+        """Refuse a call that would wait for the loop in the loop's own thread. Raises: UsageError."""
         if threading.current_thread() is self._thread:
             raise UsageError(
                 "a callback of a future must not call what waits",
@@ -116,24 +118,24 @@ class LoopThread:
             )
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for it. Ctrl-C cancels it. Raises: ClosedError (stopped meanwhile)."""
+        """Run a coroutine on the loop and wait. Ctrl-C cancels it. Raises: ClosedError (stopped meanwhile)."""
         future = self.submit(coroutine)
         try:
             return _result(future)
         except concurrent.futures.CancelledError:
-            raise ClosedError("client") from None  # nobody else knows the future
+            raise ClosedError("client") from None  # only stop() can have cancelled it
         except BaseException:
             future.cancel()
             raise
 
     def stop(self) -> None:
-        """End what still runs of this client."""
+        """End what still runs for this client."""
         with self._lock:
             self._stopped = True
         asyncio.run_coroutine_threadsafe(self._end_tasks(), self.loop).result()
 
     async def _end_tasks(self) -> None:
-        """Cancel its tasks: a thread that waits for one hears of it."""
+        """Cancel the client's tasks; threads that wait for them are woken."""
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel()
@@ -141,24 +143,24 @@ class LoopThread:
 
 
 def _result(future: Future[T]) -> T:
-    """Wait for a result. Ctrl-C is noticed at the latest after _LOOK_S.
+    """Wait for a result. Ctrl-C is noticed within _LOOK_S.
 
-    A signal does not wake a wait when it comes in the last moment before it, or is delivered to another thread. Raises: what the
-    future does.
+    A signal does not wake a wait if it arrives just before the wait, or in another thread. Raises: what the
+    future raises.
     """
     while not future.done():
-        with suppress(TimeoutError):  # or one of its own: then it is done
+        with suppress(TimeoutError):  # or the future's own TimeoutError: then it is done
             future.result(_LOOK_S)
     return future.result()
 
 
 async def make(build: Callable[[], T]) -> T:
-    """Build an object on the loop it will belong to."""
+    """Build an object on the loop that it belongs to."""
     return build()
 
 
 _open: weakref.WeakSet[Closing] = weakref.WeakSet()
-_shared: Final[list[_Thread]] = []  # one, from the first client on
+_shared: Final[list[_Thread]] = []  # at most one, from the first client on
 _shared_lock = threading.Lock()
 
 
@@ -172,7 +174,7 @@ def _shared_thread() -> _Thread:
 
 @functools.cache
 def _follow_process() -> None:
-    """Register for exit and forks, once per process; children inherit it. An import must not do it."""
+    """Register exit and fork handlers once per process; children inherit them. Must not run at import."""
     atexit.register(_close_all)
     os.register_at_fork(after_in_child=_forget_all)
 
@@ -186,17 +188,17 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    """In a child of fork(): the thread stayed in the parent. What is used here must say so instead of waiting for it."""
+    """In a child of fork(): the thread remained in the parent. Its clients must fail instead of waiting."""
     global _shared_lock
     for each in list(_open):
         each._closed = True
     _open.clear()
     _shared.clear()
-    _shared_lock = threading.Lock()  # another thread may have held it
+    _shared_lock = threading.Lock()  # another thread may have held the old one
 
 
 class Closing(ABC):
-    """What synchronous clients share: the thread, `with`, and being closed at exit."""
+    """Base of synchronous clients: the thread, `with`, and closing at exit."""
 
     def __init__(self) -> None:
         self._thread = LoopThread()
@@ -204,7 +206,7 @@ class Closing(ABC):
         _open.add(self)
 
     def _build(self, twin: Callable[[], T]) -> T:
-        """Build the asyncio twin on the loop; when that fails this object is closed. Raises: what `twin` raises."""
+        """Build the asyncio twin on the loop. On failure close this object. Raises: what `twin` raises."""
         try:
             return self._thread.call(make(twin))
         except BaseException:
@@ -222,7 +224,7 @@ class Closing(ABC):
         self.close()
 
     def close(self) -> None:
-        """Finish what is open, then close every connection. May be called twice."""
+        """Finish open work, then disconnect. May be called twice."""
         if self._closed:
             return
         self._thread.check_outside()
@@ -234,11 +236,11 @@ class Closing(ABC):
             self._thread.stop()
 
     def _now(self, call: Callable[[], T]) -> T:
-        """Make a call that does not wait, on the loop."""
+        """Run a non-waiting call on the loop."""
         return self._thread.call(make(call))
 
     def _until_closed(self, receive: Callable[[], list[T]]) -> Iterator[T]:
-        """Yield what `receive` returns, again and again, until this is closed."""
+        """Yield what `receive` returns, repeatedly, until this is closed."""
         while not self._closed:
             try:
                 found = receive()
@@ -248,4 +250,4 @@ class Closing(ABC):
 
     @abstractmethod
     async def _finish(self) -> None:
-        """Finish what is open and close what the twin holds; runs on the loop."""
+        """Finish open work and close the twin. Runs on the loop."""

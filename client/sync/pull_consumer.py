@@ -1,4 +1,4 @@
-"""The pull consumer without asyncio.
+"""Synchronous pull consumer.
 
     with PullConsumer("127.0.0.1:9876", group="billing") as consumer:
         consumer.subscribe("orders")
@@ -6,7 +6,7 @@
             ...
         consumer.commit()
 
-Owns: nothing but the way to its asyncio twin, whose methods it has, with the same words and errors.
+Owns: only the calls to its asyncio twin, with the same methods and errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .loop_thread import Closing
 
 
 class PullConsumer(Closing):
-    """Reads topics queue by queue; for what a method does see the asyncio PullConsumer.
+    """Reads topics queue by queue. The asyncio PullConsumer describes the methods in full.
 
     Iterate over it, or call `poll`.
 
@@ -38,14 +38,14 @@ class PullConsumer(Closing):
     """
 
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
-        """`options` are those of the asyncio PullConsumer."""
+        """`options`: those of the asyncio PullConsumer."""
         super().__init__()
         self._consumer = self._build(lambda: AsyncPullConsumer(nameservers, **options))
 
     # --- queues ---------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str) -> None:
-        """Read all queues of the topic from the committed offsets, and those of broker groups that come later."""
+        """Read all queues of the topic from the committed offsets, including those of later broker groups."""
         self._thread.call(self._consumer.subscribe(topic))
 
     def unsubscribe(self, topic: str) -> None:
@@ -57,7 +57,7 @@ class PullConsumer(Closing):
         return self._thread.call(self._consumer.queues(topic))
 
     def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these queues too, each from its committed offset."""
+        """Read these queues, too, each from its committed offset."""
         an_iterable("queues", queues)
         self._thread.call(self._consumer.assign(list(queues)))
 
@@ -72,40 +72,40 @@ class PullConsumer(Closing):
 
     @property
     def missing(self) -> tuple[MessageQueue, ...]:
-        """Queues to be read whose broker groups have not answered yet."""
+        """Wanted queues whose broker groups have not answered yet."""
         return self._now(lambda: self._consumer.missing)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out no message of these queues until `resume`."""
+        """Stop handing out messages of these queues until `resume`."""
         self._now(lambda: self._consumer.pause(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Go on with paused queues, where each stands."""
+        """Continue paused queues at their positions."""
         self._now(lambda: self._consumer.resume(queues))
 
     @property
     def paused(self) -> tuple[MessageQueue, ...]:
-        """The assigned queues of which nothing is handed out until `resume`."""
+        """The assigned queues that are paused."""
         return self._now(lambda: self._consumer.paused)
 
     @property
     def sources(self) -> dict[str, FetchSource]:
-        """Of each broker group that is read, the node that answered last."""
+        """Node that answered last, by broker group."""
         return self._now(lambda: self._consumer.sources)
 
     def statistics(self) -> PullStatistics:
-        """Return figures of this moment, as those of the last answers."""
+        """Return current statistics, as of the last answers."""
         return self._now(self._consumer.statistics)
 
     @property
     def deleted_count(self) -> int:
-        """Messages that retention deleted before they were read."""
+        """Number of messages that retention deleted before they were read."""
         return self._now(lambda: self._consumer.deleted_count)
 
     # --- positions and offsets ------------------------------------------------------------------------------
 
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset of the next message that will be handed out."""
+        """Return the offset of the next message to hand out."""
         return self._now(lambda: self._consumer.position(queue))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -117,7 +117,7 @@ class PullConsumer(Closing):
         self._thread.call(self._consumer.seek_to_beginning(topic))
 
     def seek_to_end(self, topic: str) -> None:
-        """Continue all assigned queues of the topic behind their last message."""
+        """Continue all assigned queues of the topic after their last message."""
         self._thread.call(self._consumer.seek_to_end(topic))
 
     def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
@@ -129,11 +129,11 @@ class PullConsumer(Closing):
         return self._thread.call(self._consumer.offsets(topic))
 
     def committed(self, topic: str) -> dict[MessageQueue, int]:
-        """Return the committed offset of each queue, -1 where nothing was committed."""
+        """Return the committed offset of each queue; -1: none."""
         return self._thread.call(self._consumer.committed(topic))
 
     def lag(self, topic: str) -> dict[MessageQueue, int]:
-        """Return how many messages lie between the position of each assigned queue and its end."""
+        """Return how many messages follow the position of each assigned queue."""
         return self._thread.call(self._consumer.lag(topic))
 
     def commit(
@@ -143,17 +143,17 @@ class PullConsumer(Closing):
         reset: bool = False,
         timeout_ms: int = COMMIT_TIMEOUT_MS,
     ) -> None:
-        """Store how far the group has consumed; default: everything that was handed out."""
+        """Commit offsets for the consumer group; default: everything that was handed out."""
         self._thread.call(self._consumer.commit(offsets, reset=reset, timeout_ms=timeout_ms))
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def poll(self, max_messages: int = POLL_BATCH, timeout_ms: int | None = None) -> list[MessageView]:
-        """Return up to `max_messages`, waiting up to `timeout_ms` (None: without end) for the first one."""
+        """Return up to `max_messages`; wait up to `timeout_ms` (None: for ever) for the first one."""
         return self._thread.call(self._consumer.poll(max_messages, timeout_ms))
 
     def __iter__(self) -> Iterator[MessageView]:
-        """Yield messages one by one until the consumer is closed; each counts as handed out when it is yielded."""
+        """Yield messages one by one until the consumer is closed. Each counts as handed out once yielded."""
         return self._until_closed(lambda: self.poll(1))
 
     async def _finish(self) -> None:

@@ -1,6 +1,6 @@
-"""The push consumer without asyncio: its listener is an ordinary function, called from threads.
+"""Synchronous push consumer: its listener is an ordinary function, called in threads.
 
-Owns: the threads of listeners. What it is: `push_consumer`.
+Owns: the threads of listeners. All else: the asyncio push consumer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _USE_ASYNCIO: Final = (
 
 
 class PushConsumer(Closing):
-    """Calls a listener with messages, from threads: as many at once as `options.concurrency` says.
+    """Passes messages to a listener in threads, with up to `options.concurrency` concurrent calls.
 
     Example:
 
@@ -51,7 +51,7 @@ class PushConsumer(Closing):
         options: PushOptions | None = None,
         **others: Any,
     ) -> None:
-        """`others` are those of the asyncio PushConsumer. `listener` and `on_exhausted` are ordinary functions."""
+        """`others`: as for the asyncio PushConsumer. `listener`, `on_exhausted`: ordinary functions."""
         given = {"listener": listener} | ({} if on_exhausted is None else {"on_exhausted": on_exhausted})
         for name, function in given.items():
             a_function(name, function)
@@ -62,7 +62,7 @@ class PushConsumer(Closing):
         none_or(instance_of(PushOptions, "PushOptions"))("options", options)
         options = options or PushOptions()
         super().__init__()
-        self._calling = threading.local()  # `now`: this thread runs a listener or the hook
+        self._calling = threading.local()  # `now`: whether this thread runs a listener or the hook
         self._closing_lock = threading.Lock()
         self._closer: threading.Thread | None = None
         self._close_ms: int | None = None
@@ -88,7 +88,7 @@ class PushConsumer(Closing):
         return await self._thread.loop.run_in_executor(self._listeners, call)
 
     def _run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a user's function, in a thread. Raises: what it raises, as far as the event loop stands that."""
+        """Call a user's function in a thread. Raises: what it raises, adapted to the event loop if needed."""
         self._calling.now = True
         try:
             return function(*arguments)
@@ -96,17 +96,18 @@ class PushConsumer(Closing):
             what = f"the listener or hook raised {error!r}"
             why = "In a thread that ends nothing. The consumer stops, nothing of this call counts as done"
             raise WrongListenerError(what, why, "Call the consumer's close() to end it") from error
-        except StopIteration as error:  # a future takes none
+        except StopIteration as error:  # futures do not accept it
             raise RuntimeError("StopIteration") from error
         finally:
             self._calling.now = False
 
     @checked(timeout_ms=whole(0))
     def close(self, timeout_ms: int = CLOSE_MS) -> None:
-        """Let running listeners finish, store the final offsets, leave the group, close every connection.
+        """Let running listeners finish, commit final offsets, leave the consumer group, disconnect.
 
-        Listeners that take longer than `timeout_ms` are not waited for; their messages come again. A listener may call this: then
-        it returns at once, and the consumer is closed when the listener has returned. The first call says how long.
+        Listeners that take longer than `timeout_ms` are abandoned; their messages are delivered again. When a
+        listener calls this, it returns at once, and the consumer closes after the listener has returned. The
+        timeout of the first call counts.
         """
         if self._close_ms is None:
             self._close_ms = timeout_ms
@@ -126,10 +127,11 @@ class PushConsumer(Closing):
         self._thread.call(self._consumer.subscribe(topic, expression))
 
     def run(self) -> None:
-        """Return when the consumer is closed: by another thread, a listener, or Ctrl-C in the main thread, which close()s it.
+        """Wait until the consumer is closed by another thread, a listener, or Ctrl-C in the main thread.
 
-        So Ctrl-C ends a program that waits here without a KeyboardInterrupt; a second one, while listeners finish, raises it.
-        Raises: UsageError (no subscription), what repeating cannot heal.
+        Ctrl-C calls close(), so it ends a program that waits here without a KeyboardInterrupt. A second
+        Ctrl-C, while listeners finish, raises it. Raises: UsageError (no subscription); errors that a retry
+        cannot heal.
         """
         try:
             self._check_open()
@@ -138,7 +140,7 @@ class PushConsumer(Closing):
             self.close()
 
     def statistics(self) -> ConsumerStatistics:
-        """Return figures of this moment."""
+        """Return current statistics."""
         self._check_open()
         return self._now(self._consumer.statistics)
 

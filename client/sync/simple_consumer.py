@@ -1,4 +1,4 @@
-"""The simple consumer without asyncio, with the words of its asyncio twin. `Consumer` is shorter where one topic is enough.
+"""Synchronous simple consumer. For a single topic, `Consumer` is shorter.
 
     with SimpleConsumer("127.0.0.1:9876", group="billing") as consumer:
         consumer.subscribe("orders")
@@ -6,7 +6,7 @@
             ...
             consumer.ack(message)
 
-Owns: nothing but the way to its asyncio twin, whose methods it has, with the same errors.
+Owns: only the calls to its asyncio twin, with the same methods and errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .loop_thread import Closing
 
 
 class SimpleConsumer(Closing):
-    """Receives with leases; for what a method does see the asyncio SimpleConsumer.
+    """Receives with leases. The asyncio SimpleConsumer describes the methods in full.
 
     Iterate over it, or call `receive`.
 
@@ -37,12 +37,12 @@ class SimpleConsumer(Closing):
     def __init__(
         self, nameservers: str | Sequence[str] = "127.0.0.1:9876", *, group: str, **options: Any
     ) -> None:
-        """`options` are those of the asyncio SimpleConsumer."""
+        """`options`: those of the asyncio SimpleConsumer."""
         super().__init__()
         self._consumer = self._build(lambda: AsyncSimpleConsumer(nameservers, group=group, **options))
 
     def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Receive from a topic; `expression` selects tags: "*", or "a || b"."""
+        """Receive from a topic. `expression` selects tags: "*", or "a || b"."""
         self._thread.call(self._consumer.subscribe(topic, expression))
 
     def receive(
@@ -52,21 +52,21 @@ class SimpleConsumer(Closing):
         invisible_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> list[LeasedMessage]:
-        """Return up to `max_messages`; waits up to `timeout_ms` (None: without end) for the first one."""
+        """Return up to `max_messages`; wait up to `timeout_ms` (None: for ever) for the first one."""
         return self._thread.call(
             self._consumer.receive(max_messages, invisible_ms=invisible_ms, timeout_ms=timeout_ms)
         )
 
     def ack(self, message: LeasedMessage) -> None:
-        """The message is done: it is not delivered again."""
+        """Acknowledge a message: it is not delivered again."""
         self._thread.call(self._consumer.ack(message))
 
     def change_invisible(self, message: LeasedMessage, invisible_ms: int) -> None:
-        """Move the end of the lease to `invisible_ms` from now; 0 gives the message back at once."""
+        """Set the end of the lease to `invisible_ms` from now; 0 returns the message at once."""
         self._thread.call(self._consumer.change_invisible(message, invisible_ms))
 
     def statistics(self) -> dict[str, LeaseStatistics]:
-        """Return what this consumer did so far, by broker group."""
+        """Return the counters since the start, by broker group."""
         return self._now(self._consumer.statistics)
 
     def __iter__(self) -> Iterator[LeasedMessage]:

@@ -1,6 +1,6 @@
-"""Message traces: what producers and consumers tell, and its format (D34).
+"""Message traces: the tracer of producers and consumers, and the trace format (D34).
 
-Owns the tracer, which never holds up who is traced. Must not: need a trace topic to be there.
+Owns: the tracer, which never delays the traced client. Must not: need a trace topic to exist.
 
 Begin with `tracer.py`. Then: `events.py`.
 """

@@ -1,14 +1,17 @@
-"""What a message trace is made of, and how it stands in the trace topic. Pure.
+"""Trace events, and their format in the trace topic. Pure.
 
-A trace message holds the events of one client; its keys are the ids of the messages that they are about, and those
-messages' own keys as far as there is room. Its body is JSON (UTF-8), compressed like any other body:
+A trace message holds events of one client. Its keys are the ids of the messages that the events are about,
+and the keys of these messages as far as there is room. Its body is JSON (UTF-8), compressed like any other
+body:
 
     {"version": 1,
-     "source": {"client": "producer" | "push" | "simple" | "pull", "group": …, "client_id": …, "host": …, "process": …},
-     "events": [{"kind": "send" | "receive" | "consume", "message_id": …, "topic": …, "begin_ms": …, "result": …, …}]}
+     "source": {"client": "producer" | "push" | "simple" | "pull", "group": …, "client_id": …, "host": …,
+                "process": …},
+     "events": [{"kind": "send" | "receive" | "consume", "message_id": …, "topic": …, "begin_ms": …,
+                 "result": …, …}]}
 
-Of an event, what is at its default is left out. Who reads it ignores fields that he does not know, and passes over bodies
-of a newer version. `cost_ms` is how long it took; all times are ms since the epoch, by the clock of the client.
+Fields of an event with their default value are omitted. Readers ignore unknown fields, and skip bodies of a
+newer version. `cost_ms` is the duration. Times are ms since the epoch, by the clock of the client.
 Owns: the format. Must not: do I/O, read clocks.
 """
 
@@ -21,11 +24,11 @@ from typing import Any, Final, NamedTuple
 
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 VERSION: Final = 1
-#: Events of one trace message, and the bytes of its keys.
+#: Maximum of events per trace message, and of bytes of its keys.
 BATCH: Final = 100
 _KEYS_BYTES: Final = 8 * 1024
 MAX_ERROR: Final = 300  # characters
-#: What an event may say. Times end where every calendar still has them, texts where nobody reads on.
+#: Bounds of event fields: times that calendars can represent, texts that are still readable.
 _KINDS: Final = ("send", "receive", "consume")
 _MAX_MS: Final = 1 << 47
 _MAX_TEXT: Final = 16 * 1024
@@ -41,7 +44,7 @@ _BOUNDS: Final = {
 
 
 class TraceSource(NamedTuple):
-    """Who tells."""
+    """The client that traces."""
 
     client: str  # producer, push, simple, pull
     group: str
@@ -51,12 +54,12 @@ class TraceSource(NamedTuple):
 
 
 class TraceEvent(NamedTuple):
-    """One step of a message. `result` is
+    """One step of a message. Values of `result`:
 
-    send     "stored", "duplicate" (a retry met the first copy), "refused" (not stored), "unknown" (perhaps stored)
-    receive  "delivered": the program has it
-    consume  "consumed", "failed" (it comes again), "skipped" (after the last attempt), "given back", "lease moved",
-             "late" (the lease was over: somebody gets or got it again)
+    send     "stored", "duplicate" (a retry met the first copy), "refused" (not stored), "unknown"
+             (may be stored) receive  "delivered": the program has it
+    consume  "consumed", "failed" (delivered again), "skipped" (after the last attempt), "given back",
+             "lease moved", "late" (the lease was over: the message is or was delivered again)
     """
 
     kind: str
@@ -70,13 +73,13 @@ class TraceEvent(NamedTuple):
     queue_offset: int = -1
     tag: str = ""
     keys: tuple[str, ...] = ()
-    stored_ms: int = 0  # when the broker stored it, by the broker's clock; 0: a producer does not know
+    stored_ms: int = 0  # by the broker's clock; 0: unknown to a producer
     attempt: int = 0
     error: str = ""
 
 
 class TraceBatch(NamedTuple):
-    """The content of one trace message."""
+    """Content of one trace message."""
 
     source: TraceSource
     events: list[TraceEvent]
@@ -86,7 +89,7 @@ _DEFAULTS: Final = TraceEvent._field_defaults
 
 
 def take_batch(waiting: deque[TraceEvent]) -> tuple[list[TraceEvent], list[str]]:
-    """Remove the events of the next trace message; return them and its keys."""
+    """Remove the events of the next trace message; return them with its keys."""
     events: list[TraceEvent] = []
     keys: dict[str, None] = {}
     room = _KEYS_BYTES
@@ -97,7 +100,7 @@ def take_batch(waiting: deque[TraceEvent]) -> tuple[list[TraceEvent], list[str]]
             break
         events.append(waiting.popleft())
         for key, size in sizes.items():
-            if key and size <= room:  # of a message with very many keys: as many as there is room for
+            if key and size <= room:  # skip keys that exceed the room
                 keys[key] = None
                 room -= size
     return events, list(keys)
@@ -121,7 +124,7 @@ def _as_dict(event: TraceEvent) -> dict[str, Any]:
 
 
 def decode_batch(body: bytes) -> TraceBatch | None:
-    """Return what a trace message says; None: of a newer version, or no trace at all."""
+    """Decode a trace message. None: it has a newer version, or is not a trace."""
     try:
         content = json.loads(body)
         if content["version"] > VERSION:
@@ -148,7 +151,7 @@ def _event(found: dict[str, Any]) -> TraceEvent:
 
 
 def _check(values: dict[str, Any]) -> None:
-    """Anybody may write to a topic: what cannot be is no trace. Raises: TypeError, ValueError."""
+    """Refuse impossible values: anyone may write to the topic. Raises: TypeError, ValueError."""
     for name, value in values.items():
         if name in _BOUNDS:
             least, most = _BOUNDS[name]

@@ -1,8 +1,8 @@
-"""Sends what a client has to say about messages to the trace topic, beside its work and never in its way.
+"""Tracer: sends the events of a client to the trace topic without delaying its work.
 
-Owns: the events that wait, bounded, and the task and the producer that send them; both are made with the first event.
-Must not: wait for anything in `add`. What finds no room, or cannot be sent, is dropped, counted and logged; the messages
-themselves are not touched by that.
+Owns: the bounded queue of events, and the task and producer that send them (created with the first event).
+Must not: wait in `add`. Events without room, or that cannot be sent, are dropped, counted and logged. This
+never affects the messages themselves.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .events import BATCH, TRACE_TOPIC, TraceEvent, TraceSource, encode_batch, t
 
 logger = logging.getLogger(__name__)
 
-#: Events that wait, at most.
+#: Maximum of waiting events.
 MAX_EVENTS: Final = 10_000
-#: The first event waits so long for others.
+#: How long the first event waits for others, s.
 FLUSH_S: Final = 0.5
-#: What is still there when the client is closed gets so long.
+#: How long close() tries to send what is left, s.
 CLOSE_S: Final = 2.0
-#: Deadline of a trace message with its retries.
+#: Deadline of a trace message including retries, ms.
 TRACE_TIMEOUT_MS: Final = 5_000
-#: Without a trace topic nothing is tried for so long.
+#: Pause after a send that found no trace topic, s.
 _NO_TOPIC_S: Final = 5.0
 
 
 class TraceProducer(Protocol):
-    """What is needed of a Producer."""
+    """The part of Producer that is needed."""
 
     async def start(self) -> None: ...
 
@@ -48,17 +48,17 @@ class TraceProducer(Protocol):
 
 
 def trace_source(client: str, group: str, client_id: str = "") -> TraceSource:
-    """Return how a client of this process names itself."""
+    """Return the source under which a client of this process traces."""
     host, process = socket.gethostname(), os.getpid()
     return TraceSource(client, group, client_id or f"{host}@{process}@{secrets.token_hex(4)}", host, process)
 
 
 class Tracer:
-    """The trace of one client. Bound to the loop that runs at the first event."""
+    """The trace of one client. Bound to the event loop that runs at the first event."""
 
     def __init__(self, source: TraceSource, make_producer: Callable[[], TraceProducer]) -> None:
-        """`make_producer` gives one that does not trace."""
-        self.sent = 0  # events that are stored
+        """`make_producer` returns a producer that does not trace."""
+        self.sent = 0  # events that were stored
         self.dropped = 0
         self._source = source
         self._make_producer = make_producer
@@ -66,18 +66,18 @@ class Tracer:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._defect = ""  # that ended the task
-        self._reason = ""  # of the last loss
+        self._defect = ""  # defect that ended the task
+        self._reason = ""  # reason of the last loss
         self._reported = 0
         self._report_at = 0.0
 
     @property
     def room(self) -> int:
-        """Events that would still be taken."""
+        """How many more events would be accepted."""
         return 0 if self._closing or self._defect else MAX_EVENTS - len(self._events)
 
     def add(self, event: TraceEvent) -> None:
-        """Take an event, or drop it when there is no room. What happens in the trace topic itself leaves no trace."""
+        """Add an event, or drop it without room. Events about the trace topic itself are ignored."""
         if event.topic == TRACE_TOPIC:
             return
         if self.room <= 0:
@@ -91,13 +91,13 @@ class Tracer:
             self._wake.set()
 
     def drop(self, count: int) -> None:
-        """Count events that were not even made, because there is no room."""
+        """Count events that were not created for lack of room."""
         if count > 0:
             full = "there was no room: messages come faster than their traces are stored"
             self._lose(count, self._defect or full)
 
     async def close(self) -> None:
-        """Send what waits, for a moment, and end."""
+        """Send what waits, for a limited time, and end."""
         if self._closing:
             return
         self._closing = True
@@ -125,7 +125,7 @@ class Tracer:
             await producer.close()
 
     async def _gather(self) -> None:
-        """Wait until there is a batch, or the first event has waited long enough."""
+        """Wait until a batch is complete, or the first event has waited long enough."""
         if self._closing or len(self._events) >= BATCH:
             return
         await happens_anew(self._wake, FLUSH_S if self._events else None)
@@ -147,23 +147,23 @@ class Tracer:
             await self._pause()
         except LedgerMQError as error:
             self._lose(len(events), str(error))
-        except ValueError as error:  # a text that cannot be encoded, for example the name of this machine
+        except ValueError as error:  # unencodable text, such as this host's name
             self._lose(len(events), f"{type(error).__name__}: {error}")
-        except BaseException:  # or a defect, which `_ended` names
+        except BaseException:  # also a defect, which `_ended` reports
             self._lose(len(events), "the client was closed")
             raise
         else:
             self.sent += len(events)
 
     async def _pause(self) -> None:
-        """Nobody keeps traces now: try again after a while, or at the end."""
+        """Wait after a send without a trace topic: until the pause is over, or the tracer is closed."""
         self._report()
         until = time.monotonic() + _NO_TOPIC_S
         while not self._closing and (rest := until - time.monotonic()) > 0:
             await happens_anew(self._wake, rest)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Nobody awaits the task: a defect is told here, and nothing waits any more for what it would have sent."""
+        """Report a defect of the task, and drop the events that it would have sent."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         self._defect = f"tracing has ended by a defect of LedgerMQ, {type(error).__name__}: {error}"
@@ -184,7 +184,7 @@ class Tracer:
             self._events.clear()
 
     def _report(self, *, last: bool = False) -> None:
-        """Log what was lost since the last line, if a line is due."""
+        """Log the losses since the last line, if a line is due."""
         now = time.monotonic()
         if self.dropped == self._reported or (now < self._report_at and not last):
             return
