@@ -14,6 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 #: Age at which a route is fetched again, s.
 CACHE_S: Final = 30.0
+_EXPIRED: Final = float("-inf")
 #: A host name or an IPv4 address, or an IPv6 address in brackets. Not checked for existence.
 _HOST: Final = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%[^\s/\]]+)?\]")
 _HTTP_1: Final = "Trying to connect an http1.x server"  # gRPC's text, with the code UNAVAILABLE
@@ -358,12 +360,15 @@ class Routes:
                 listener(route)
 
     def _ask_again(self, group: BrokerGroup) -> None:
-        """A broker group was replaced: drop the routes that name the former one, and fetch them again."""
+        """Take a replaced broker group out of all routes, and fetch these again.
+
+        The rest of a route stays known and watched: the fetch may fail, and other broker groups are as before.
+        """
         for topic, (_, route) in list(self._cache.items()):
             part = route.part(group.name)
             if part is not None and group.is_another(part.group):
-                del self._cache[topic]
-                self._topics_changed.set()
+                others = tuple(each for each in route.parts if each is not part)
+                self._cache[topic] = (_EXPIRED, replace(route, parts=others))
                 if not self._closed:
                     self._fetching_of(topic, create=False).add_done_callback(_note_failure)
 

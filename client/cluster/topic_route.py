@@ -100,6 +100,11 @@ class TopicRoute:
     def part(self, broker_group: str) -> TopicInGroup | None:
         return next((part for part in self.parts if part.group.name == broker_group), None)
 
+    def replaces(self, former: TopicRoute) -> bool:
+        """Tell whether a broker group of the former route was replaced by another one of its name."""
+        pairs = ((part, former.part(part.group.name)) for part in self.parts)
+        return any(before is not None and part.group.is_another(before.group) for part, before in pairs)
+
 
 def group_of(view: pb.GroupRoute) -> BrokerGroup:
     """Translate one broker group of a nameserver's answer."""

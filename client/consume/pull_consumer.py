@@ -329,14 +329,21 @@ class PullConsumer:
     async def _query(
         self, topic: str, *, read: bool = False, timestamp: int = 0
     ) -> dict[MessageQueue, pb.QueueOffset]:
-        """Ask all broker groups of a topic at once. `read`: only about the queues that are read."""
+        """Ask all broker groups of a topic at once. `read`: only about the queues that are read.
+
+        Asks again when a broker group was replaced meanwhile: its offsets are none of the new one's.
+        """
         route = await self._routes.get(topic)
-        names = {queue.broker_group for queue in self._reader.queues if queue.topic == topic}
-        if not read:
-            names = {part.group.name for part in route.parts}
-        answers = await asyncio.gather(
-            *(self._offsets.query(topic, name, timestamp=timestamp) for name in sorted(names))
-        )
+        while True:
+            names = {queue.broker_group for queue in self._reader.queues if queue.topic == topic}
+            if not read:
+                names = {part.group.name for part in route.parts}
+            answers = await asyncio.gather(
+                *(self._offsets.query(topic, name, timestamp=timestamp) for name in sorted(names))
+            )
+            asked, route = route, await self._routes.get(topic)
+            if not route.replaces(asked):
+                break
         return {
             queue: found
             for answer in answers

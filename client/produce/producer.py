@@ -516,6 +516,8 @@ class Producer:
         known = self._outbox.topics.get(route.topic)
         self._end_replaced(route)
         if known is None:
+            if kept := self._kept_parts.get(route.topic):
+                self._kept_parts[route.topic] = with_lost_parts(route, kept)
             return
         for part in route.parts:  # also parts that are not writable any more: they may owe answers
             if (connection := self._connections.get(part.group.name)) is not None:

@@ -9,10 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer, PushOptions
+from ledgermq.client.cluster.topic_route import TopicRoute
 from ledgermq.client.errors import OtherGroupError, OutcomeUnknownError, TopicNotFoundError, UsageError
 from ledgermq.client.message import SendReceipt
 from ledgermq.client.produce.queue_selection import queue_of_group
@@ -47,6 +49,12 @@ async def without_answer(node: FakeNode, producer: Producer) -> asyncio.Future[S
     sent = producer.send_nowait("orders", b"perhaps")
     await node.asked.wait()
     return sent
+
+
+def is_in(route: TopicRoute | None, group: FakeGroup) -> bool:
+    """Tell whether a route names this broker group."""
+    part = None if route is None else route.part(group.name)
+    return part is not None and part.group.group_id == group.group_id
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -155,7 +163,9 @@ def test_an_answer_that_comes_late_with_the_former_group_stops_no_topic() -> Non
 
             def led_by(group_id: int) -> bool:
                 routes = map(producer._routes.cached, ("orders", "payments"))
-                return all(route and route.parts[0].group.group_id == group_id for route in routes)
+                return all(
+                    route and route.parts and route.parts[0].group.group_id == group_id for route in routes
+                )
 
             await until(lambda: led_by(8))
             await asyncio.gather(*(producer.send(topic, b"after") for topic in ("orders", "payments")))
@@ -439,5 +449,63 @@ def test_a_broadcast_consumer_begins_anew_in_the_new_group_also_after_a_restart(
                 await consumer.subscribe("orders")
                 await seen.until(2)
             assert seen.bodies == [b"f", b"g"]
+
+    run(scenario())
+
+
+def test_a_topic_that_the_new_group_gets_later_is_consumed_there() -> None:
+    """Its route is asked for when the other topic's tells of the new broker group, and is not there yet."""
+
+    async def scenario() -> None:
+        old, new = groups("orders")
+        seen = Seen()
+        async with (
+            FakeCluster(old) as cluster,
+            PushConsumer(cluster.address, group="billing", listener=seen, options=QUICK) as consumer,
+        ):
+            for topic in ("orders", "payments"):
+                await fill(cluster, [b"before"], topic)
+                await consumer.subscribe(topic)
+            await seen.until(2)
+            await cluster.replace(old, new)
+            cluster.register(new)
+            routes = consumer._routes
+            await until(lambda: is_in(routes.cached("orders"), new) and not routes._fetching)
+            new.create_topic("payments", 1)
+            cluster.register(new)
+            await fill(cluster, [b"after"], "payments")
+            await seen.until(3)
+            assert seen.bodies[2] == b"after"
+
+    run(scenario())
+
+
+def test_an_end_that_was_asked_of_the_former_group_is_no_position_in_the_new_one() -> None:
+    async def scenario() -> None:
+        old, new = groups("orders")
+        slow = FakeGroup("h0", {"orders": 1})
+        async with FakeCluster(old, slow) as cluster, PullConsumer(cluster.address) as consumer:
+            await fill(cluster, [b"%d" % number for number in range(20)])
+            await consumer.subscribe("orders")
+            assert len(await read(consumer, 20)) == 20
+            query, known = consumer._offsets.query, asyncio.Event()
+            answered = set()
+
+            async def late(topic: str, name: str, *, timestamp: int = 0) -> Any:
+                found = await query(topic, name, timestamp=timestamp)
+                answered.add(name)
+                if name == "h0":
+                    await known.wait()
+                return found
+
+            consumer._offsets.query = late
+            seeking = asyncio.ensure_future(consumer.seek_to_end("orders"))
+            await until(lambda: len(answered) == 2)
+            await cluster.replace(old, new)
+            cluster.register(new)
+            await until(lambda: is_in(consumer._routes.cached("orders"), new))
+            known.set()
+            await seeking
+            assert consumer.position(QUEUE) == new.queues[1, 0].end == 0
 
     run(scenario())
