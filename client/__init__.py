@@ -1,11 +1,12 @@
-"""Producers, consumers, admin and the command line.
+"""Client library: producers, consumers, admin, and the command line.
 
 `from ledgermq.client import Producer, PullConsumer, SimpleConsumer, Admin, Message`: asyncio.
-`from ledgermq.client.sync import Producer, PullConsumer, SimpleConsumer, Admin`: the same without asyncio, and Consumer, a loop.
+`from ledgermq.client.sync import Producer, PullConsumer, SimpleConsumer, Admin`: the same without asyncio,
+and Consumer, a loop.
 
-Names are loaded when they are first used: the command line has its help on the screen before gRPC and numpy are.
+Names are imported on first use: the command line prints its help before gRPC and numpy are loaded.
 Importing has no side effects: no environment variable, signal handler, log handler or thread. gRPC's settings
-are the application's (README).
+are up to the application (README).
 """
 
 from __future__ import annotations
@@ -187,8 +188,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module that has a public name."""
-    if name == "__version__":  # of the installed package
+    """Import the module that defines a public name."""
+    if name == "__version__":  # version of the installed package
         from importlib.metadata import version
 
         return version("ledgermq")

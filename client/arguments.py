@@ -1,9 +1,10 @@
-"""The checks of arguments that need no broker: every public call makes them before anything is sent or kept. Pure.
+"""Argument checks that need no broker. Every public call makes them before anything is sent or kept. Pure.
 
-Owns: what is wrong with a value, in words that say what to give instead. What a record may hold (sizes of bodies and labels) is
-checked where it is encoded.
+Owns: errors about argument values, with advice on what to pass instead. Limits of a record (sizes of body and
+labels) are checked where it is encoded.
 
-`checked(topic=a_topic, queues=whole(0))` is for calls that are not made for each message; others check by hand.
+Use `checked(topic=a_topic, queues=whole(0))` for calls that are not made per message. Other calls check by
+hand.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from .errors import InvalidMessageError, InvalidNameError, UsageError
 from .message import MessageQueue
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: Gets the name of an argument and its value. Raises: UsageError.
+#: Gets the name and value of an argument. Raises: UsageError.
 Check = Callable[[str, Any], None]
 
-#: Brokers give no longer lease.
+#: Maximum lease that brokers grant, ms.
 LONGEST_LEASE_MS: Final = 12 * 3600 * 1000
 _MAX_TOPIC: Final = 127
 _MAX_GROUP: Final = 120
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-][%|a-zA-Z0-9_.-]*")
-#: What stands between operands in the SQL filters of RocketMQ. A tag may have such a sign inside: "a=b".
+#: Operators in RocketMQ's SQL filters. A tag may contain such a sign: "a=b".
 _SQL: Final = re.compile(
-    r"\s(AND|OR|NOT|IN|IS|BETWEEN|CONTAINS|STARTSWITH|ENDSWITH)\s|\s(=|<>|<=?|>=?)(\s|$)|^\s*\w+\s*(<>|<=?|>=?)\s*[\w'.-]+\s*$"
+    r"\s(AND|OR|NOT|IN|IS|BETWEEN|CONTAINS|STARTSWITH|ENDSWITH)\s|\s(=|<>|<=?|>=?)(\s|$)"
+    r"|^\s*\w+\s*(<>|<=?|>=?)\s*[\w'.-]+\s*$"
 )
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_TIME_DIGITS_MAX: Final = 18  # as brokers read it: it must fit 64 bits
+_TIME_DIGITS_MAX: Final = 18  # as brokers read it: must fit into 64 bits
 
 
 def checked(**checks: Check) -> Callable[[F], F]:
-    """Check arguments of a function or coroutine function by name; what is left to its default is not looked at."""
+    """Check arguments of a function or coroutine function by name. Defaults are not checked."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
@@ -87,7 +89,7 @@ def a_consumer_group(name: str, value: Any) -> None:
 
 
 def an_iterable(name: str, value: object) -> None:
-    """What is in it is checked when it is read: that may be possible only once."""
+    """Accept any iterable. Its items are checked when it is read: that may be possible only once."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise wrong(name, value, "a list or another iterable")
 
@@ -129,7 +131,7 @@ def silent_groups(name: str, value: object) -> None:
 
 
 def whole(least: int, most: int = (1 << 63) - 1) -> Check:
-    """A whole number within these bounds."""
+    """Accept a whole number within these bounds."""
 
     def check(name: str, value: object) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -140,7 +142,7 @@ def whole(least: int, most: int = (1 << 63) - 1) -> Check:
 
 
 def one_of(*choices: str) -> Check:
-    """One of these texts."""
+    """Accept one of these texts."""
 
     def check(name: str, value: object) -> None:
         if value not in choices:
@@ -150,7 +152,7 @@ def one_of(*choices: str) -> Check:
 
 
 def instance_of(kind: type, wanted: str) -> Check:
-    """An object of that type."""
+    """Accept an object of that type."""
 
     def check(name: str, value: object) -> None:
         if not isinstance(value, kind):
@@ -160,12 +162,12 @@ def instance_of(kind: type, wanted: str) -> Check:
 
 
 def none_or(check: Check) -> Check:
-    """None, or what `check` takes."""
+    """Accept None, or what `check` accepts."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 def empty_or(check: Check) -> Check:
-    """ "", or what `check` takes."""
+    """Accept "", or what `check` accepts."""
     return lambda name, value: None if value == "" else check(name, value)
 
 
@@ -173,7 +175,7 @@ def empty_or(check: Check) -> Check:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Check a topic or (consumer) group name as every broker does. Raises: InvalidNameError."""
+    """Check the name of a topic or consumer group as every broker does. Raises: InvalidNameError."""
     if not isinstance(name, str):
         raise InvalidNameError(kind, name, f"it is of type {type(name).__name__}; a str is wanted")
     limit = _MAX_TOPIC if kind == "topic" else _MAX_GROUP
@@ -187,7 +189,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def check_count(name: str, count: int) -> None:
-    """Check an argument that is to be 1 or more: with 0, or no number, a call would wait for ever. Raises: UsageError."""
+    """Check that a count is 1 or more: otherwise a call would wait for ever. Raises: UsageError."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise UsageError(f"{name} is {count!r}", "", "It must be a whole number from 1 on")
 
@@ -206,7 +208,7 @@ def check_text(field: str, text: str) -> None:
 def check_tag_filter(expression: str) -> None:
     """Check that a filter is "*", "" (both: everything) or tags joined by "||". Raises: UsageError.
 
-    A broker takes what stands between two "||" for one tag, whatever it is: another operator would match nothing.
+    A broker takes everything between two "||" as one tag, so another operator would match nothing.
     """
     if not isinstance(expression, str):
         raise UsageError(
@@ -224,14 +226,15 @@ def check_tag_filter(expression: str) -> None:
     foreign = next((sign for tag in tags for sign in ("&&", "|") if sign in tag), "")
     if foreign or (len(tags) > 1 and not any(tag.strip() for tag in tags)):
         raise UsageError(
-            f"{expression!r} is not a tag filter: {f'{foreign!r} joins no tags' if foreign else 'it names no tag'}",
+            f"{expression!r} is not a tag filter: "
+            f"{f'{foreign!r} joins no tags' if foreign else 'it names no tag'}",
             "",
             'Name tags joined by ||, for example "a || b", or * for all',
         )
 
 
 def encode_text(field: str, text: str) -> bytes:
-    """Return the text as UTF-8. Raises: InvalidMessageError (half of a character, as in arguments that are no UTF-8)."""
+    """Return the text as UTF-8. Raises: InvalidMessageError (lone surrogates, as in non-UTF-8 arguments)."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -242,7 +245,7 @@ def encode_text(field: str, text: str) -> bytes:
 
 
 def check_timeout(timeout_ms: float, *, least: float = -math.inf) -> None:
-    """Check a time to wait. Raises: UsageError (no number, or less than `least`)."""
+    """Check a timeout. Raises: UsageError (not a number, or less than `least`)."""
     is_number = isinstance(timeout_ms, int | float) and not isinstance(timeout_ms, bool)
     if not is_number or math.isnan(timeout_ms) or timeout_ms < least:
         at_least = "" if least == -math.inf else f" from {least:g} on"
@@ -250,7 +253,7 @@ def check_timeout(timeout_ms: float, *, least: float = -math.inf) -> None:
 
 
 def check_wait(timeout_ms: float | None) -> None:
-    """Check how long to wait for a message, None: without end. Raises: UsageError."""
+    """Check how long to wait for a message; None: for ever. Raises: UsageError."""
     if timeout_ms is not None:
         check_timeout(timeout_ms)
         if math.isinf(timeout_ms):
@@ -258,7 +261,7 @@ def check_wait(timeout_ms: float | None) -> None:
 
 
 def check_lease(name: str, lease_ms: int, *, least: int = 1) -> None:
-    """Check how long a message is to be invisible to others. Raises: UsageError."""
+    """Check how long a message is to be invisible to others, ms. Raises: UsageError."""
     is_whole = isinstance(lease_ms, int) and not isinstance(lease_ms, bool)
     if not is_whole or not least <= lease_ms <= LONGEST_LEASE_MS:
         step = f"It must be a whole number of ms, {least} to {LONGEST_LEASE_MS:,} (12 h)"
@@ -280,13 +283,13 @@ def check_start(start: str) -> None:
 
 
 def check_offset(offset: int) -> None:
-    """Check a queue offset that a user gave. Raises: UsageError."""
+    """Check a queue offset. Raises: UsageError."""
     if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
         raise UsageError(f"{offset!r} is no queue offset", "They count from 0")
 
 
 def check_queue(queue: MessageQueue) -> MessageQueue:
-    """Check a queue that a user gave; a tuple of the three parts will do. Raises: UsageError."""
+    """Check a queue; a tuple of the three parts is accepted. Raises: UsageError."""
     parts: tuple[Any, ...] = tuple(queue) if isinstance(queue, tuple | list) else ()
     named = len(parts) == 3 and isinstance(parts[0], str) and isinstance(parts[1], str)
     if named and isinstance(parts[2], int) and not isinstance(parts[2], bool):

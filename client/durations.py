@@ -1,4 +1,4 @@
-"""Lengths of time: as people write them, and as programs give them. Pure."""
+"""Durations: parsing and formatting. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .errors import UsageError
 
 
 def parse_duration(text: str) -> float:
-    """Return seconds of `30s`, `500ms`, `2m`, `30`. Raises: UsageError."""
+    """Return the seconds of `30s`, `500ms`, `2m`, `30`. Raises: UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip())
     if match is None:
         raise UsageError(f'"{text}" is not a length of time', "", "Write it like 30s, 500ms or 2m")
@@ -16,7 +16,7 @@ def parse_duration(text: str) -> float:
 
 
 def duration(milliseconds: int) -> str:
-    """Return a length of time for people: `412 ms`, `3 m 12 s`, `2 d 4 h`."""
+    """Format a duration: `412 ms`, `3 m 12 s`, `2 d 4 h`."""
     if milliseconds < 1000:
         return f"{milliseconds} ms"
     seconds = milliseconds // 1000

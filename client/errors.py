@@ -1,14 +1,14 @@
-"""Errors of the client library. Each carries fields; its text says what happened, why, and what to do next.
+"""Errors of the client library. Each has fields; its text says what happened, why, and what to do next.
 
 LedgerMQError
 ├── UsageError                  the call itself is wrong
 │   ├── MessageTooLargeError    a body above 4 MiB
 │   ├── InvalidMessageError     an empty body, a bad tag, key, property or message group
-│   ├── InvalidNameError        a topic or group name that is not allowed
-│   ├── InvalidAddressError     what was given for the address of a nameserver or node is none
+│   ├── InvalidNameError        the name of a topic or consumer group is not allowed
+│   ├── InvalidAddressError     the address of a nameserver or node is malformed
 │   ├── ClosedError             used after close()
 │   └── BufferFullError         `send_nowait` or `send_async` with no room left (retryable)
-├── RouteError                  nobody to ask, or nobody knows
+├── RouteError                  no node to ask, or no answer to the question
 │   ├── NameserversDownError    no nameserver answers
 │   ├── NotANameserverError     something else answers at the address of a nameserver
 │   ├── NoBrokersError          the nameserver answers, but no broker group has registered
@@ -27,12 +27,12 @@ LedgerMQError
 │   └── SendTimeoutError        the deadline passed before the answer came
 ├── PartlyChangedError          a change of several broker groups stopped half way (every_group.py)
 │   └── PartlyRefusedError      because one of them refuses it for good
-├── MessagesDeletedError        retention was quicker than the consumer, which wants to hear of it
+├── MessagesDeletedError        retention deleted messages before a consumer that wants to know had read them
 ├── OffsetsFileError            the file of a broadcast consumer cannot be used
-├── CorruptMessageError         fetched bytes that fail their checksum, or a message that is not what it says
+├── CorruptMessageError         fetched bytes fail their checksum, or a message cannot be decoded
 └── MissingExtraError           an optional part of the installation is missing
 
-`retryable`: the same call may succeed later.  `refresh_route`: the route that the call used is out of date.
+`retryable`: the same call may succeed later.  `refresh_route`: the route used by the call is outdated.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ class LedgerMQError(Exception):
 
     retryable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
-    perhaps_done: bool = (
-        False  # of a call to a broker group: an attempt had no answer and may have taken effect
-    )
+    # of a call to a broker group: an attempt without an answer may have taken effect
+    perhaps_done: bool = False
 
     def __init__(self, what: str, why: str = "", next_step: str = "") -> None:
         self.what = what
@@ -61,30 +60,30 @@ class LedgerMQError(Exception):
 
 
 def _sentence(text: str) -> str:
-    """Close a part with a full stop unless it ends in a command (after a colon) or is closed already."""
+    """Close a part with a full stop, unless it ends in a command (after a colon) or is closed already."""
     text = text.strip()
     closed = text.endswith((".", "?", "!")) or ": ledgermq " in text or ": pip " in text
     return text if closed else text + "."
 
 
 def similar_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return up to three of the `known` names that look like `name`, the most similar first."""
+    """Return up to three of the `known` names that resemble `name`, the most similar first."""
     return get_close_matches(name, list(known), n=3, cutoff=0.6)
 
 
 def did_you_mean(similar: Sequence[str]) -> str:
-    """Return the question for similar names, or "" when there are none."""
+    """Return a question with the similar names, or "" if there are none."""
     quoted = [f'"{name}"' for name in similar]
     return f"Did you mean {' or '.join(quoted)}?" if quoted else ""
 
 
 def shortened(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f", and {more:,} more" if more > 0 else "")
 
 
-# --- the call itself ----------------------------------------------------------------------------------------
+# --- usage ----------------------------------------------------------------------------------------------
 
 
 class UsageError(LedgerMQError):
@@ -92,7 +91,7 @@ class UsageError(LedgerMQError):
 
 
 class MessageTooLargeError(UsageError):
-    """A body above the limit. Sizes are bytes."""
+    """A body is above the limit. Sizes are bytes."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
@@ -105,7 +104,7 @@ class MessageTooLargeError(UsageError):
 
 
 class InvalidMessageError(UsageError):
-    """A part of a message that no broker accepts."""
+    """A part of the message that no broker accepts."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"the message has an invalid {field}: {reason}", "Nothing was sent")
@@ -114,19 +113,23 @@ class InvalidMessageError(UsageError):
 
 
 class InvalidNameError(UsageError):
-    """A topic or group name that is not allowed."""
+    """The name of a topic or consumer group is not allowed."""
 
     def __init__(self, kind: str, name: str, reason: str) -> None:
         super().__init__(
             f"{name!r} is not a valid {kind} name: {reason}",
-            "Allowed are letters, digits, _ - % | and (but not in the first place) a dot, at most 127 characters for topics and 120 for groups",
+            "Allowed are letters, digits, _ - % | and (but not in the first place) a dot, "
+            "at most 127 characters for topics and 120 for groups",
         )
         self.kind = kind
         self.name = name
 
 
 class InvalidAddressError(UsageError, ValueError):
-    """What was given for the address of a nameserver or node is none. Nobody was asked. (It was a plain ValueError once.)"""
+    """The address of a nameserver or node is malformed. No call was made.
+
+    Also a ValueError, as in earlier versions.
+    """
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"{address!r} is not {reason}" if address else reason)
@@ -142,7 +145,7 @@ class ClosedError(UsageError):
 
 
 class BufferFullError(UsageError):
-    """`send_nowait` or `send_async` without room. Wait for `Producer.ready()`, then call again."""
+    """The buffer has no room for `send_nowait` or `send_async`. Wait for `Producer.ready()`, then retry."""
 
     retryable = True
 
@@ -165,7 +168,7 @@ class BufferFullError(UsageError):
 
 
 class RouteError(LedgerMQError):
-    """Nobody to ask, or nobody knows."""
+    """No node to ask, or no answer to the question."""
 
     retryable = True
     refresh_route = True
@@ -186,7 +189,7 @@ class NameserversDownError(RouteError):
 
 
 class NotANameserverError(RouteError):
-    """Something else answers at the address of a nameserver."""
+    """Another service answers at the address of a nameserver."""
 
     retryable = False
 
@@ -237,12 +240,12 @@ class TopicNotFoundError(RouteError):
         self.similar = tuple(similar)
 
     def again(self) -> TopicNotFoundError:
-        """Return the same error for somebody else."""
+        """Return a copy of the error for another caller."""
         return TopicNotFoundError(self.topic, cluster=self.cluster, asked=self.asked, similar=self.similar)
 
 
 class BrokerUnreachableError(RouteError):
-    """A node does not answer. `not_sent`: there was no connection; else the call may have reached it."""
+    """A node does not answer. `not_sent`: there was no connection; otherwise the call may have reached it."""
 
     def __init__(self, address: str, reason: str, *, not_sent: bool = False) -> None:
         super().__init__(
@@ -254,9 +257,9 @@ class BrokerUnreachableError(RouteError):
 
 
 class BrokerGroupsGoneError(RouteError):
-    """No node of these broker groups is up, and they were not removed: what they hold is part of the answer, too.
+    """These broker groups have no running node and were not removed, so their part of an answer is missing.
 
-    `since`: by group, when it was heard last, as far as that is known.
+    `since`: time of the last contact by broker group, as far as known.
     """
 
     def __init__(
@@ -275,7 +278,8 @@ class BrokerGroupsGoneError(RouteError):
             f"broker group{'' if one else 's'} {named} {'does' if one else 'do'} not answer: no node of "
             f"{'it' if one else 'them'} is up{last_heard}",
             why,
-            f"Start {'its' if one else 'their'} nodes and repeat it (ledgermq cluster status). {'It' if one else 'One'} is lost "
+            f"Start {'its' if one else 'their'} nodes and repeat it (ledgermq cluster status). "
+            f"{'It' if one else 'One'} is lost "
             f"for good: ledgermq cluster forget-group {groups[0] if one else 'NAME'}",
         )
         self.groups = tuple(groups)
@@ -285,7 +289,7 @@ class BrokerGroupsGoneError(RouteError):
 
 
 class RefusedError(LedgerMQError):
-    """A definite no: nothing was stored or changed. `code` is the name of the refusal code."""
+    """A definite refusal: nothing was stored or changed. `code` is the name of the refusal code."""
 
     def __init__(
         self,
@@ -307,49 +311,49 @@ class RefusedError(LedgerMQError):
 
 
 class NotLeaderError(RefusedError):
-    """The node does not lead its group; `leader_address` says who does, "" while that is open."""
+    """The node does not lead its broker group. `leader_address`: the leader's; "" during an election."""
 
     retryable = True
     refresh_route = True
 
 
 class NoQuorumError(RefusedError):
-    """The group has no leader right now."""
+    """The broker group has no leader now."""
 
     retryable = True
     refresh_route = True
 
 
 class TooManyRequestsError(RefusedError):
-    """A bound was reached; repeat after `retry_after_ms`."""
+    """A limit was reached. Retry after `retry_after_ms`."""
 
     retryable = True
 
 
 class DiskFullError(RefusedError):
-    """The group takes no messages until space is freed."""
+    """The broker group accepts no messages until disk space is freed."""
 
     retryable = True
 
 
 class GroupDrainingError(RefusedError):
-    """The broker group takes no new messages until it is taken back; other groups do. Send it again."""
+    """The broker group is draining and accepts no new messages; others do. Send the message again."""
 
     retryable = True
     refresh_route = True
 
 
 class StaleRouteError(RefusedError):
-    """The topic was created again or lost queues since the route was fetched."""
+    """The topic was created again or lost queues after the route was fetched."""
 
     retryable = True
     refresh_route = True
 
 
 class OtherGroupError(RefusedError):
-    """Another broker group has come under the name and address of the one that was meant. Nothing was done.
+    """Another broker group has the name and address of the intended one. Nothing was done.
 
-    `broker_group` and `group_id` tell which one was meant, when this client knows.
+    `broker_group` and `group_id` identify the intended one, as far as this client knows it.
     """
 
     retryable = True
@@ -363,29 +367,29 @@ class GroupNotFoundError(RefusedError):
 
 
 class AlreadyExistsError(RefusedError):
-    """What was to be created exists."""
+    """The object to be created exists already."""
 
 
 class OffsetOutOfRangeError(RefusedError):
-    """An offset that is deleted already, or not there yet."""
+    """The offset is already deleted, or not there yet."""
 
 
 class SequenceGapError(RefusedError):
-    """A section of this producer before the refused one is missing."""
+    """An earlier section of this producer is missing."""
 
     retryable = True
 
 
 class FencedError(RefusedError):
-    """Another consumer of the group owns the queue now; nothing was changed."""
+    """Another consumer of the consumer group owns the queue now. Nothing was changed."""
 
 
 class InvalidHandleError(RefusedError):
-    """The lease of a received message is over; it is delivered again."""
+    """The lease of a received message is over. The message is delivered again."""
 
 
 class OutcomeUnknownError(LedgerMQError):
-    """Sent, but not answered: it may or may not have been stored."""
+    """Sent, but not answered: the message may or may not be stored."""
 
     retryable = True
 
@@ -397,7 +401,7 @@ class SendTimeoutError(OutcomeUnknownError):
         outcome = "it may or may not be stored" if sent else "it is not stored"
         super().__init__(
             f'a message to topic "{topic}" was not acknowledged within {timeout_ms:,} ms; {outcome}',
-            # A broker's text may end with it
+            # The reason may be a broker's text that already ends with the next step
             reason.removesuffix("See: ledgermq cluster status").rstrip(". "),
             "See: ledgermq cluster status",
         )
@@ -411,7 +415,7 @@ def _replaced(broker_group: str, group_id: int) -> str:
 
 
 def message_of_replaced(broker_group: str, group_id: int, *, sent: bool) -> LedgerMQError:
-    """Return the error of a message that waited for a broker group which was replaced.
+    """Return the error of a message that waited for a replaced broker group.
 
     `sent`: it may have been stored there.
     """
@@ -426,10 +430,11 @@ def message_of_replaced(broker_group: str, group_id: int, *, sent: bool) -> Ledg
 
 
 def position_of_replaced(broker_group: str, group_id: int, positions: str) -> OtherGroupError:
-    """Return the error of a consumer whose positions are those of a broker group which was replaced."""
+    """Return the error of a consumer with positions in a replaced broker group."""
     return _other_group(
         f"{_replaced(broker_group, group_id)}. The position of {positions} means nothing in the new one. "
-        "Choose where to go on: seek(), or begin anew: subscribe() or assign() again; or leave it: unassign()",
+        "Choose where to go on: seek(), or begin anew: subscribe() or assign() again; "
+        "or leave it: unassign()",
         broker_group,
         group_id,
         may_retry=False,
@@ -445,10 +450,10 @@ def _other_group(
 
 
 class CorruptMessageError(LedgerMQError):
-    """Fetched bytes that fail their checksum; or one message that its producer stored in a form that nobody can read.
+    """Fetched bytes fail their checksum, or a producer stored a message that cannot be decoded.
 
-    In the second case `queue_offset` tells which. It is raised where the message is looked at, not where it is fetched,
-    so a loop that catches it goes on with the next message.
+    In the second case `queue_offset` identifies the message. The error is raised where the message is used,
+    not where it is fetched, so a loop that catches it continues with the next message.
     """
 
     def __init__(self, topic: str, queue_id: int, reason: str, queue_offset: int | None = None) -> None:
@@ -457,7 +462,8 @@ class CorruptMessageError(LedgerMQError):
         self.queue_offset = queue_offset
         if queue_offset is not None:
             super().__init__(
-                f'the message at offset {queue_offset} of topic "{topic}" queue {queue_id} cannot be read: {reason}',
+                f'the message at offset {queue_offset} of topic "{topic}" queue {queue_id} '
+                f"cannot be read: {reason}",
                 "Its checksum is right: it was stored like this by its producer",
                 "Catch this error to go on with the next message, and correct the producer",
             )
@@ -470,14 +476,16 @@ class CorruptMessageError(LedgerMQError):
 
 
 class MessagesDeletedError(LedgerMQError):
-    """Retention deleted messages before this consumer had read them; the next poll goes on at offset `begin`."""
+    """Retention deleted messages before they were read. The next poll continues at offset `begin`."""
 
     def __init__(self, topic: str, queue_id: int, count: int, begin: int) -> None:
         super().__init__(
-            f'{count:,} messages of topic "{topic}" queue {queue_id} were deleted before they were read; the queue begins at '
+            f'{count:,} messages of topic "{topic}" queue {queue_id} were deleted before they were read; '
+            "the queue begins at "
             f"offset {begin} now",
             "This consumer was behind for longer than the messages are kept",
-            "Poll again to go on there; keep messages longer: retention_hours of the brokers, or ledgermq topic update",
+            "Poll again to go on there; keep messages longer: "
+            "retention_hours of the brokers, or ledgermq topic update",
         )
         self.topic = topic
         self.queue_id = queue_id
@@ -486,7 +494,7 @@ class MessagesDeletedError(LedgerMQError):
 
 
 class OffsetsFileError(LedgerMQError):
-    """The file in which a broadcast consumer keeps its offsets cannot be read, written or shared."""
+    """The offsets file of a broadcast consumer cannot be read, written or shared."""
 
     def __init__(self, path: str, reason: str, next_step: str) -> None:
         super().__init__(f"the offsets file {path} cannot be used", reason, next_step)
@@ -494,13 +502,14 @@ class OffsetsFileError(LedgerMQError):
 
 
 class MissingExtraError(LedgerMQError):
-    """A command needs a part of LedgerMQ that is not installed."""
+    """A command needs an optional part of LedgerMQ that is not installed."""
 
     def __init__(self, what: str, extra: str, module: str) -> None:
         super().__init__(
             f"{what} needs the module {module}, which is not installed",
             f"It belongs to the extra [{extra}]",
-            f"Install it: pip install 'ledgermq[{extra}]' (in a clone: make {'spark' if extra == 'spark' else 'setup'})",
+            f"Install it: pip install 'ledgermq[{extra}]' "
+            f"(in a clone: make {'spark' if extra == 'spark' else 'setup'})",
         )
         self.extra = extra
         self.module = module

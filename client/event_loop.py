@@ -1,4 +1,4 @@
-"""Which event loop the command line and the synchronous clients run on. Asynchronous clients use their caller's."""
+"""Event loop of the command line and the synchronous clients. Asynchronous clients use their caller's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return uvloop's event loop where it is installed, else asyncio's own."""
+    """Return uvloop's event loop if it is installed, else asyncio's."""
     try:
         loop: asyncio.AbstractEventLoop = importlib.import_module("uvloop").new_event_loop()
     except ModuleNotFoundError:

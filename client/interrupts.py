@@ -1,6 +1,6 @@
-"""Ctrl-C at a moment when nothing can be left half done, and at one when a traceback would be the only answer.
+"""Ctrl-C handling: while modules are loaded, and in short sections that must not be interrupted.
 
-Must not: import anything that takes long.
+Must not: import slow modules.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ EXIT_INTERRUPTED: Final = 130
 
 
 def leave(_number: int = 0, _frame: object = None) -> NoReturn:
-    """End at once and say nothing. For the time in which modules are loaded, and nothing is begun that must be ended."""
+    """Exit at once without output. For the time while modules are loaded and nothing needs a clean end."""
     os._exit(EXIT_INTERRUPTED)
 
 
 def leave_on_interrupt() -> None:
-    """Let Ctrl-C end the process at once from now on, unless its caller wants it to be ignored."""
+    """Let Ctrl-C end the process at once, unless the caller of the process ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave)
 
 
 def raise_on_interrupt() -> None:
-    """Let Ctrl-C be KeyboardInterrupt again: from now on there may be something to end."""
+    """Restore KeyboardInterrupt on Ctrl-C: from now on a clean end may be needed."""
     if signal.getsignal(signal.SIGINT) is leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def without_interrupt() -> Iterator[None]:
-    """Finish what is short and cannot be left in the middle; a Ctrl-C in it counts at its end. Raises: KeyboardInterrupt."""
+    """Run a short section that must not be interrupted. Ctrl-C takes effect at its end.
+
+    Raises: KeyboardInterrupt.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

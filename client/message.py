@@ -1,7 +1,7 @@
-"""Messages as users see them: what they send, and what they get back, decoded only where it is looked at.
+"""Messages as users see them: to be sent, and received ones, which decode their parts on access.
 
-Owns: `Message` (to send), `SendReceipt`, `MessageQueue`, `MessageView` (fetched from the log), `LeasedMessage`
-(received with a lease). Must not: do I/O. Times are ms since the epoch.
+Owns: `Message` (to send), `SendReceipt`, `MessageQueue`, `MessageView` (fetched from the log),
+`LeasedMessage` (received with a lease). Must not: do I/O. Times are ms since the epoch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .errors import CorruptMessageError
 _body_fields: Final = BODY_FIELDS.unpack_from
 _GZIP: Final = int(RecordFlags.GZIP)
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-#: `wbits` of zlib for the two forms that stand under the GZIP mark.
+#: `wbits` of zlib for the two formats in use under the GZIP flag.
 _GZIP_FORM: Final = 16 + zlib.MAX_WBITS
 _ZLIB_FORM: Final = zlib.MAX_WBITS
-#: More members of gzip nobody puts into one body; each costs a copy of what follows it.
+#: Maximum of gzip members per body. Real bodies have fewer, and each costs a copy of the rest.
 _MAX_MEMBERS: Final = 64
 
 
@@ -34,9 +34,9 @@ _MAX_MEMBERS: Final = 64
 class Message:
     """A message to send.
 
-    `message_group` asks for order: messages of one message group stay in one queue, in order.
-    `body`: 1 byte to 4 MiB (or what the broker group takes). `tag`: for filters. `keys`: for look-ups
-    (`ledgermq message query --key`). Tag, keys and properties together have at most 16 KiB.
+    `message_group` requests order: messages of one message group stay in one queue, in order.
+    `body`: 1 byte to 4 MiB (or the limit of the broker group). `tag`: for filters. `keys`: for look-ups
+    (`ledgermq message query --key`). Tag, keys and properties have at most 16 KiB together.
 
         Message("orders", b"hello", tag="new", keys=["4711"], properties={"shop": "1"})
     """
@@ -58,7 +58,7 @@ class MessageQueue(NamedTuple):
 
 
 class SendReceipt(NamedTuple):
-    """Where an acknowledged message stands. `duplicate`: a retry met the copy that was stored first.
+    """Position of an acknowledged message. `duplicate`: a retry met the copy that was stored first.
 
     `queue_id` counts from 0 in each broker group, `queue_offset` from 0 in each queue.
     """
@@ -72,14 +72,14 @@ class SendReceipt(NamedTuple):
 
 
 class UnpackError(ValueError):
-    """A body that is compressed in a form that is not read."""
+    """A compressed body in an unsupported form."""
 
 
 def unpack_body(body: Buffer, gzipped: bool, max_bytes: int = MAX_BODY_SIZE) -> bytes:
-    """Return the body as the producer gave it. Some clients put zlib bytes under the GZIP mark: both are read.
+    """Return the body as the producer gave it. Some clients put zlib data under the GZIP flag: both are read.
 
-    A few bytes may stand for gigabytes, so no more than `max_bytes` are made. Producers refuse larger bodies before they
-    compress them. Raises: UnpackError, zlib.error.
+    A few bytes may decompress to gigabytes, so the result is limited to `max_bytes`. Producers refuse larger
+    bodies before compression. Raises: UnpackError, zlib.error.
     """
     if not gzipped:
         return bytes(body)
@@ -93,17 +93,18 @@ def unpack_body(body: Buffer, gzipped: bool, max_bytes: int = MAX_BODY_SIZE) -> 
         size += len(parts[-1])
         if size > max_bytes:
             raise UnpackError(
-                f"it has more than {max_bytes:,} bytes when it is unpacked; read_body(max_bytes=...) reads larger ones"
+                f"it has more than {max_bytes:,} bytes when it is unpacked; "
+                "read_body(max_bytes=...) reads larger ones"
             )
         if not unpacker.eof:
             raise UnpackError("what is compressed is cut short")
-        raw = unpacker.unused_data.lstrip(b"\0")  # gzip allows zeros behind the last member
+        raw = unpacker.unused_data.lstrip(b"\0")  # gzip allows zero padding after the last member
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @contextmanager
 def _reading(part: str, queue: MessageQueue, queue_offset: int) -> Iterator[None]:
-    """Name the message that cannot be decoded. Raises: CorruptMessageError."""
+    """Translate decoding errors into one that names the message. Raises: CorruptMessageError."""
     try:
         yield
     except (DecodeError, zlib.error, UnpackError) as error:
@@ -113,12 +114,13 @@ def _reading(part: str, queue: MessageQueue, queue_offset: int) -> Iterator[None
 
 
 class MessageView:
-    """A message as it stands in the log. Attributes decode what they need from the section's bytes when asked.
+    """A message in the log. Attributes are decoded from the section's bytes on access.
 
-    What a producer stored in an unreadable form raises CorruptMessageError at the attribute; the messages behind it
-    are not affected, so catch it around the use of one message and go on.
+    If a producer stored a part in an unreadable form, the attribute raises CorruptMessageError. Later
+    messages are not affected: catch the error around the use of one message, and continue.
 
-    The section around the record was checked: sizes fit. `_record` and `_system` are there when they were asked for.
+    Invariant: the section around the record was verified, so sizes are consistent. `_record` and `_system`
+    are set on first use.
     """
 
     __slots__ = ("_buffer", "_position", "_record", "_system", "queue", "queue_offset", "store_timestamp")
@@ -137,17 +139,17 @@ class MessageView:
 
     @property
     def topic(self) -> str:
-        """The name of its topic."""
+        """Name of its topic."""
         return self.queue.topic
 
     @property
     def queue_id(self) -> int:
-        """Its queue, counted from 0 in its broker group."""
+        """Queue id, counted from 0 in its broker group."""
         return self.queue.queue_id
 
     @property
     def record(self) -> RecordView:
-        """The record's fixed header and where its parts are."""
+        """The record's fixed header and the positions of its parts."""
         try:
             return self._record
         except AttributeError:
@@ -156,7 +158,7 @@ class MessageView:
 
     @property
     def system_properties(self) -> v2.SystemProperties:
-        """What the producer's client set beside the message: id, tag, keys, times."""
+        """Properties set by the producer's client: id, tag, keys, times."""
         try:
             return self._system
         except AttributeError:
@@ -168,9 +170,9 @@ class MessageView:
 
     @property
     def body(self) -> bytes:
-        """The body as the producer gave it.
+        """Body as the producer gave it.
 
-        Raises: CorruptMessageError (marked as compressed, and is not; or of more than 4 MiB).
+        Raises: CorruptMessageError (marked as compressed, but is not; or more than 4 MiB).
         """
         flags, offset, size = _body_fields(self._buffer, self._position)
         if flags & _GZIP:
@@ -179,14 +181,14 @@ class MessageView:
         return bytes(self._buffer[start : start + size])
 
     def read_body(self, max_bytes: int = MAX_BODY_SIZE) -> bytes:
-        """Return `body`, if it has at most so many bytes when it is unpacked. Raises: CorruptMessageError."""
+        """Return `body` if it has at most `max_bytes` when decompressed. Raises: CorruptMessageError."""
         record = self.record
         with _reading("body", self.queue, self.queue_offset):
             return unpack_body(record.body, bool(record.flags & _GZIP), max_bytes)
 
     @property
     def message_id(self) -> str:
-        """The id that the producer gave it, as in its SendReceipt."""
+        """Id given by the producer, as in its SendReceipt."""
         record = self.record
         if record.flags & RecordFlags.V1_ID:
             return "01" + record.message_id.hex().upper()
@@ -197,33 +199,33 @@ class MessageView:
 
     @property
     def born_timestamp(self) -> int:
-        """When the producer made it, ms since the epoch, by the producer's clock."""
+        """Creation time at the producer, ms since the epoch, by the producer's clock."""
         return self.record.born_timestamp
 
     @property
     def tag(self) -> str:
-        """Its tag, "" without one."""
+        """Tag, "" without one."""
         return self.system_properties.tag if self.record.tag_hash else ""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its keys, for look-ups."""
+        """Keys, for look-ups."""
         return tuple(self.system_properties.keys) if self.record.key_count else ()
 
     @property
     def message_group(self) -> str:
-        """The messages that it is in order with; "" without order."""
+        """Message group; "" without order."""
         return self.system_properties.message_group if self.record.flags & RecordFlags.FIFO else ""
 
     @property
     def properties(self) -> dict[str, str]:
-        """The producer's own properties."""
+        """Properties set by the producer's application."""
         with _reading("properties", self.queue, self.queue_offset):
             return dict(v2.Message.FromString(bytes(self.record.rest_run)).user_properties)
 
 
 class LeasedMessage:
-    """A received message: this consumer's until it is acknowledged or its invisible time is over."""
+    """A received message. Leased to this consumer until it is acknowledged or its invisible time is over."""
 
     __slots__ = ("_raw", "queue", "receipt_handle", "received_ms")
 
@@ -232,76 +234,76 @@ class LeasedMessage:
         self._raw = raw
         self.queue = MessageQueue(raw.topic.name, broker_group, system.queue_id)
         self.receipt_handle = system.receipt_handle
-        self.received_ms = 0  # set by a consumer that traces
+        self.received_ms = 0  # set by a consumer with tracing, ms
 
     def __repr__(self) -> str:
         return f"<LeasedMessage {self.message_id} {self.topic}[{self.queue_id}]@{self.queue_offset}>"
 
     @property
     def topic(self) -> str:
-        """The name of its topic."""
+        """Name of its topic."""
         return self.queue.topic
 
     @property
     def queue_id(self) -> int:
-        """Its queue, counted from 0 in its broker group."""
+        """Queue id, counted from 0 in its broker group."""
         return self.queue.queue_id
 
     @property
     def queue_offset(self) -> int:
-        """Its place in its queue, counted from 0."""
+        """Offset in its queue, counted from 0."""
         return self._raw.system_properties.queue_offset
 
     @property
     def body(self) -> bytes:
-        """The body as the producer gave it.
+        """Body as the producer gave it.
 
-        Raises: CorruptMessageError (marked as compressed, and is not; or of more than 4 MiB).
+        Raises: CorruptMessageError (marked as compressed, but is not; or more than 4 MiB).
         """
         return self.read_body()
 
     def read_body(self, max_bytes: int = MAX_BODY_SIZE) -> bytes:
-        """Return `body`, if it has at most so many bytes when it is unpacked. Raises: CorruptMessageError."""
+        """Return `body` if it has at most `max_bytes` when decompressed. Raises: CorruptMessageError."""
         is_gzipped = self._raw.system_properties.body_encoding == v2.GZIP
         with _reading("body", self.queue, self.queue_offset):
             return unpack_body(self._raw.body, is_gzipped, max_bytes)
 
     @property
     def message_id(self) -> str:
-        """The id that the producer gave it, as in its SendReceipt."""
+        """Id given by the producer, as in its SendReceipt."""
         return self._raw.system_properties.message_id
 
     @property
     def tag(self) -> str:
-        """Its tag, "" without one."""
+        """Tag, "" without one."""
         return self._raw.system_properties.tag
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Its keys, for look-ups."""
+        """Keys, for look-ups."""
         return tuple(self._raw.system_properties.keys)
 
     @property
     def message_group(self) -> str:
-        """The messages that it is in order with; "" without order."""
+        """Message group; "" without order."""
         return self._raw.system_properties.message_group
 
     @property
     def properties(self) -> dict[str, str]:
-        """The producer's own properties."""
+        """Properties set by the producer's application."""
         return dict(self._raw.user_properties)
 
     @property
     def born_timestamp(self) -> int:
-        """When the producer made it, ms since the epoch, by the producer's clock."""
+        """Creation time at the producer, ms since the epoch, by the producer's clock."""
         return self._raw.system_properties.born_timestamp.ToMilliseconds()
 
     @property
     def store_timestamp(self) -> int:
-        """When the broker group stored it, ms since the epoch."""
+        """Time at which the broker group stored it, ms since the epoch."""
         return self._raw.system_properties.store_timestamp.ToMilliseconds()
 
     @property
     def delivery_attempt(self) -> int:
-        """1 for the first delivery."""
+        """Delivery attempt, 1 for the first one."""
         return self._raw.system_properties.delivery_attempt
