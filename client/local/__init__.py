@@ -1,6 +1,6 @@
-"""A cluster as processes on this machine: plan, ports, start, watch, stop.
+"""Local cluster: processes on this machine, with their plan, ports, start and stop.
 
-Owns the children that `ledgermq up` starts. Must not: end a process that it did not start.
+Owns: the child processes of `ledgermq up`. Must not: end a process that it did not start.
 
 Begin with `cluster.py`. Then: `plan.py`, `processes.py`, `ports.py`.
 """

@@ -1,12 +1,13 @@
-"""A whole cluster on this machine: one nameserver and the nodes of its broker groups, as processes, with data in a folder; or
-only further groups of a cluster that runs already.
+"""Local cluster: a nameserver and the nodes of its broker groups as processes, with data in a folder.
 
-Owns: the folder's lock, the flags of every process, the order of start and stop. What the cluster consists of is in
-`local_plan`. Must not: print. `ledgermq up` and `ledgermq demo` do.
-Invariant: a folder belongs to one running cluster (lock); its nodes keep their names, ports move only when they are taken,
-and are reserved from the choice on.
+Alternatively a folder has only further broker groups of a cluster that already runs.
+Owns: the folder's lock, the flags of every process, the order of start and stop. The composition of the
+cluster is in `plan.py`. Must not: print (`ledgermq up` and `ledgermq demo` do).
+Invariant: a folder belongs to one running cluster (lock). Its nodes keep their names. Ports change only when
+they are taken, and are reserved as soon as they are chosen.
 
-Which broker groups of other folders belong to the cluster only they know, so they are waited for.
+Broker groups of other folders that belong to the cluster are known only to themselves, so the start waits for
+them to register.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from .plan import LocalPlan, joining_plan, more_groups, new_plan, read_plan, wit
 from .ports import NodePorts, PortReservations
 from .processes import ServerProcess, require_running, stop_all
 
-#: Nodes that run look for a nameserver that is back at least every 2 s, and register.
+#: Running nodes look for a returned nameserver at least every 2 s, and register.
 REGISTERED_WITHIN_S: Final = 4.0
 
 
 def groups_there(
     nameserver: str, names: Collection[str], nodes: Collection[str], seconds: float = REGISTERED_WITHIN_S
 ) -> dict[str, list[str]]:
-    """Return broker groups that have one of these names, or a node with one of these, with their nodes.
+    """Return broker groups (with their nodes) that have one of these names, or a node with one of them.
 
-    They have `seconds` to register at a nameserver that was just started; the first that does ends the wait.
+    They get `seconds` to register at a nameserver that was just started. The first match ends the wait.
     """
     end = time.monotonic() + seconds
     with grpc.insecure_channel(nameserver) as channel:
         stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
         while (rest := end - time.monotonic()) > 0:
             request = nameserver_pb2.WatchRoutesRequest()
-            with contextlib.suppress(grpc.RpcError):  # the time is over, or the nameserver is still starting
+            with contextlib.suppress(grpc.RpcError):  # timeout, or the nameserver is still starting
                 for listed in stub.WatchRoutes(request, timeout=rest, wait_for_ready=True):
                     if clashes := _clashes(listed.groups, names, nodes):
                         return clashes
@@ -68,20 +69,20 @@ def _clashes(
 
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-_SAY_SECONDS = 5.0  # so often it is said what a node does that is not ready yet
+_SAY_SECONDS = 5.0  # interval of reports about a node that is not ready
 
 
 class LocalCluster:
-    """Start with `prepare`, then `start`; always end with `stop`."""
+    """Call `prepare`, then `start`; always end with `stop`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plan: LocalPlan | None = None
         self.nameserver: ServerProcess | None = None
         self.nodes: dict[str, ServerProcess] = {}
-        #: Of the cluster that a new folder joins: its nameserver, and the groups and nodes that this knows.
+        #: Cluster that a new folder joins: its nameserver, and the broker groups and nodes known to it.
         self.joins: tuple[str, frozenset[str], frozenset[str]] | None = None
-        self.added: tuple[str, ...] = ()  # groups that a folder got in addition
+        self.added: tuple[str, ...] = ()  # broker groups added to a known folder
         self._lock: IO[str] | None = None
         self._reserved = PortReservations()
 
@@ -95,9 +96,9 @@ class LocalCluster:
         replication: str | None = None,
         rejoin: str = "",
     ) -> LocalPlan:
-        """Lock the folder; read its plan, or make one of `groups` groups of `wanted` nodes each.
+        """Lock the folder; read its plan, or make one with `groups` broker groups of `wanted` nodes each.
 
-        More groups than the folder has are added to it. `rejoin` must be a node that it has already.
+        If the folder has fewer broker groups, more are added. `rejoin` must be one of its nodes.
         Raises: UsageError, MissingExtraError.
         """
         require_server()
@@ -125,15 +126,17 @@ class LocalCluster:
         return self.plan
 
     def keep_plan(self) -> None:
-        """Store what the cluster consists of. With groups that were `added` their names are checked first, by `start`."""
+        """Store the plan. For `added` broker groups, `start` checks the names first."""
         assert self.plan is not None, "prepare() comes first"
         path = self.folder / "cluster.json"
-        fresh = path.with_suffix(".new")  # renamed: a plan is there whole or not at all
+        fresh = path.with_suffix(".new")  # renamed, so that a plan is never partial
         fresh.write_text(self.plan.to_json())
         fresh.replace(path)
 
     def _check_rejoin(self, name: str, count: int) -> None:
-        """Refuse to let a node come back that was never there, before anything is made. `count`: nodes of a new cluster.
+        """Refuse the return of a node that never existed, before anything is made.
+
+        `count`: nodes of a new cluster.
 
         Raises: UsageError.
         """
@@ -141,7 +144,8 @@ class LocalCluster:
         if known is None:
             raise UsageError(
                 f'there is no node "{name}" in {self.folder}, which holds no cluster',
-                f"A new one would have the nodes {', '.join(f'n{number + 1}' for number in range(count))}. Nothing was made",
+                f"A new one would have the nodes {', '.join(f'n{number + 1}' for number in range(count))}. "
+                "Nothing was made",
                 "Check --data, or start a new cluster without --rejoin",
             )
         if name not in known.nodes:
@@ -154,7 +158,7 @@ class LocalCluster:
     def _check_shape(
         self, known: LocalPlan, wanted: int | None, groups: int | None, replication: str | None
     ) -> None:
-        """Refuse to start a folder as something that it is not. Raises: UsageError."""
+        """Refuse to start a folder in a different shape. Raises: UsageError."""
         as_it_is = f"Start it as it is: ledgermq up --data {self.folder}"
         if wanted not in (None, known.nodes_per_group):
             what = "a cluster" if len(known.groups) == 1 else f"{len(known.groups)} groups"
@@ -165,14 +169,17 @@ class LocalCluster:
             )
         if groups is not None and groups < len(known.groups):
             raise UsageError(
-                f"{self.folder} holds {len(known.groups)} broker groups ({', '.join(known.groups)}), not {groups}",
-                "Each has messages of its own, which nobody could read while it is left out. Nothing was changed",
+                f"{self.folder} holds {len(known.groups)} broker groups ({', '.join(known.groups)}), "
+                f"not {groups}",
+                "Each has messages of its own, which nobody could read while it is left out. "
+                "Nothing was changed",
                 as_it_is,
             )
         if replication is not None and (replication == "quorum") != (known.replication == "quorum"):
             raise UsageError(
                 f"{self.folder} holds groups with replication {known.replication}, not {replication}",
-                "The choice between a majority and a master is fixed when a group is made. Nothing was changed",
+                "The choice between a majority and a master is fixed when a group is made. "
+                "Nothing was changed",
                 as_it_is,
             )
 
@@ -184,7 +191,7 @@ class LocalCluster:
             )
 
     def _check_cluster(self, known: LocalPlan, groups: int | None) -> None:
-        """Refuse to let the groups of a folder change their cluster, or a joined folder get more. Raises: UsageError."""
+        """Refuse to move a folder to another cluster, or to add to a joined folder. Raises: UsageError."""
         if self.joins is not None and self.joins[0] != known.joins:
             whose = f"the cluster at {known.joins}" if known.joins else "a cluster of their own"
             raise UsageError(
@@ -194,7 +201,8 @@ class LocalCluster:
             )
         if known.joins and groups is not None and groups > len(known.groups):
             raise UsageError(
-                f"{self.folder} holds {', '.join(known.groups)} of the cluster at {known.joins}; a joined folder gets no more",
+                f"{self.folder} holds {', '.join(known.groups)} of the cluster at {known.joins}; "
+                "a joined folder gets no more",
                 "Nothing was changed",
                 f"Start them in another folder: ledgermq up --data OTHER --join {known.joins}",
             )
@@ -206,8 +214,10 @@ class LocalCluster:
         on_ready: Callable[[str], None] = lambda name: None,
         on_wait: Callable[[str, str], None] = lambda name, doing: None,
     ) -> None:
-        """Start all; return when every node is ready. `on_ready(name)` is called for each, and `on_wait(name, doing)` when
-        one takes long. Raises: ProcessEndedError.
+        """Start all processes; return when every node is ready.
+
+        `on_ready(name)` is called for each node, and `on_wait(name, doing)` when one takes long.
+        Raises: ProcessEndedError.
         """
         assert self.plan is not None, "prepare() comes first"
         if self.nameserver is not None:
@@ -222,16 +232,21 @@ class LocalCluster:
             on_ready(name)
 
     def check_added(self) -> None:
-        """Refuse to add groups whose names others of the cluster have, which joined it. Its nameserver runs. Raises: UsageError."""
+        """Refuse to add broker groups whose names joined groups of the cluster have. Its nameserver must run.
+
+        Raises: UsageError.
+        """
         assert self.plan is not None, "prepare() comes first"
         plan = self.plan
         nodes = [node for group in self.added for node in plan.groups[group]]
         if clashes := groups_there(plan.nameserver, self.added, nodes):
             named = ", ".join(f"{group} ({', '.join(there)})" for group, there in sorted(clashes.items()))
             raise UsageError(
-                f"{named} belongs to this cluster already, from another folder: {self.folder} cannot get {', '.join(self.added)}",
+                f"{named} belongs to this cluster already, from another folder: "
+                f"{self.folder} cannot get {', '.join(self.added)}",
                 "Nothing was made",
-                f"Start the cluster as it is (ledgermq up --data {self.folder}), and let more groups join it from a folder of "
+                f"Start the cluster as it is (ledgermq up --data {self.folder}), "
+                "and let more groups join it from a folder of "
                 f"their own: ledgermq up --data OTHER --join {plan.nameserver}",
             )
 
@@ -241,10 +256,11 @@ class LocalCluster:
         seconds: float = _READY_SECONDS,
         on_wait: Callable[[str, str], None] = lambda name, doing: None,
     ) -> None:
-        """Wait for 200 of the node's /readyz; `on_wait(name, doing)` is called when it takes long. A node that verifies or
-        repairs its log may take any time.
+        """Wait for status 200 of the node's /readyz. `on_wait(name, doing)` is called when it takes long.
 
-        Raises: ProcessEndedError (of any process: without the others a node is not ready), LedgerMQError when the time is over.
+        A node that verifies or repairs its log may take any time.
+        Raises: ProcessEndedError (of any process: without the others a node is not ready), LedgerMQError
+        (timeout).
         """
         begin = time.monotonic()
         end, said_at = begin + seconds, begin
@@ -256,7 +272,8 @@ class LocalCluster:
             if now > end:
                 log = self.nodes[name]
                 raise LedgerMQError(
-                    f"{name} is not ready after {now - begin:.0f} s: {doing}. Its last lines:\n{log.log_tail()}\n",
+                    f"{name} is not ready after {now - begin:.0f} s: {doing}. "
+                    f"Its last lines:\n{log.log_tail()}\n",
                     "",
                     f"The whole log: {log.log_path}",
                 )
@@ -266,7 +283,7 @@ class LocalCluster:
             time.sleep(_POLL_SECONDS)
 
     def not_ready(self, name: str) -> str:
-        """Return what the node does before it has caught up and knows a leader, as its /readyz says; "" when it is ready."""
+        """Return what the node still does, as its /readyz says; "": it has caught up and knows a leader."""
         assert self.plan is not None
         url = f"http://127.0.0.1:{self.plan.nodes[name].http}/readyz"
         try:
@@ -279,11 +296,11 @@ class LocalCluster:
             return "it does not answer yet"
 
     def _processes(self) -> list[ServerProcess]:
-        """Return all of them; the nameserver first: without it nothing else helps."""
+        """Return all processes; the nameserver first: without it nothing else works."""
         return [*([self.nameserver] if self.nameserver is not None else []), *self.nodes.values()]
 
     def stop(self) -> list[str]:
-        """End all processes, nodes first, and give the folder back; return who had to be killed."""
+        """End all processes, nodes first, and release the folder. Return those that had to be killed."""
         killed = stop_all(self.nodes.values())
         if self.nameserver is not None:
             killed += stop_all([self.nameserver])
@@ -350,7 +367,7 @@ class LocalCluster:
 
 
 def broker_flags(group: str, name: str, ports: NodePorts, plan: LocalPlan, data: Path) -> list[str]:
-    """Return the flags of one node; they are the whole configuration, no file is needed."""
+    """Return the flags of one node: its complete configuration, without a file."""
     peers = ",".join(f"{peer}=127.0.0.1:{each.raft}" for peer, each in plan.groups[group].items())
     messaging, log = (f"127.0.0.1:{port}" for port in (ports.messaging, ports.log))
     flags: dict[str, Any] = {
@@ -372,7 +389,7 @@ def broker_flags(group: str, name: str, ports: NodePorts, plan: LocalPlan, data:
 
 
 def require_server(what: str = "a broker") -> None:
-    """Check that `what` can run here. Raises: MissingExtraError, when this installation is a client only."""
+    """Check that the server part is installed. Raises: MissingExtraError (a client-only installation)."""
     for module in ("uvloop", "pydantic", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(what, "server", module)

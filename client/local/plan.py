@@ -1,10 +1,11 @@
-"""What a local cluster consists of: its groups, their nodes and ports; kept as `cluster.json` in the cluster's folder.
+"""Plan of a local cluster: broker groups, nodes and ports, stored as `cluster.json` in the cluster's folder.
 
-Owns: the file's formats, names of groups and nodes, the choice of ports. Must not: start anything, lock the folder.
-Groups are g0, g1, ...; their nodes are numbered through (g0: n1 n2 n3, g1: n4 n5 n6), so a node's name says which one is
-meant in the whole cluster, and its data are in the folder of that name. A folder with one group is written in format 1,
-which versions before several groups read as well. A folder whose groups belong to the cluster of another one (format 3) has
-no nameserver of its own, and goes on with the numbers of that cluster.
+Owns: the file formats, the names of broker groups and nodes, the choice of ports. Must not: start processes,
+lock the folder.
+Broker groups are g0, g1, ...; nodes are numbered across them (g0: n1 n2 n3, g1: n4 n5 n6), so a node's name
+is unique in the cluster, and also names its data folder. A folder with one broker group is written in format
+1, which versions from before several broker groups can read. A folder whose broker groups belong to another
+folder's cluster (format 3) has no nameserver of its own, and continues the numbers of that cluster.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ Groups = dict[str, dict[str, NodePorts]]
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """Invariant: every group has the same number of nodes; no two nodes have the same name or a port in common."""
+    """Composition of a local cluster.
 
-    nameserver_port: int  # 0 when it joins another cluster
+    Invariant: all broker groups have the same number of nodes. No two nodes share a name or a port.
+    """
+
+    nameserver_port: int  # 0: it joins another cluster
     groups: Groups
     segment_size: str = "64MiB"
     queues_per_topic: int = 4
-    joins: str = ""  # host:port of the nameserver of the cluster that these groups belong to, "" = its own
-    # Or async_master, sync_master: the first node of each group is its first master
+    joins: str = ""  # nameserver (host:port) of the cluster that the broker groups join; "": their own
+    # quorum, async_master or sync_master; with a master it is at first the first node of each broker group
     replication: str = "quorum"
 
     @property
@@ -44,7 +48,7 @@ class LocalPlan:
 
     @property
     def nodes(self) -> dict[str, NodePorts]:
-        """All nodes, group by group."""
+        """All nodes, by broker group."""
         return {name: ports for nodes in self.groups.values() for name, ports in nodes.items()}
 
     @property
@@ -73,7 +77,7 @@ class LocalPlan:
 
 
 def read_plan(path: Path) -> LocalPlan | None:
-    """Read `cluster.json`; None when there is none. Raises: UsageError when it cannot be used."""
+    """Read `cluster.json`; None if it is missing. Raises: UsageError (it cannot be used)."""
     if not path.exists():
         return None
     try:
@@ -119,7 +123,7 @@ def new_plan(
     free_ports_only: bool = False,
     segment_size: str = "64MiB",
 ) -> LocalPlan:
-    """Reserve ports for a new cluster: the well-known ones, or (`free_ports_only`) any that are free."""
+    """Reserve ports for a new cluster: the well-known ones, or (`free_ports_only`) any free ones."""
     if free_ports_only:
         nameserver, *ports = reserved.unlisted(1 + 4 * nodes * groups)
         sets = iter([NodePorts(*ports[at : at + 4]) for at in range(0, len(ports), 4)])
@@ -136,7 +140,7 @@ def joining_plan(
     reserved: PortReservations,
     groups: int = 1,
 ) -> LocalPlan:
-    """Reserve ports for further groups of the cluster whose nameserver is at `joins`, named behind those that it knows."""
+    """Reserve ports for further broker groups of the cluster at `joins`, named after those known to it."""
     first_group = 1 + max(
         (number for name in known_groups if (number := _number(name, "g")) >= 0), default=-1
     )
@@ -147,13 +151,13 @@ def joining_plan(
 
 
 def _number(name: str, prefix: str) -> int:
-    """Return the number of a group or node that is named as here, -1 of others."""
+    """Return the number in a name given here, -1 for other names."""
     digits = name.removeprefix(prefix)
     return int(digits) if name.startswith(prefix) and digits.isascii() and digits.isdecimal() else -1
 
 
 def more_groups(plan: LocalPlan, reserved: PortReservations, groups: int | None) -> LocalPlan:
-    """Add groups, of as many nodes as the others have, until there are so many; their ports are reserved."""
+    """Add broker groups of the same size until there are `groups`, and reserve their ports."""
     known = len(plan.groups)
     taken = {port for ports in plan.nodes.values() for port in ports.all()}
     fresh = (ports for ports in local_ports.node_ports(reserved.take) if not taken & set(ports.all()))
@@ -162,7 +166,7 @@ def more_groups(plan: LocalPlan, reserved: PortReservations, groups: int | None)
 
 
 def with_free_ports(plan: LocalPlan, reserved: PortReservations) -> LocalPlan:
-    """Keep every port that is free; give a node whose ports are taken the next free set."""
+    """Keep every free port. A node with a taken port gets the next free set."""
     kept = {name: all(reserved.take(port) for port in ports.all()) for name, ports in plan.nodes.items()}
     nameserver = plan.nameserver_port
     if not plan.joins and not reserved.take(nameserver):
@@ -184,7 +188,7 @@ def _numbered(
     first_group: int = 0,
     first_node: int | None = None,
 ) -> Groups:
-    """Name the groups and number their nodes through. Raises: UsageError, when there are not enough ports."""
+    """Name broker groups, and number their nodes across them. Raises: UsageError (not enough ports)."""
     first = 1 + first_group * nodes if first_node is None else first_node
     try:
         return {

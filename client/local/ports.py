@@ -1,6 +1,7 @@
-"""Which ports a local cluster gets: the well-known ones for n1, ten more per node, the next free ones when busy.
+"""Ports of a local cluster: the well-known ones for n1, plus ten per node; busy ones are skipped.
 
-Owns: the default ports (docs/architecture.md, Parts), the search, and the reservations. Must not: start anything.
+Owns: the default ports (docs/architecture.md, Parts), the search, and the reservations. Must not: start
+processes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class NodePorts:
 
 
 def is_free(port: int) -> bool:
-    """Return whether 127.0.0.1:port can be bound right now."""
+    """Tell whether 127.0.0.1:port can be bound now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -56,7 +57,7 @@ def nameserver_port(free: Callable[[int], bool] = is_free) -> int:
 
 
 def node_ports(free: Callable[[int], bool] = is_free) -> Iterator[NodePorts]:
-    """Yield sets of ports, each with all four free: +0, +10, +20, … of the well-known ones."""
+    """Yield sets of four free ports: the well-known ones + 0, + 10, + 20, …"""
     for step in count():
         ports = NodePorts().shifted(step * _STEP)
         if max(ports.all()) > _LAST_PORT:
@@ -66,10 +67,10 @@ def node_ports(free: Callable[[int], bool] = is_free) -> Iterator[NodePorts]:
 
 
 class PortReservations:
-    """Ports that belong to one local cluster from the choice to its end, also while nothing listens on them yet.
+    """Ports reserved for one local cluster from their choice to its end, even while nothing listens on them.
 
-    Two clusters that are started at the same moment would both find the well-known ports free. Each port has a file in a
-    folder of this user; its lock ends with the process that holds it, however that ends.
+    Without it, two clusters started at the same moment would both find the well-known ports free. Each port
+    has a file in a folder of this user. Its lock ends with the process that holds it, however that ends.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -77,7 +78,7 @@ class PortReservations:
         self._locks: dict[int, int] = {}  # file descriptor by port
 
     def take(self, port: int) -> bool:
-        """Reserve a port; return False when it is bound, or reserved by anybody (this cluster too)."""
+        """Reserve a port. False: it is bound, or already reserved (even by this cluster)."""
         if port in self._locks:
             return False
         try:
@@ -86,7 +87,7 @@ class PortReservations:
                 self._folder / str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
         except OSError:
-            return is_free(port)  # no place for reservations: as good as it gets
+            return is_free(port)  # reservations are impossible: best effort
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -99,23 +100,24 @@ class PortReservations:
         return True
 
     def unlisted(self, number: int) -> list[int]:
-        """Reserve ports that nobody knows, all different; below those that systems give to outgoing connections.
+        """Reserve random different ports, below the range that systems use for outgoing connections.
 
-        A connection could take a port of that range while its node does not run, and the node would not start again.
-        Raises: UsageError, when so many are not free.
+        A connection could take a port of that range while its node is down, and block its restart.
+        Raises: UsageError (not enough free ports).
         """
         tried = random.SystemRandom().sample(_UNLISTED, len(_UNLISTED))
         found = list(islice((port for port in tried if self.take(port)), number))
         if len(found) < number:
             raise UsageError(
-                f"{number} free ports are needed, and {len(found)} are left of {_UNLISTED.start}-{_UNLISTED.stop - 1}",
+                f"{number} free ports are needed, and {len(found)} are left of "
+                f"{_UNLISTED.start}-{_UNLISTED.stop - 1}",
                 "Nothing was started",
                 "End what listens there",
             )
         return found
 
     def release(self) -> None:
-        """Give all ports back."""
+        """Release all ports."""
         locks, self._locks = list(self._locks.values()), {}
         for lock in locks:
             os.close(lock)

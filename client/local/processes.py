@@ -1,7 +1,8 @@
-"""Servers as child processes of the CLI: start, watch, stop in order, leave none behind.
+"""Server processes: children of the CLI, with start, watch and orderly stop.
 
-Owns: child processes and their log files. Must not: import servers; they are started as `python -m ledgermq.…`.
-Invariant: whatever way the parent ends, the children end: by `stop_all`, or by the kernel when it is killed.
+Owns: child processes and their log files. Must not: import servers; they are started as `python -m
+ledgermq.…`.
+Invariant: however the parent ends, the children end: by `stop_all`, or by the kernel if the parent is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ProcessEndedError(LedgerMQError):
     """A server ended while it was needed."""
 
     def __init__(self, name: str, code: int, log_path: Path, tail: str, too: str = "") -> None:
-        """`too`: names of others that ended as well."""
+        """`too`: names of other processes that ended as well."""
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         others = f"; {too} ended, too" if too else ""
         super().__init__(f"{name} ended ({how}){others}:\n{tail}\n", "", f"The whole log: {log_path}")
@@ -38,16 +39,16 @@ class ProcessEndedError(LedgerMQError):
 
 @dataclass
 class ServerProcess:
-    """One child. `arguments` follow the Python interpreter; they are kept for a restart."""
+    """One child process. `arguments` follow the Python interpreter, and are kept for a restart."""
 
     name: str
     arguments: Sequence[str]
     log_path: Path
     popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _log_begin: int = field(default=0, repr=False)  # of this run: what stands before is another one's
+    _log_begin: int = field(default=0, repr=False)  # where this run begins in the log file, bytes
 
     def start(self, *extra: str) -> None:
-        """Start it in a session of its own, so that Ctrl-C reaches the parent only, which stops all in order."""
+        """Start it in its own session. Ctrl-C then reaches only the parent, which stops all in order."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._log_begin = log.tell()
@@ -65,7 +66,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal ended it."""
+        """None while it runs; negative if a signal ended it."""
         return self.popen.poll() if self.popen is not None else 0
 
     @property
@@ -73,12 +74,12 @@ class ServerProcess:
         return self.popen is not None and self.popen.poll() is None
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when it has ended."""
+        """Send a signal; ignored if the process has ended."""
         if self.running and self.popen is not None:
             self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9, and reap."""
+        """Send SIGKILL, and reap."""
         self.signal(signal.SIGKILL)
         if self.popen is not None:
             self.popen.wait()
@@ -94,7 +95,7 @@ class ServerProcess:
         return True
 
     def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines that it wrote in this run."""
+        """Return the last log lines of this run."""
         if not self.log_path.exists():
             return ""
         with self.log_path.open("rb") as log:
@@ -103,7 +104,7 @@ class ServerProcess:
 
 
 def require_running(processes: Iterable[ServerProcess]) -> None:
-    """Check that none has ended. Raises: ProcessEndedError, with the end of the log of the first that has."""
+    """Check that all run. Raises: ProcessEndedError, with the log tail of the first that has ended."""
     ended = [(process, code) for process in processes if (code := process.exit_code) is not None]
     if ended:
         first, code = ended[0]
@@ -112,10 +113,10 @@ def require_running(processes: Iterable[ServerProcess]) -> None:
 
 
 def stop_all(processes: Iterable[ServerProcess], seconds: float = _STOP_SECONDS) -> list[str]:
-    """SIGTERM to all at once, SIGKILL after `seconds`; return the names of those that had to be killed."""
+    """Send SIGTERM to all at once, SIGKILL after `seconds`. Return the names of those that were killed."""
     alive = [process for process in processes if process.running]
     for process in alive:
-        process.signal(signal.SIGCONT)  # a stopped process takes no other signal
+        process.signal(signal.SIGCONT)  # a stopped process handles no other signal
         process.signal(signal.SIGTERM)
     end = time.monotonic() + seconds
     killed = []
@@ -127,14 +128,15 @@ def stop_all(processes: Iterable[ServerProcess], seconds: float = _STOP_SECONDS)
 
 
 def run_to_end(command: Sequence[str]) -> int:
-    """Run a program to its end and return its exit code. Ctrl-C, and SIGTERM, end it and all that it started (a JVM).
+    """Run a program to its end, and return its exit code.
+
+    Ctrl-C and SIGTERM end it with all that it started (a JVM).
 
     Raises: KeyboardInterrupt.
     """
     with signals_as_interrupt():
-        with (
-            without_interrupt()
-        ):  # a session of its own: whoever is ended here, and nobody else, is in its process group
+        # own session: its process group holds exactly the processes to be ended
+        with without_interrupt():
             child = subprocess.Popen([*_die_with_parent(), *command], start_new_session=True)
         try:
             return child.wait()
@@ -144,12 +146,12 @@ def run_to_end(command: Sequence[str]) -> int:
 
 
 def _end_group(leader: subprocess.Popen[bytes], seconds: float = _STOP_SECONDS) -> None:
-    """SIGTERM to what is left of the group of a child, SIGKILL after `seconds`."""
+    """Send SIGTERM to what is left of a child's process group, SIGKILL after `seconds`."""
     end = time.monotonic() + seconds
-    with contextlib.suppress(ProcessLookupError):  # nobody is left
+    with contextlib.suppress(ProcessLookupError):  # the process group is empty
         os.killpg(leader.pid, signal.SIGTERM)
         while time.monotonic() < end:
-            leader.poll()  # a dead child counts as one of the group until it is reaped
+            leader.poll()  # a dead child belongs to the process group until it is reaped
             os.killpg(leader.pid, 0)
             time.sleep(_POLL_SECONDS)
         os.killpg(leader.pid, signal.SIGKILL)
@@ -158,7 +160,7 @@ def _end_group(leader: subprocess.Popen[bytes], seconds: float = _STOP_SECONDS) 
 
 @contextlib.contextmanager
 def signals_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM and a closed terminal like Ctrl-C: KeyboardInterrupt in the main thread, with the number of the signal."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C: KeyboardInterrupt in the main thread, with the signal number."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt(number)
@@ -173,7 +175,7 @@ def signals_as_interrupt() -> Iterator[None]:
 
 
 def _die_with_parent() -> list[str]:
-    """Where util-linux has it: let the kernel end the child when the parent is killed without a chance to do so."""
+    """Return a command prefix that lets the kernel end the child when the parent is killed (util-linux)."""
     if sys.platform != "linux":
         return []
     tool = shutil.which("setpriv")
