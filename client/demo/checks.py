@@ -1,6 +1,7 @@
-"""The last three steps of the demo: dump every node, let Spark compare, and doubt the check itself.
+"""Last three steps of the demo: dump every node, compare the dumps with Spark, test the check itself.
 
-Owns: running the check as a process, reading its report, damaging a copy. Must not: print, touch the nodes' own data.
+Owns: running the check as a process, reading its report, damaging a copy. Must not: print, touch the nodes'
+own data.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ EXIT_INCONSISTENT = 1
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What the Spark check said."""
+    """Result of the Spark check."""
 
     exit_code: int
     verdict: str
@@ -40,7 +41,7 @@ async def dump_all(cluster: DemoCluster, folder: Path) -> list[DumpResult]:
 
 
 async def check(folder: Path, out: Path) -> CheckResult:
-    """Run the check of the dumps in `folder`; its report goes to `out`. Raises: LedgerMQError when it cannot run."""
+    """Check the dumps in `folder`; the report goes to `out`. Raises: LedgerMQError (the check cannot run)."""
     command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder), "--out", str(out)]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True
@@ -48,7 +49,7 @@ async def check(folder: Path, out: Path) -> CheckResult:
     try:
         text, _ = await process.communicate()
     except asyncio.CancelledError:
-        os.killpg(process.pid, signal.SIGTERM)  # the JVM, too
+        os.killpg(process.pid, signal.SIGTERM)  # including the JVM
         await process.wait()
         raise
     output = text.decode(errors="replace")
@@ -62,9 +63,9 @@ async def check(folder: Path, out: Path) -> CheckResult:
 
 
 def damaged_copy(folder: Path, to: Path, node: str) -> tuple[Path, int]:
-    """Copy a dump and flip one byte in the middle of one node's log; return the file and the position.
+    """Copy a dump, and flip one byte in the middle of one node's log. Return the file and the position.
 
-    The other nodes' files are linked, not copied; nothing writes to them.
+    Files of the other nodes are hard links; nothing writes to them.
     """
     shutil.rmtree(to, ignore_errors=True)
     for name in sorted(path.name for path in folder.iterdir() if path.is_dir()):
@@ -83,7 +84,7 @@ def damaged_copy(folder: Path, to: Path, node: str) -> tuple[Path, int]:
 
 
 def _written_size(path: Path) -> int:
-    """Return where the zeros at the end of a prepared segment begin, to within 64 KiB."""
+    """Return where the trailing zeros of a preallocated segment begin, to within 64 KiB."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while size > 0:

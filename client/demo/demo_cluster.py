@@ -1,6 +1,7 @@
-"""What the demo needs of a cluster, and the cluster of local processes.
+"""Cluster interface of the demo, and its implementation with local processes.
 
-Owns: leader search and catch-up by status calls; `LocalDemoCluster`. `demo_docker` has the other kind.
+Owns: leader search and catch-up by status calls; `LocalDemoCluster`. `docker.py` has the other
+implementation.
 Must not: print.
 """
 
@@ -23,7 +24,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 class DemoCluster(Protocol):
-    """A running cluster that the demo may hurt."""
+    """A running cluster that the demo may damage."""
 
     nameserver: str
     nodes: Sequence[str]
@@ -32,26 +33,26 @@ class DemoCluster(Protocol):
         """Start everything; return when all nodes are ready."""
 
     def kill(self, name: str) -> str:
-        """kill -9 the node; return how to call what was killed: `pid 4711`."""
+        """Kill the node with SIGKILL; return a name for what was killed: `pid 4711`."""
 
     def restart(self, name: str) -> None:
-        """Start a killed node again; does not wait."""
+        """Restart a killed node; does not wait."""
 
     def log_address(self, name: str) -> str:
-        """Return host:port of the node's LogService, as reached from here."""
+        """Return host:port of the node's LogService, as reachable from here."""
 
     def log_tail(self, name: str) -> str:
         """Return the node's last log lines."""
 
     def ports(self) -> str:
-        """Return the range of ports in use, for people."""
+        """Return the range of ports in use, as text."""
 
     def stop(self) -> None:
         """End everything."""
 
 
 class LocalDemoCluster:
-    """Processes on free ports of this machine, data in a folder of its own."""
+    """Processes on free ports of this machine, with data in a folder of their own."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self._cluster = LocalCluster(folder)
@@ -89,7 +90,7 @@ class LocalDemoCluster:
 async def find_leader(
     cluster: DemoCluster, *, other_than: str = "", seconds: float = _PATIENCE_SECONDS
 ) -> tuple[str, pb.GetStatusResponse]:
-    """Return the node that leads and its view. Raises: LedgerMQError when none does in time."""
+    """Return the leader and its status. Raises: LedgerMQError (no leader in time)."""
     end = time.monotonic() + seconds
     names = [name for name in cluster.nodes if name != other_than]
     while time.monotonic() < end:

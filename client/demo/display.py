@@ -1,6 +1,6 @@
-"""What a person sees of the demo: eight steps, a live bar on a terminal, plain lines in a pipe.
+"""Output of the demo: eight steps, with a live bar on a terminal and plain lines in a pipe.
 
-Owns: the form of all output of `ledgermq demo`. Must not: measure, decide, wait.
+Owns: the format of all output of `ledgermq demo`. Must not: measure, decide, wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WIDTH = 78
 
 
 class DemoDisplay:
-    """Prints steps in order. Use it as a context manager, so that the terminal is given back whatever happens."""
+    """Prints steps in order. Use it as a context manager, so that the terminal is always restored."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -41,12 +41,12 @@ class DemoDisplay:
 
     @property
     def seconds(self) -> float:
-        """Time since the demo began."""
+        """Time since the demo began, s."""
         return time.monotonic() - self._started
 
     @property
     def step_name(self) -> str:
-        """The current step as it is shown: `5/8 consume`."""
+        """The current step as shown: `5/8 consume`."""
         return (
             f"{self.step_number}/{len(STEPS)} {STEPS[self.step_number - 1]}" if self.step_number else "begin"
         )
@@ -55,7 +55,7 @@ class DemoDisplay:
         self.console.print(Text(f"{left:<44}{right}", style="bold"))
 
     def begin(self, doing: str = "") -> None:
-        """Go on to the next step; on a terminal say what it is doing until `done`."""
+        """Start the next step. On a terminal, show what it is doing until `done`."""
         self.step_number += 1
         self._step_started = time.monotonic()
         self._last_plain = 0.0
@@ -102,7 +102,7 @@ class DemoDisplay:
         self.console.print(Text(text, style=style))
 
     def _close_live(self) -> None:
-        """Replace the moving picture by lines that stay, whole also where the terminal is narrow."""
+        """Replace the live picture by permanent lines, complete also on a narrow terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -1,6 +1,7 @@
-"""The demo's cluster in containers: the compose file of deploy/, under a project name and on ports of its own.
+"""Demo cluster in containers: the compose file of deploy/, with its own project name and ports.
 
-Owns: calls of `docker` and `docker-compose` (or `docker compose`). Must not: touch other projects' containers.
+Owns: calls of `docker` and `docker-compose` (or `docker compose`). Must not: touch other projects'
+containers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _START_SECONDS = 120
 
 
 class DockerDemoCluster:
-    """Two nameservers and three brokers in containers; the volumes are deleted at the end."""
+    """Two nameservers and three brokers in containers. The volumes are deleted at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.nodes: Sequence[str] = ("n1", "n2", "n3")
@@ -66,7 +67,7 @@ class DockerDemoCluster:
         return f"ports {min(self._ports.values())}-{max(self._ports.values())}"
 
     def stop(self) -> None:
-        """Keep the logs in the demo's folder, then remove containers, network and volumes."""
+        """Save the logs in the demo's folder, then remove containers, network and volumes."""
         logs = self._folder / "cluster" / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         (logs / "containers.log").write_text(self._run("logs", "--no-color"))
@@ -74,7 +75,7 @@ class DockerDemoCluster:
         self._reserved.release()
 
     def _container(self, name: str) -> str:
-        """Return the id of the node's container, whether it runs or not."""
+        """Return the id of the node's container, running or not."""
         listed = self._docker(
             "ps", "--all", "--quiet", "--no-trunc",
             "--filter", f"label=com.docker.compose.project={_PROJECT}",
@@ -84,7 +85,10 @@ class DockerDemoCluster:
 
     def _wait_healthy(self, name: str) -> None:
         container = self._container(name)
-        command = f"until [ \"$(docker inspect -f '{{{{.State.Health.Status}}}}' {container})\" = healthy ]; do sleep 0.3; done"
+        command = (
+            f"until [ \"$(docker inspect -f '{{{{.State.Health.Status}}}}' {container})\" = healthy ]; "
+            "do sleep 0.3; done"
+        )
         try:
             subprocess.run(["sh", "-c", command], check=True, timeout=_START_SECONDS, capture_output=True)
         except subprocess.SubprocessError as error:
@@ -122,7 +126,7 @@ def compose_command() -> list[str]:
 
 
 def _output(command: list[str], environment: dict[str, str]) -> str:
-    """Run a command; return what it printed. Raises: LedgerMQError."""
+    """Run a command, and return its output. Raises: LedgerMQError."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-800:]

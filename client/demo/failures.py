@@ -1,6 +1,6 @@
-"""Hurting the cluster while it takes messages: kill -9 the leader, wait for the next, bring the victim back.
+"""Failure injection under load: kill the leader with SIGKILL, wait for the next one, restart the victim.
 
-Owns: when to strike and what to measure about it. Must not: print; it tells `on_event`.
+Owns: the times of the kills, and their measurements. Must not: print; it calls `on_event`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .demo_cluster import DemoCluster, find_leader, wait_caught_up
 from .ledger import SendBook
 
 _POLL_SECONDS = 0.005
-_DOWN_SECONDS = 2.0  # how long a victim stays away, so that it has something to catch up with
+_DOWN_SECONDS = 2.0  # how long a victim stays down, so that it has to catch up
 _PATIENCE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class Strikes:
-    """What the kills did."""
+    """Results of the kills."""
 
     write_gaps: list[float] = field(default_factory=list)  # seconds without any acknowledgement
     done: int = 0
@@ -30,7 +30,7 @@ class Strikes:
 
 
 class Striker:
-    """Kills the leader `kills` times, at even distances of the `messages` to send."""
+    """Kills the leader `kills` times, at even intervals of the `messages` to send."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Striker:
         self._on_event = on_event
 
     async def run(self) -> None:
-        """Strike `kills` times. Raises: LedgerMQError when the cluster does not come back."""
+        """Kill and restart `kills` times. Raises: LedgerMQError (the cluster does not recover)."""
         try:
             for number in range(1, self._kills + 1):
                 await self._wait_acknowledged(number * self._messages // (self._kills + 2))
@@ -66,14 +66,15 @@ class Striker:
         what = await asyncio.to_thread(self._cluster.kill, victim)
         self._on_event(f"kill -9 {victim}, the leader ({what}), {waiting:,} messages in flight")
         leader, view = await find_leader(self._cluster, other_than=victim)
-        # More than what was in flight: so at least one was sent to the new leader, and the gap is over.
+        # More than was in flight: at least one was sent to the new leader, so the gap is over.
         await self._wait_acknowledged(len(self._book.acknowledged) + waiting + 1)
         gap = self._book.longest_gap(struck_at)
         self.strikes.write_gaps.append(gap)
         refused = len(self._book.failed) - failed
         again = self._book.recognised - recognised
         self._on_event(
-            f"{leader} leads, term {view.term:,} (was {before.term:,})   writes stopped {gap * 1000:.0f} ms   "
+            f"{leader} leads, term {view.term:,} (was {before.term:,})   writes stopped {gap * 1000:.0f} "
+            "ms   "
             f"{again:,} retries recognised, {refused:,} refused"
         )
         await asyncio.sleep(_DOWN_SECONDS)
@@ -93,7 +94,7 @@ class Striker:
         )
 
     async def _wait_acknowledged(self, count: int) -> None:
-        """Wait until `count` messages are acknowledged. Raises: LedgerMQError when nothing moves any more."""
+        """Wait until `count` messages are acknowledged. Raises: LedgerMQError (no progress)."""
         moved, last = time.monotonic(), -1
         while (now_count := len(self._book.acknowledged)) < count:
             if now_count != last:

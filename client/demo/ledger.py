@@ -1,7 +1,7 @@
-"""What the demo sent, what was acknowledged where, and what came back: the books that must balance.
+"""Books of the demo: what was sent, acknowledged and received. They must balance.
 
-Owns: the content of the demo's messages and the comparison. Pure: times come in as seconds of any steady clock.
-A message is a number; its body carries the number, so that each one that comes back is recognised.
+Owns: the content of the demo's messages, and the comparison. Pure: times are seconds of any monotonic clock.
+A message is a number. Its body carries the number, so that a received message is recognised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def body_of(number: int, size: int) -> bytes:
 
 
 def number_of(body: bytes) -> int:
-    """Return the number that a body carries. Raises: ValueError when it is not one of ours."""
+    """Return the number in a body. Raises: ValueError (the demo did not send it)."""
     if len(body) < _NUMBER.size or body[_NUMBER.size :] != _FILLER[: len(body) - _NUMBER.size]:
         raise ValueError(f"a body of {len(body)} bytes that was never sent: {body[:32]!r}")
     return int(_NUMBER.unpack_from(body)[0])
@@ -31,13 +31,13 @@ def number_of(body: bytes) -> int:
 
 @dataclass(slots=True)
 class SendBook:
-    """The sender's side. Positions are (queue id, queue offset)."""
+    """The sender's book. Positions are (queue id, queue offset). Keys are message numbers."""
 
     acknowledged: dict[int, tuple[int, int]] = field(default_factory=dict)
     message_ids: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     sent_at: list[float] = field(default_factory=list)
-    recognised: int = 0  # retries that the brokers had stored already
+    recognised: int = 0  # retries that the brokers detected as duplicates
     latencies: list[float] = field(default_factory=list)
     ack_times: list[float] = field(default_factory=list)
 
@@ -61,12 +61,12 @@ class SendBook:
         self.failed[number] = reason
 
     def p99_ms(self) -> float:
-        """Return the 99th percentile of the newest latencies."""
+        """Return the 99th percentile of the newest latencies, ms."""
         newest = sorted(self.latencies[-_LATENCIES_KEPT:])
         return newest[int(len(newest) * 0.99)] * 1000 if newest else 0.0
 
     def longest_gap(self, since: float) -> float:
-        """Return the longest time without an acknowledgement, from the last one before `since` to the newest, in s."""
+        """Return the longest time without an acknowledgement since the last one before `since`, s."""
         first = next((i for i in range(len(self.ack_times) - 1, -1, -1) if self.ack_times[i] < since), 0)
         times = self.ack_times[first:]
         return max((after - before for before, after in pairwise(times)), default=0.0)
@@ -74,17 +74,17 @@ class SendBook:
 
 @dataclass(slots=True)
 class ReceiveBook:
-    """The consumer's side, in the order of arrival."""
+    """The consumer's book, in the order of arrival."""
 
     positions: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     deliveries: int = 0
-    stored: int = 0  # different positions seen
+    stored: int = 0  # number of different positions
     out_of_order: list[int] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
     _last_in_queue: dict[int, tuple[int, int]] = field(default_factory=dict)  # queue → (offset, number)
 
     def on_message(self, queue_id: int, offset: int, body: bytes) -> None:
-        """Take one delivery. Within a queue, offsets and the sender's numbers must both go up."""
+        """Record one delivery. Within a queue, offsets and the sender's numbers must both rise."""
         try:
             number = number_of(body)
         except ValueError as error:
@@ -118,7 +118,7 @@ class Balance:
     stored_twice: list[int]
     out_of_order: list[int]
     strangers: list[str]
-    unacknowledged: int  # found although never acknowledged: their outcome was unknown, that is allowed
+    unacknowledged: int  # found, but not acknowledged: allowed, because their outcome was unknown
 
     @property
     def is_good(self) -> bool:
@@ -126,7 +126,7 @@ class Balance:
         return not any(wrong)
 
     def problems(self) -> list[str]:
-        """Return a sentence per kind of problem, with the first message numbers."""
+        """Return one sentence per kind of problem, with the first message numbers."""
         named = {
             "acknowledged but missing": self.missing,
             "acknowledged at another position than found": self.misplaced,
@@ -138,7 +138,7 @@ class Balance:
 
 
 def balance(sent: SendBook, received: ReceiveBook) -> Balance:
-    """Compare what was acknowledged with what came back."""
+    """Compare what was acknowledged with what was received."""
     found = received.positions
     return Balance(
         missing=[number for number in sent.acknowledged if number not in found],

@@ -1,6 +1,6 @@
-"""The traffic of the demo: send with many messages in flight, and read everything back.
+"""Load of the demo: send with many messages in flight, and read everything back.
 
-Owns: the loops around `Producer` and the consumer. Must not: kill anything, print, judge.
+Owns: the loops around `Producer` and the consumer. Must not: kill nodes, print, judge.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .ledger import ReceiveBook, SendBook, body_of
 WINDOW = 4096  # messages in flight
 BODY_SIZE = 256
 _YIELD_EVERY = 128
-_SLOW_PAUSE = 0.025  # seconds after each _YIELD_EVERY: about 5,000 messages a second
+_SLOW_PAUSE = 0.025  # s after each _YIELD_EVERY messages: about 5,000 messages per second
 _SEND_TIMEOUT_MS = 30_000
 _POLL_MS = 500
 _PATIENCE_SECONDS = 30.0
-_COMMIT_EVERY = 10_000  # messages; what a consumer handled since is delivered again to the next one
+_COMMIT_EVERY = 10_000  # messages; a crash redelivers those handled since the last commit
 
 
 class Sender:
-    """Sends numbered messages until told to stop. Every outcome goes into the book."""
+    """Sends numbered messages until told to stop. Every result goes into the book."""
 
     def __init__(self, nameserver: str, topic: str, book: SendBook) -> None:
         self.topic = topic
@@ -36,7 +36,7 @@ class Sender:
         self._room = asyncio.Event()
 
     async def run(self, go_on: Callable[[], bool], planned: int) -> None:
-        """Send while `go_on()`, slower beyond the `planned` number; return when all are acknowledged or have failed."""
+        """Send while `go_on()`, slower beyond `planned`. Return when all are acknowledged or have failed."""
         async with self._producer as producer:
             await producer.prepare(self.topic)
             while go_on():
@@ -72,7 +72,7 @@ class Sender:
 
 
 class Receiver:
-    """Reads a topic to its end with two consumers of one group: the first one dies half-way without a goodbye."""
+    """Reads a topic with two consumers of one consumer group. The first dies half-way without a commit."""
 
     def __init__(self, nameserver: str, group: str, topic: str, book: ReceiveBook) -> None:
         self.nameserver = nameserver
@@ -82,7 +82,7 @@ class Receiver:
         self.expected = 0
 
     async def run(self, on_progress: Callable[[int, int], None]) -> None:
-        """Read everything that is stored now. Raises: LedgerMQError when nothing comes although it should."""
+        """Read everything that is stored now. Raises: LedgerMQError (none arrive though some are missing)."""
         async with PullConsumer(self.nameserver, group=self.group) as consumer:
             await consumer.subscribe(self.topic)
             ends = await consumer.offsets(self.topic)
@@ -96,7 +96,7 @@ class Receiver:
     async def _read(
         self, consumer: PullConsumer, until: int, on_progress: Callable[[int, int], None]
     ) -> None:
-        """Read until `until` stored messages were seen; commit now and then."""
+        """Read until `until` stored messages were seen; commit occasionally."""
         quiet_since = time.monotonic()
         uncommitted = 0
         while self.book.stored < until:
@@ -111,7 +111,7 @@ class Receiver:
                     f"then nothing for {_PATIENCE_SECONDS:g} s"
                 )
             uncommitted += len(messages)
-            # The last ones stay open: who dies commits no more.
+            # The last ones stay uncommitted, as after a crash
             if uncommitted >= _COMMIT_EVERY and self.book.stored < until:
                 await consumer.commit()
                 uncommitted = 0

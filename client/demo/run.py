@@ -1,8 +1,9 @@
-"""The demo: a group takes messages, loses its leader, loses no message, and Spark proves it.
+"""Demo run: a broker group loses its leader under load but no message, and Spark proves it.
 
-Owns: the eight steps and what counts as success. Must not: know how a cluster is started or how output looks.
-Success: everything acknowledged comes back once, in order, where it was acknowledged; all replicas are equal; and the
-check that says so finds a single flipped byte.
+Owns: the eight steps, and the criterion of success. Must not: know how a cluster is started or how output
+looks.
+Success: every acknowledged message is received once, in order, at its acknowledged position; all replicas are
+equal; and the check that says so detects a single flipped byte.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _BEAT_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What was asked for."""
+    """Parameters of a run."""
 
     nodes: int
     kills: int
@@ -48,7 +49,7 @@ class DemoPlan:
 
 
 class DemoFailedError(LedgerMQError):
-    """A step did not give what it must. `node` is the one whose log may tell why, "" for none."""
+    """A step failed. `node`: the node whose log may explain it, "" for none."""
 
     def __init__(self, what: str, node: str = "") -> None:
         super().__init__(what)
@@ -56,7 +57,7 @@ class DemoFailedError(LedgerMQError):
 
 
 class Demo:
-    """One run. `run` performs steps 2 to 8 on a prepared cluster; step 1 and the end are the caller's."""
+    """One run. `run` does steps 2 to 8 on a prepared cluster. The caller does step 1 and the end."""
 
     def __init__(self, plan: DemoPlan, cluster: DemoCluster, display: DemoDisplay) -> None:
         self.plan = plan
@@ -68,7 +69,7 @@ class Demo:
         self.report = plan.folder / "check" / "report.html"
 
     async def run(self) -> None:
-        """Go through the steps. Raises: DemoFailedError and other LedgerMQErrors."""
+        """Run the steps. Raises: DemoFailedError and other LedgerMQErrors."""
         await self._start()
         await self._create_topic()
         await self._send()
@@ -78,7 +79,7 @@ class Demo:
         await self._doubt()
 
     def result(self) -> str:
-        """Return the line that sums it up."""
+        """Return the summary line."""
         gaps = self.striker.strikes.write_gaps if self.striker else []
         gap = f"write gap {max(gaps) * 1000:.0f} ms" if gaps else "no kill"
         checked = balance(self.sent, self.received)
@@ -92,7 +93,7 @@ class Demo:
         try:
             await asyncio.to_thread(self.cluster.start)
         except asyncio.CancelledError:
-            self.cluster.stop()  # else the thread would go on waiting for nodes that nobody wants any more
+            self.cluster.stop()  # otherwise the thread would keep waiting for the nodes
             raise
         leader, view = await find_leader(self.cluster)
         self.display.done(
@@ -146,7 +147,8 @@ class Demo:
         if self.sent.failed:
             number, reason = next(iter(self.sent.failed.items()))
             raise DemoFailedError(
-                f"{len(self.sent.failed):,} sends failed within their 30 s; the first: message {number}: {reason}",
+                f"{len(self.sent.failed):,} sends failed within their 30 s; the first: message {number}: "
+                f"{reason}",
                 striker.strikes.last_victim,
             )
         count = len(self.sent.acknowledged)
@@ -211,7 +213,8 @@ class Demo:
         found = [line for line in result.found if victim in line]
         if result.exit_code != demo_checks.EXIT_INCONSISTENT or not found:
             raise DemoFailedError(
-                f"the check did not find the byte flipped at {position:,} of {file}; it said: {result.verdict}"
+                f"the check did not find the byte flipped at {position:,} of {file}; it said: "
+                f"{result.verdict}"
             )
         self.display.done(f"flipped 1 byte in a copy of {victim}'s dump -> {found[0]}")
         with contextlib.suppress(OSError):
@@ -228,5 +231,5 @@ class Demo:
 
 
 def versions() -> str:
-    """Return what the demo runs on, for step 1."""
+    """Return the versions shown in step 1."""
     return f"Python {platform.python_version()}"
