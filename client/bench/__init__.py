@@ -1,6 +1,6 @@
-"""Workloads of `ledgermq bench`, their figures and plots.
+"""Workloads of `ledgermq bench`, with their figures and plots.
 
-Owns what is measured and how. Must not: be needed by anything else.
+Owns: the measurements. Must not: be needed by anything else.
 
 Begin with `workloads.py`. Then: `figures.py`, `unary_callers.py`, `document.py`, `plots.py`.
 """

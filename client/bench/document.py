@@ -1,6 +1,6 @@
-"""Everything of a run of `ledgermq bench` as one JSON document: versions, machine, cluster, settings, figures.
+"""JSON document of a run of `ledgermq bench`: versions, machine, cluster, settings, figures.
 
-Owns: the form of the document. Must not: measure, print.
+Owns: the format of the document. Must not: measure, print.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PACKAGES = ("ledgermq", "grpcio", "protobuf", "numpy", "uvloop")
 def document(
     settings: Settings, topic: str, queues: int, groups: Sequence[BrokerGroup], figures: Sequence[Figures]
 ) -> dict[str, Any]:
-    """Return the document. `queues`: of the topic, over all groups."""
+    """Return the document. `queues`: number of queues of the topic, over all broker groups."""
     return {
         "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": versions(),
@@ -43,7 +43,7 @@ def document(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, LedgerMQ and what it is fast or slow with."""
+    """Return the versions of Python, LedgerMQ, and the packages that influence its speed."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -54,7 +54,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what this machine is; figures of different machines do not compare."""
+    """Describe this machine: figures of different machines are not comparable."""
     return {
         "cores": os.cpu_count(),
         "processor": _processor(),
@@ -64,7 +64,7 @@ def machine() -> dict[str, Any]:
 
 
 def check_file(path: str) -> None:
-    """Find out before the run whether the document can be written. Raises: UsageError."""
+    """Check before the run that the document can be written. Raises: UsageError."""
     if path in ("", "-"):
         return
     file = Path(path)
@@ -83,7 +83,7 @@ def write(path: str, content: dict[str, Any]) -> None:
 
 
 def _processor() -> str:
-    """Return the processor's name, as far as the system tells it."""
+    """Return the name of the processor, as far as the system provides it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""What a workload measured: percentiles, a histogram of latencies, throughput over time. Pure.
+"""Figures of a workload: latency percentiles and histogram, throughput over time. Pure.
 
-Owns: the buckets. Latencies are counted in buckets 1.2 % wide, so memory does not grow with the number of messages and
-a percentile is right within 0.6 %; minimum and maximum are exact.
+Owns: the buckets. Latencies are counted in buckets 1.2 % wide, so that memory does not grow with the number
+of messages, and a percentile is right within 0.6 %. Minimum and maximum are exact.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, Final
 import numpy as np
 
 _PER_DECADE: Final = 200
-_PER_BAR: Final = 10  # buckets that make one bar of the histogram that is shown: 12 % wide
+_PER_BAR: Final = 10  # buckets per bar of the histogram as shown: 12 % wide
 _LEAST_S: Final = 1e-6
 _DECADES: Final = 10  # up to 10,000 s
 _SIZE: Final = _PER_DECADE * _DECADES
-_FOLD: Final = 1 << 15  # calls that are kept one by one, before they are counted
-_FINE_SERIES_S: Final = 60.0  # longer ones have buckets of a second
+_FOLD: Final = 1 << 15  # calls that are kept individually before they are counted
+_FINE_SERIES_S: Final = 60.0  # longer series have buckets of one second
 
-#: Names of the percentiles in `Figures`, and what they are.
+#: Names of the percentiles in `Figures`, with their values.
 PERCENTILES: Final = {"p50_ms": 50.0, "p90_ms": 90.0, "p99_ms": 99.0, "p999_ms": 99.9}
 
 
 @dataclass(slots=True)
 class Figures:
-    """The outcome of one workload. Latencies are ms, and 0 when none was taken.
+    """Result of one workload. Latencies are ms; 0: none was measured.
 
-    `histogram`: (upper bound in ms, calls), ascending, without empty bars. `series`: messages in each `bucket_s`, the last
-    one cut short by the end. `messages_per_call`: above 1, latencies are those of batches.
+    `histogram`: (upper bound in ms, calls), ascending, without empty bars. `series`: messages per `bucket_s`;
+    the end cuts the last one short. `messages_per_call` above 1: latencies are those of batches.
     """
 
     workload: str
@@ -42,7 +42,7 @@ class Figures:
     p999_ms: float = 0.0
     max_ms: float = 0.0
     messages_per_call: int = 1
-    client_cpu_us: float = 0.0  # CPU of this process per message, user and system
+    client_cpu_us: float = 0.0  # CPU time of this process per message, user and system, µs
     bucket_s: float = 0.1
     series: list[int] = field(default_factory=list)
     histogram: list[tuple[float, int]] = field(default_factory=list)
@@ -53,8 +53,10 @@ class Figures:
         return self.messages / self.seconds if self.seconds else 0.0
 
     def rates(self) -> list[tuple[float, float]]:
-        """Return (seconds since the begin, messages per second) of each bucket; a last one that is too short to say
-        anything counts for the one before."""
+        """Return (seconds since the begin, messages per second) of each bucket.
+
+        A last bucket that is too short is merged into the one before.
+        """
         spans = [(number * self.bucket_s, count) for number, count in enumerate(self.series)]
         points: list[tuple[float, float]] = []
         while spans:
@@ -97,7 +99,7 @@ class Latencies:
         return self._most
 
     def percentile_s(self, percent: float) -> float:
-        """Return the latency that `percent` of the calls do not exceed; 0 without calls."""
+        """Return the latency that `percent` of the calls do not exceed, s; 0 without calls."""
         count = self.count
         if not count:
             return 0.0
@@ -110,13 +112,16 @@ class Latencies:
         """Return (upper bound in ms, calls) of every bar that is not empty."""
         bars = self._counts.reshape(-1, _PER_BAR).sum(axis=1)
         return [
-            (float(f"{1e3 * _LEAST_S * 10 ** ((int(number) + 1) * _PER_BAR / _PER_DECADE):.4g}"), int(bars[number]))
+            (
+                float(f"{1e3 * _LEAST_S * 10 ** ((int(number) + 1) * _PER_BAR / _PER_DECADE):.4g}"),
+                int(bars[number]),
+            )
             for number in np.flatnonzero(bars)
         ]  # fmt: skip
 
 
 class Recorder:
-    """Takes down what a workload does while it runs. Call `begin` first; times are seconds of one clock."""
+    """Records a running workload. Call `begin` first. Times are seconds of one clock."""
 
     def __init__(self, workload: str, size: int, seconds: float, messages_per_call: int = 1) -> None:
         self._figures = Figures(workload, 0, 0.0, size, messages_per_call=messages_per_call)
@@ -124,13 +129,13 @@ class Recorder:
         self._per_call = messages_per_call
         self._latencies = Latencies()
         self._series = np.zeros(0, np.int64)
-        self._open: list[float] = []  # latencies that are not counted yet, and
-        self._ends: list[float] = []  # when these calls ended
-        self._folded = 0  # messages
+        self._open: list[float] = []  # latencies not counted yet, s
+        self._ends: list[float] = []  # end times of these calls; as long as `_open`
+        self._folded = 0  # messages counted
         self._begin = 0.0
 
     def begin(self, now: float) -> None:
-        """Forget what was recorded so far: it was the warm-up."""
+        """Discard what was recorded so far: the warm-up."""
         self._begin = now
         self._latencies = Latencies()
         self._series = np.zeros(0, np.int64)
@@ -143,18 +148,18 @@ class Recorder:
         return self._folded + self._per_call * len(self._ends)
 
     def call(self, begun: float, now: float) -> None:
-        """A call that began at `begun` has its answer."""
+        """A call that began at `begun` was answered."""
         self._open.append(now - begun)
         self._ends.append(now)
         if len(self._ends) >= _FOLD:
             self._fold()
 
     def received(self, count: int, now: float) -> None:
-        """So many messages came, whose latency nobody knows."""
+        """`count` messages arrived, with unknown latency."""
         self._count(np.array([now]), count)
 
     def finish(self, now: float, cpu_s: float) -> Figures:
-        """Return the figures. `cpu_s`: of this process since the begin."""
+        """Return the figures. `cpu_s`: CPU time of this process since the begin."""
         self._fold()
         figures = self._figures
         figures.messages, figures.seconds = self._folded, now - self._begin

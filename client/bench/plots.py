@@ -1,6 +1,6 @@
 """Plots of a run of `ledgermq bench`, as PNG and SVG: latency by workload, throughput over time.
 
-Owns: how they look. Needs the extra [bench]. Must not: measure.
+Owns: their appearance. Needs the extra [bench]. Must not: measure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import MissingExtraError, UsageError
 from .figures import Figures
 from .workloads import TITLES
 
-#: Colours that people who see few colours can tell apart (Okabe and Ito, 2008).
+#: Colours that colour-blind people can tell apart (Okabe and Ito, 2008).
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _COLOUR_OF: Final = dict(zip(TITLES, COLOURS, strict=True))  # the same in every plot
 _INK: Final = "#333333"
@@ -28,7 +28,7 @@ _DPI: Final = 130
 
 
 def check_folder(folder: Path) -> None:
-    """Find out before the run whether plots can be made. Raises: MissingExtraError, UsageError."""
+    """Check before the run that plots can be made. Raises: MissingExtraError, UsageError."""
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("--plots", "bench", "matplotlib")
     try:
@@ -44,7 +44,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_plots(folder: Path, figures: Sequence[Figures], caption: str) -> list[Path]:
-    """Write latency.* and throughput.* into the folder; return the files. `caption`: the line under each title."""
+    """Write latency.* and throughput.* to the folder; return the files. `caption`: shown under each title."""
     written: list[Path] = []
     timed = [each for each in figures if each.histogram]
     if timed:
@@ -56,7 +56,7 @@ def write_plots(folder: Path, figures: Sequence[Figures], caption: str) -> list[
 
 
 def panels(count: int, title: str, caption: str) -> tuple[Any, list[Any]]:
-    """Return a figure of `count` panels under each other that share their x axis, in the look of all plots."""
+    """Return a figure with `count` stacked panels and a common x axis, in the style of all plots."""
     figure_class = importlib.import_module("matplotlib.figure").Figure
     height = _HEAD_INCHES + _PANEL_INCHES * count + 0.5
     figure = figure_class(figsize=(_WIDTH_INCHES, height), dpi=_DPI, layout="constrained")
@@ -74,7 +74,7 @@ def panels(count: int, title: str, caption: str) -> tuple[Any, list[Any]]:
 
 
 def _latency(figures: Sequence[Figures], caption: str) -> Any:
-    """One panel per workload: the share of the calls in each bar, on a logarithmic axis that all panels share."""
+    """Plot one panel per workload: the share of calls in each bar, on a common logarithmic axis."""
     figure, axes = panels(len(figures), "Latency", caption)
     ratio = 10**0.05  # between the bounds of a bar
     for axis, each in zip(axes, figures, strict=True):
@@ -97,7 +97,7 @@ def _latency(figures: Sequence[Figures], caption: str) -> Any:
 
 
 def _throughput(figures: Sequence[Figures], caption: str) -> Any:
-    """One panel per workload, each with a scale of its own that begins at 0."""
+    """Plot one panel per workload, each with its own scale from 0."""
     figure, axes = panels(len(figures), "Throughput over time", caption)
     for axis, each in zip(axes, figures, strict=True):
         colour = _COLOUR_OF[each.workload]
@@ -127,7 +127,7 @@ def _ms(value: float) -> str:
 
 
 def _save(figure: Any, stem: Path) -> list[Path]:
-    """Write the same plot as PNG and as SVG."""
+    """Write the plot as PNG and as SVG."""
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     for path in paths:
         figure.savefig(path)

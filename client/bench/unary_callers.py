@@ -1,6 +1,7 @@
-"""Callers of `apache.rocketmq.v2.MessagingService/SendMessage`, one message per unary call: what official clients do.
+"""Unary callers of `apache.rocketmq.v2.MessagingService/SendMessage`: one message per call, like official
+clients.
 
-Owns: the addresses to call and the requests. Must not: batch, retry, choose queues: the node that is called does.
+Owns: the addresses to call, and the requests. Must not: batch, retry, choose queues (the called node does).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ..errors import LedgerMQError, RefusedError
 from ..produce.message_ids import process_ids
 
 _TIMEOUT_S = 10.0
-# Without an id brokers refuse
+# Brokers refuse calls without an id
 _METADATA = (("x-mq-client-id", "ledgermq-bench"), ("x-mq-language", "PYTHON"))
 
 
 def targets(groups: Sequence[BrokerGroup], target: str) -> list[Node]:
-    """Return the nodes to call: the leader of each group, or its living followers. Raises: LedgerMQError."""
+    """Return the nodes to call: each broker group's leader, or live followers. Raises: LedgerMQError."""
     found = []
     for group in groups:
         if target == "leader":
@@ -47,7 +48,7 @@ def targets(groups: Sequence[BrokerGroup], target: str) -> list[Node]:
 
 
 class UnaryCallers:
-    """Calls that send one message each. `calls` has one for every node; callers take them in turn."""
+    """Calls that send one message each. `calls` has one per node; callers take them in turn."""
 
     def __init__(self, groups: Sequence[BrokerGroup], target: str, topic: str, body: bytes) -> None:
         self._channels = Channels()

@@ -1,9 +1,10 @@
-"""The workloads of `ledgermq bench`: what a user can expect of this cluster on this machine.
+"""Workloads of `ledgermq bench`: what users can expect of this cluster on this machine.
 
-W1 one message in flight · W2 64 in flight · W3 as many as the client pipelines · W4 read a backlog back with committed
-offsets · W5 500 messages/s, from send to receive · W6 64 callers of the official protocol, one message per call.
-Owns: the loops. Must not: print, fold figures (that is `figures`).
-A figure holds for this run on this machine; compare figures of one run only.
+W1 one message in flight · W2 64 in flight · W3 as many as the client pipelines · W4 read a backlog back with
+committed offsets · W5 500 messages/s, from send to receive · W6 64 callers of the official protocol, one
+message per call.
+Owns: the loops. Must not: print, aggregate figures (`figures` does).
+A figure is valid for this run on this machine. Compare figures of one run only.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from .unary_callers import UnaryCallers
 
 clock = time.perf_counter
 _STAMP = struct.Struct("<d")
-_PATIENCE_MS = 5_000  # a reader that gets nothing for so long has everything that comes
-_FIRST_MS = 20_000  # how long the first message of W5 may take: it finds routes and connects
+_PATIENCE_MS = 5_000  # a reader without messages for this long has received everything
+_FIRST_MS = 20_000  # timeout of the first message of W5, which fetches routes and connects
 
-#: Every workload, with what it is in a few words.
+#: All workloads with short descriptions.
 TITLES: Final = {
     "W1": "one message in flight",
     "W2": "64 in flight",
@@ -45,21 +46,21 @@ TITLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a person can choose. `producers` and `batch` hold for W2 and W3, `callers` and `target` for W6."""
+    """Settings of a run. `producers` and `batch` apply to W2 and W3, `callers` and `target` to W6."""
 
     size: int = 1024  # bytes of a body
     seconds: float = 5.0  # per workload
     warm_up_s: float = 0.5
     in_flight: int = 4000  # messages, in W3
     batch: int = 0  # messages per send_batch; 0: one awaitable per message
-    producers: int = 1  # share what is in flight
+    producers: int = 1  # they share the messages in flight
     callers: int = 64
     target: str = "leader"  # or "follower"
     rate: float = 500.0  # messages per second in W5
     groups: int = 0  # broker groups that get messages; 0: all
 
     def check(self) -> None:
-        """Raises: UsageError (they do not go together)."""
+        """Check that the settings fit together. Raises: UsageError."""
         if self.target not in ("leader", "follower"):
             raise UsageError(f'there is no target "{self.target}"', "", "Choose leader or follower")
         if self.batch > self.in_flight:
@@ -77,7 +78,7 @@ class Settings:
 
 
 class GroupsSelector:
-    """The client's own choice of queues, among the queues of some broker groups only."""
+    """The client's default choice of queues, limited to some broker groups."""
 
     sticky: ClassVar = True
 
@@ -101,7 +102,7 @@ class GroupsSelector:
 
 
 class Workloads:
-    """Runs workloads against one topic that exists. `recorder` is that of the running one."""
+    """Runs workloads against an existing topic. `recorder`: that of the running workload."""
 
     def __init__(self, nameserver: str, topic: str, settings: Settings) -> None:
         settings.check()
@@ -114,7 +115,7 @@ class Workloads:
         self._cpu = 0.0
 
     async def run(self, name: str) -> Figures:
-        """Run one workload by name (W1 … W6). Raises: what the producer and the consumer raise, UsageError."""
+        """Run one workload by name (W1 … W6). Raises: errors of producer and consumer, UsageError."""
         self._groups = await self._used_groups()
         settings = self._settings
         if name in ("W1", "W2", "W3"):
@@ -141,7 +142,7 @@ class Workloads:
         return self.recorder
 
     def _restart(self, recorder: Recorder) -> None:
-        """What came before was the warm-up."""
+        """Restart the recording after the warm-up."""
         self._stored += recorder.messages
         self._cpu = time.process_time()
         recorder.begin(clock())
@@ -153,7 +154,7 @@ class Workloads:
 
     def _producer(self) -> Producer:
         selector = GroupsSelector([group.name for group in self._groups]) if self._settings.groups else None
-        # Bodies are random: to try to compress them would measure the library that compresses.
+        # Bodies are random: an attempt to compress them would measure the compression library.
         return Producer(self._nameserver, selector=selector, compress_above=None)
 
     async def _produce(self, name: str, in_flight: int) -> Figures:
@@ -181,7 +182,7 @@ class Workloads:
         return lambda: producer.send_batch(messages)
 
     async def _drain(self) -> Figures:
-        """Read back what the workloads before stored; with nothing stored, store something first."""
+        """Read back what earlier workloads stored; if nothing was stored, store something first."""
         if not self._stored:
             await self._produce("W3", self._settings.in_flight)
         async with PullConsumer(self._nameserver, group=f"bench-{time.time_ns()}") as consumer:
@@ -196,14 +197,14 @@ class Workloads:
             return recorder.finish(clock(), time.process_time() - self._cpu)
 
     async def _end_to_end(self) -> Figures:
-        """Send at a steady rate and take the time until each message is received, by the clock in its body."""
+        """Send at a steady rate, and measure the time until receipt by the timestamp in each body."""
         settings = self._settings
         async with (
             self._producer() as producer,
             PullConsumer(self._nameserver, start="latest") as consumer,
         ):
             await consumer.subscribe(self._topic)
-            await producer.send(self._topic, self._stamped())  # connects; its latency does not count
+            await producer.send(self._topic, self._stamped())  # connects; its latency is not counted
             if not await consumer.poll(1, timeout_ms=_FIRST_MS):
                 raise LedgerMQError(
                     f'a message to topic "{self._topic}" was stored, and is not delivered',
@@ -226,7 +227,7 @@ class Workloads:
         return _STAMP.pack(clock()) + bytes(max(0, self._settings.size - _STAMP.size))
 
     async def _send_steadily(self, producer: Producer, count: int) -> None:
-        """Send `count` messages at their times and wait for all. Raises: what the first failed send raised."""
+        """Send `count` messages on schedule and wait for all. Raises: the error of the first failed send."""
         begin, rate = clock(), self._settings.rate
         open_sends: set[asyncio.Task[object]] = set()
         failures: list[BaseException] = []
@@ -246,7 +247,7 @@ class Workloads:
             open_sends.add(task)
             task.add_done_callback(done)
         await asyncio.gather(*open_sends, return_exceptions=True)
-        await asyncio.sleep(0)  # the callbacks of the last ones
+        await asyncio.sleep(0)  # lets the last callbacks run
         if failures:
             raise failures[0]
 
@@ -265,7 +266,7 @@ class Workloads:
 async def _keep_open(
     calls: Sequence[Callable[[], Awaitable[object]]], count: int, seconds: float, recorder: Recorder
 ) -> None:
-    """Keep `count` calls open for a time, the calls in turn. Raises: what the first failed one raised."""
+    """Keep `count` calls open for a time, taking `calls` in turn. Raises: the error of the first failure."""
     end = clock() + seconds
 
     async def worker(call: Callable[[], Awaitable[object]]) -> None:
@@ -280,7 +281,7 @@ async def _keep_open(
     try:
         await asyncio.gather(*workers)
     finally:
-        for each in workers:  # one that failed ends them all
+        for each in workers:  # a failed worker ends all of them
             each.cancel()
 
 
