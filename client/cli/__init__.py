@@ -1,4 +1,4 @@
-"""The entry point `ledgermq`. Must not: import anything that takes long before Ctrl-C is looked after."""
+"""Entry point `ledgermq`. Must not: import slow modules before Ctrl-C is handled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         open_standard_streams()
         code = run_cli(sys.argv[1:] if arguments is None else arguments)
-        leave_on_interrupt()  # what is left is the end of the process
+        leave_on_interrupt()  # only the end of the process remains
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     _end(code)
@@ -30,9 +30,9 @@ def _end(code: int) -> NoReturn:
     """End the process without the interpreter's own end, whose first step gives Ctrl-C back to the system (code -2, not 130)."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader has gone; what could be told of that was told
+        with suppress(OSError, ValueError):  # the reader is gone; its error was reported
             stream.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C that came until here still counts
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C up to here still counts
     os._exit(EXIT_INTERRUPTED if signal.SIGINT in signal.sigpending() else code)
 
 

@@ -1,6 +1,6 @@
-"""`ledgermq bench`: measure a running cluster with the workloads that the documentation quotes.
+"""`ledgermq bench`: measures a running cluster with the workloads that the documentation quotes.
 
-Owns: its options, the table, the line of progress. The loops are in `workloads`, the plots in `bench_plots`.
+Owns: its options, the table, the progress line. The loops are in `workloads.py`, the plots in `plots.py`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _caption(settings: Settings, queues: int, groups: Iterable[BrokerGroup]) -> 
     nodes = " + ".join(f"{len(group.nodes)}" for group in groups)
     machine = bench_document.machine()
     return (
-        f"bodies of {settings.size:,} bytes, {queues:,} queues, {nodes} nodes, client on {machine['cores']} cores "
+        f"bodies of {settings.size:,} bytes, {queues:,} queues, {nodes} nodes, "
+        f"client on {machine['cores']} cores "
         f"({machine['processor']}), {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
     )
 
@@ -151,7 +152,7 @@ async def _run(
                 async with _progress(runner, name, quiet=quiet):
                     figures.append(await runner.run(name))
         except BaseException:
-            if own:  # the failure is what the user must see, not that the topic could not be deleted either
+            if own:  # show the original failure, not that the topic could not be deleted either
                 with contextlib.suppress(LedgerMQError):
                     await admin.delete_topic(topic)
             raise

@@ -1,8 +1,7 @@
-"""`ledgermq cluster add-group|drain|undrain|remove-group`: growing and shrinking a cluster by whole broker groups.
+"""`ledgermq cluster add-group|drain|undrain|remove-group|forget-group`: growing and shrinking a cluster.
 
-Owns: what is printed, the wait for consumers. Must not: decide (GroupAdmin and the brokers do).
-
-Of `forget-group`: what a person is told and asked before. Whether the broker group is lost, GroupForgetting and the nameservers decide.
+Owns: the output, the wait for consumers, and the warnings and questions of `forget-group`. Must not: decide.
+GroupAdmin and the brokers do; GroupForgetting and the nameservers decide whether a broker group is lost.
 """
 
 from __future__ import annotations
@@ -124,7 +123,8 @@ def _print_added(added: AddedGroup) -> None:
         print_error(f"{text}. Nothing was changed there: delete the one that is wrong, or name --from-group")
     if added.draining:
         out.print(
-            f"{added.group} is being drained and takes no messages. Next: ledgermq cluster undrain {added.group}"
+            f"{added.group} is being drained and takes no messages. Next: "
+            f"ledgermq cluster undrain {added.group}"
         )
 
 
@@ -274,14 +274,16 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
         out.print(escape(f"{reading_text(each)}, and stores no progress in {group}"))
     if left.mode == route_pb2.MODE_ACTIVE:
         print_error(
-            f"{group} was taken back meanwhile and takes messages. Drain it again: ledgermq cluster drain {group} --wait"
+            f"{group} was taken back meanwhile and takes messages. Drain it again: "
+            f"ledgermq cluster drain {group} --wait"
         )
     elif left.mode == route_pb2.MODE_REMOVED:
         _print_removed(group, left)
     elif left.waiting or left.unheard or left.reading:
         for name in left.unheard:
             out.print(
-                f"{name} did not say who consumes there: it has no leader, or does not answer. See: ledgermq cluster status"
+                f"{name} did not say who consumes there: it has no leader, or does not answer. See: "
+                "ledgermq cluster status"
             )
         late = "" if in_time is None else f"not everything was consumed within {in_time:g} s; "
         out.print(f"{late}{group} goes on being drained. Wait: ledgermq cluster drain {group} --wait")
@@ -290,7 +292,8 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
             ["what nobody consumes"] * bool(left.rows) + ["what is parked"] * bool(left.parked)
         )
         out.print(
-            f"consumers have everything that they consume. Lost with the broker group is {lost}: see to it, or say so. "
+            f"consumers have everything that they consume. Lost with the broker group is {lost}: "
+            "see to it, or say so. "
             f"Next: ledgermq cluster remove-group {group} --force"
         )
     else:
@@ -304,7 +307,8 @@ def _parked_text(row: pb.TopicProgress) -> str:
 def _print_removed(group: str, left: Left) -> None:
     if left.waiting:
         print_error(
-            f"{group} was removed meanwhile, with messages that were not consumed. To consume them, take it back: "
+            f"{group} was removed meanwhile, with messages that were not consumed. To consume them, "
+            "take it back: "
             f"ledgermq cluster undrain {group} --node HOST:8082"
         )
     else:
@@ -361,13 +365,14 @@ def remove_group(
             try:
                 return _lost_texts(await admin.left(known)) if force else []
             except LedgerMQError:
-                return []  # it is removed all the same
+                return []  # it is removed nevertheless
 
     for text in run(work()):
         if text not in told:  # it took messages until now
             shown.print(escape(text))
     print_done(
-        f"{group} is removed: no nameserver lists it, and clients leave it. Stop its nodes now; their folders keep all data. "
+        f"{group} is removed: no nameserver lists it, and clients leave it. Stop its nodes now; "
+        "their folders keep all data. "
         f"Until then it can be taken back: ledgermq cluster undrain {group} --node HOST:8082",
         {"group": group, "mode": "removed"},
         as_json=as_json,
@@ -426,8 +431,10 @@ def forget_group(
     if not forgotten.silent:
         return 0
     print_error(
-        f"{len(forgotten.silent)} of {len(forgotten.silent) + len(forgotten.nameservers)} nameservers may still remember "
-        f"{group}. It may be repeated: ledgermq cluster forget-group {group}. A nameserver that starts again remembers no "
+        f"{len(forgotten.silent)} of {len(forgotten.silent) + len(forgotten.nameservers)} nameservers may "
+        "still remember "
+        f"{group}. It may be repeated: ledgermq cluster forget-group {group}. "
+        "A nameserver that starts again remembers no "
         "group that is down"
     )
     return 1
@@ -442,7 +449,8 @@ def consequences(lost: LostGroup) -> list[str]:
     lines = [
         f"FORGETTING BROKER GROUP {gone.name}",
         f"* It {heard}. Its nodes ({nodes}) do not answer.",
-        f"* Lost, unless one comes back: all messages that are stored there alone{held}; how far consumer groups are there.",
+        f"* Lost, unless one comes back: all messages that are stored there alone{held}; "
+        "how far consumer groups are there.",
     ]
     if lost.alone:
         lines.append(
@@ -450,9 +458,12 @@ def consequences(lost: LostGroup) -> list[str]:
         )
     return [
         *lines,
-        "* Listings, queries and lags are called complete without it, and topics and consumer groups can be changed again.",
-        "* Producers that run, and nodes for official clients, keep its queues in the count for messages with a message group:",
+        "* Listings, queries and lags are called complete without it, "
+        "and topics and consumer groups can be changed again.",
+        "* Producers that run, and nodes for official clients, keep its queues in the count for messages "
+        "with a message group:",
         "  those that belong there fail until these are started again.",
-        "* Nothing is deleted: a node of it that starts again is listed again, with what it holds and without those changes.",
+        "* Nothing is deleted: a node of it that starts again is listed again, "
+        "with what it holds and without those changes.",
         "",
     ]

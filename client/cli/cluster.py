@@ -1,9 +1,11 @@
-"""`ledgermq cluster status|leader|transfer`, and where the other commands hang: what the nodes say about themselves, also without a nameserver.
+"""`ledgermq cluster status|leader|transfer|recover`: reports of the nodes, even without a nameserver.
 
-Owns: the loop of `--watch` and `--wait`, and what is printed. Must not: judge (that is `status_report`).
+The other `ledgermq cluster` commands are added here. Owns: the loops of `--watch` and `--wait`, and the
+output.
+Must not: judge (`status_report` does).
 
-`ledgermq cluster recover` starts the tool that works on a stopped node's folder, with this terminal; reading the folder belongs to
-the server package.
+`ledgermq cluster recover` runs the tool for the folder of a stopped node on this terminal. The server package
+reads the folder.
 """
 
 from __future__ import annotations

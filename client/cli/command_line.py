@@ -1,7 +1,8 @@
-"""The commands of `ledgermq`: loads the one that is asked for, and turns every failure into one readable error.
+"""Command line of `ledgermq`: loads the requested command, and turns every failure into one readable error.
 
-Owns: the list of commands, the form of usage errors, exit codes (0 ok, 1 failed, 2 usage, 130 Ctrl-C), no traceback for users.
-Must not: contain a command, or load one that nobody asked for. Each module of this folder that is listed here has `register(app)`.
+Owns: the list of commands, the format of usage errors, exit codes (0 ok, 1 failed, 2 usage, 130 Ctrl-C).
+Users see no traceback. Must not: contain a command, or load one that was not requested. Each module of this
+folder that is listed here has `register(app)`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ..interrupts import EXIT_INTERRUPTED, raise_on_interrupt
 from .grpc_settings import load_grpc
 from .standard_streams import close_output
 
-#: Modules of this package that add commands to the app by `register(app: typer.Typer) -> None`, in help order, with what the
-#: list of commands says of them: it is printed without loading any.
+#: Modules of this package that add commands with `register(app: typer.Typer) -> None`, in help order, with
+#: their line in the list of commands, which is printed without loading any module.
 COMMANDS: Final = {
     "up": {
         "up": "Start a whole cluster on this machine: nameserver and brokers.",
@@ -46,7 +47,7 @@ COMMANDS: Final = {
     "retention": {"admin": "Look after the storage of a cluster."},
 }
 
-# typer may carry its own click, so the classes are taken from what typer exports.
+# typer may bundle its own click, so use the classes that typer exports.
 _UsageFailure: Final[type[Any]] = typer.BadParameter.__mro__[1]
 _ClickFailure: Final[type[Any]] = typer.BadParameter.__mro__[2]
 
@@ -95,7 +96,7 @@ class LazyCommands(typer.core.TyperGroup):
 def load(module: str) -> dict[str, Any]:
     """Return the commands of a module, by name."""
     app = typer.Typer(rich_markup_mode=None, context_settings=_HELP_OPTIONS)
-    app.callback()(lambda: None)  # so that one command alone is a group, too
+    app.callback()(lambda: None)  # makes a single command a sub-command, too
     load_grpc()  # before the commands, which import it
     importlib.import_module(f"{__package__}.{module}").register(app)
     group: Any = typer.main.get_command(app)
@@ -142,14 +143,14 @@ def run_command_line(arguments: list[str]) -> int:
     debug = os.environ.get("LEDGERMQ_DEBUG") == "1"
     try:
         result = build_app()(arguments, prog_name="ledgermq", standalone_mode=False)
-        sys.stdout.flush()  # a reader that has gone is noticed here, and not at the end of the interpreter
+        sys.stdout.flush()  # detects a reader that is gone here, not when the interpreter ends
         return result if isinstance(result, int) else 0
     except _UsageFailure as failure:
         return _usage(failure)
     except _ClickFailure as failure:
         _print_error(failure.format_message())
         return int(failure.exit_code)
-    except typer.Abort as failure:  # typer makes it of Ctrl-C, too
+    except typer.Abort as failure:  # typer raises it for Ctrl-C, too
         if isinstance(failure.__cause__ or failure.__context__, KeyboardInterrupt):
             return EXIT_INTERRUPTED
         _print_error("stopped by the user.")
@@ -157,10 +158,10 @@ def run_command_line(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit) as failure:
-        # typer and rich make SystemExit(1) of a broken pipe.
+        # typer and rich turn a broken pipe into SystemExit(1).
         if isinstance(failure, SystemExit) and not isinstance(failure.__context__, BrokenPipeError):
             raise
-        close_output()  # the reader (head, less) has gone: nothing is wrong, and nothing more can be written
+        close_output()  # the reader (head, less) is gone: not a failure, and no more output is possible
         return 0
     except Exception as failure:
         if debug:

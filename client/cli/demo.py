@@ -1,6 +1,6 @@
-"""`ledgermq demo`: set the stage, run the demo, and tell the end of it, good or bad.
+"""`ledgermq demo`: prepares and runs the demo, and reports its result.
 
-Owns: the demo's folder, the error report, the exit code. Must not: leave a process behind, whatever happens.
+Owns: the demo's folder, the error report, the exit code. Must not: leave a process behind in any case.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _run(plan: DemoPlan, display: DemoDisplay, again: str, *, docker: bool) -> i
         return 1
     finally:
         if cluster is not None:
-            with without_interrupt():  # everything stops even when Ctrl-C is pressed once more
+            with without_interrupt():  # everything is stopped, even on another Ctrl-C
                 cluster.stop()
 
 

@@ -1,6 +1,7 @@
 """`ledgermq dump` and `ledgermq check`: copies of the nodes' logs, and the Spark job that compares them.
 
-Owns: which nodes, which folders, and what is never replaced unasked. Must not: read what is in the files.
+Owns: the choice of nodes and folders, and what is never replaced without being asked. Must not: read the
+content of the files.
 """
 
 from __future__ import annotations
@@ -237,7 +238,8 @@ async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
     manifest = _manifest(to / target.node_id)
     if manifest is not None and not manifest.is_restorable:
         err.print(
-            f"{target.node_id}: its dump can be checked and exported, but not restored: the beginning of its log was"
+            f"{target.node_id}: its dump can be checked and exported, but not restored: "
+            "the beginning of its log was"
             " deleted, and it could not write the state that stands for it (its log says why)",
             markup=False,
         )

@@ -80,7 +80,7 @@ def _write(found: DumpedTopic, out: TextIO) -> tuple[int, int]:
 def _tell(found: DumpedTopic, count: int, corrupt: int) -> int:
     """Say on stderr what was found and what is missing; return the exit code."""
     reading, missing = found.dumped.reading, []
-    if reading.stopped:  # before the end that was asked for
+    if reading.stopped:  # before the requested end
         missing.append(reading.stopped)
     for dispute in reading.disputes:
         missing.append(

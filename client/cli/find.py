@@ -20,7 +20,7 @@ from .output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, 
 from .send_consume import printable
 from .times import local_time, time_ms
 
-_SHOWN: Final = 64 * 1024  # characters of what a message has beside its body: more than is allowed
+_SHOWN: Final = 64 * 1024  # characters of a message's labels: more than is allowed
 _PREVIEW: Final = 40  # characters of a body in a table
 _MAX_LIMIT: Final = 100_000
 
@@ -116,7 +116,7 @@ def _bounds(begin: str, end: str) -> tuple[int, int]:
     begin_ms = max(time_ms(begin, earliest=0, latest=now_ms), 0) if begin else 0
     end_ms = 0
     if end and end != "latest":
-        end_ms = max(time_ms(end, earliest=1, latest=0), 1)  # before the first ms nothing is stored
+        end_ms = max(time_ms(end, earliest=1, latest=0), 1)  # nothing is stored before the first ms
     if end_ms and begin_ms >= end_ms:
         raise UsageError(
             f"nothing is between --from {begin} and --to {end}", "The end is not after the beginning"
@@ -130,7 +130,8 @@ def _say_where_to_go_on(found: FoundMessages) -> None:
         err.print(f"there are more: raise --limit, or go on with --to {after}")
         return
     err.print(
-        f"there are more, of the same millisecond as the newest shown: raise --limit, or ask for one --key. --to {at} goes on "
+        "there are more, of the same millisecond as the newest shown: raise --limit, "
+        f"or ask for one --key. --to {at} goes on "
         "before that millisecond and leaves out the rest of it"
     )
 

@@ -33,14 +33,14 @@ from .times import local_time, position
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
 
-#: How far a group is on a queue: fields, and their headings in a table.
+#: Progress of a consumer group in a queue: fields, with their headings in a table.
 _QUEUE_COLUMNS: Final = {
     "topic": "TOPIC", "broker_group": "GROUP", "queue_id": "QUEUE>", "committed_offset": "COMMITTED>", "end_offset": "END>",
     "behind": "BEHIND>", "leased": "LEASED>", "parked": "PARKED>", "lost": "LOST>", "owner": "OWNER",
 }  # fmt: skip
 
 
-#: Parked messages in a table; `--json` has more.
+#: Maximum of parked messages in a table; `--json` has more.
 _PARKED_SHOWN: Final = 20
 
 
@@ -221,7 +221,8 @@ def _print_delivered(group: str, delivered: list[tuple[str, admin_pb2.GetDeliver
         )  # fmt: skip
         more = f"{count - _PARKED_SHOWN:,} more are parked. " if count > _PARKED_SHOWN else ""
         out.print(
-            f"{more}Parked messages failed for the last time: they are kept and not delivered. Again: ledgermq group release "
+            f"{more}Parked messages failed for the last time: they are kept and not delivered. Again: "
+            "ledgermq group release "
             f"{group} --all, or --message ID"
         )
 
@@ -367,7 +368,7 @@ def delete(
             await admin.delete_group(group)
 
     if not yes:
-        run(look())  # nobody is asked about a consumer group that is not there
+        run(look())  # ask only about a consumer group that exists
         confirm(f'Delete consumer group "{group}" with its offsets?')
     run(work())
     print_done(f'consumer group "{group}" is deleted', {"group": group, "deleted": True}, as_json=as_json)

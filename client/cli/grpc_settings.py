@@ -1,11 +1,11 @@
-"""gRPC's settings for processes of our own: the command line, and tests and benchmarks that stand for it.
+"""gRPC settings of our own processes: the command line, and tests and benchmarks that stand in for it.
 
-They hold for a whole process and are read once, while gRPC is loaded, so a library must not make them:
+They apply to the whole process and are read once, when gRPC is loaded. A library must not make them, so
 importing `ledgermq.client` leaves them to the application (README). Brokers and nameservers have theirs in
 their `__main__`.
 
-* no "Got goaway" on stderr whenever a broker stops: what gRPC has to say reaches us as exceptions
-* without the event engine's own threads a message wakes one thread less (docs/performance.md)
+* no "Got goaway" on stderr when a broker stops: gRPC's reports reach us as exceptions
+* without the event engine's own threads, a message wakes one thread less (docs/performance.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Messages from a stream of bytes, one per line, with bounded memory.
+"""Line source: messages from a byte stream, one per line, with bounded memory.
 
-Owns: cutting lines, the limit of a line, the thread that reads. Must not: read ahead of what was asked for by more than
-a chunk, or keep a lock of the stream: Ctrl-C must end the program while the thread waits for input.
+Owns: splitting lines, the limit of a line, the reading thread. Must not: read ahead by more than a chunk, or
+hold a lock of the stream: Ctrl-C must end the program while the thread waits for input.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class LineCutter:
         """`limit`: bytes of the longest line."""
         self._limit = limit
         self._rest = bytearray()
-        self._number = 0  # of the line that is being read, from 1 once there is one
-        self.blank = 0  # lines that were empty
+        self._number = 0  # of the current line, from 1; 0 before the first
+        self.blank = 0  # empty lines
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the lines that are complete and not empty. Raises: UsageError (a line above the limit)."""
@@ -49,7 +49,8 @@ class LineCutter:
         if len(self._rest) > self._limit:
             raise UsageError(
                 f"line {self._number:,} of stdin has more than {self._limit:,} bytes",
-                "A message cannot be larger. The lines before it were sent, this one and those behind it were not",
+                "A message cannot be larger. The lines before it were sent, "
+                "this one and those behind it were not",
                 "Split it, or store it elsewhere and send its address",
             )
 
@@ -76,7 +77,7 @@ async def _chunks(source: Any) -> AsyncIterator[bytes]:
     def tell(chunk: bytes | OSError) -> bool:
         try:
             loop.call_soon_threadsafe(came.put_nowait, chunk)
-        except RuntimeError:  # the loop is closed: nobody reads any more
+        except RuntimeError:  # the loop is closed: the lines are not needed any more
             return False
         return bool(chunk) and not isinstance(chunk, OSError)
 

@@ -1,10 +1,10 @@
-"""What every command of the CLI shares: options, printing, and running asyncio code.
+"""Shared parts of all CLI commands: options, output, and running asyncio code.
 
-Owns: the form of errors (what · why · next command), `--json`, the default nameserver. Exit codes: 0 ok, 1 failed,
-2 usage. Must not: know any single command.
+Owns: the format of errors (what · why · next command), `--json`, the default nameserver. Exit codes: 0 ok, 1
+failed, 2 usage. Must not: know individual commands.
 
-Columns are aligned and never cut, whatever the width of the terminal. What `create` commands say of broker groups that are down must
-not fail: what was created is there, whatever can be found out about the others.
+Columns are aligned and never cut, whatever the width of the terminal. When a `create` command reports broker
+groups that are down, that must not fail: the object was created, whatever is known about the others.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[st
 
 
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
-_CELL = 64 * 1024  # characters of a cell: no list of a command is longer
-MAX_HOURS = 24 * 365 * 100  # the longest time that an option takes
+_CELL = 64 * 1024  # characters of a cell: more than any list of a command has
+MAX_HOURS = 24 * 365 * 100  # limit of durations in options
 
 NameserverOption = Annotated[
     str,
@@ -102,7 +102,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         return runner.run(coroutine)
     finally:
         with without_interrupt():
-            coroutine.close()  # Ctrl-C may come before it is begun
+            coroutine.close()  # Ctrl-C may come before it starts
             runner.close()
 
 
@@ -180,6 +180,7 @@ def warn_of_down(what: str, names: list[str]) -> None:
     """Say on stderr which broker groups did not get `what`, and how they get it later."""
     for name in names:
         err.print(
-            f"broker group {name} is down and did not get {what}. When its nodes run again: ledgermq cluster add-group {name}",
+            f"broker group {name} is down and did not get {what}. When its nodes run again: "
+            f"ledgermq cluster add-group {name}",
             markup=False,
         )

@@ -1,7 +1,7 @@
-"""`ledgermq cluster promote NODE`: a slave becomes the master, because the master does not come back.
+"""`ledgermq cluster promote NODE`: makes a slave the master when the master does not return.
 
-Owns: what a person is told and asked before, and the wait for the new master. Must not: decide whether the node may (it
-does that itself, broker/admin/promotion.py), or believe that a node is dead because it does not answer.
+Owns: the warnings and the confirmation, and the wait for the new master. Must not: decide whether the node
+may be promoted (it does that itself, broker/admin/promotion.py), or assume that a silent node is dead.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def promote(
             "Nothing was changed",
             f"Move the lead: ledgermq cluster transfer {name}",
         )
-    check_nobody_leads(
-        name, group.answers, instead_of or ()
-    )  # the node would refuse it, too: do not ask before
+    check_nobody_leads(name, group.answers, instead_of or ())  # the node would refuse it anyway: do not ask
     shown = err if as_json else out
     shown.print(escape("\n".join(consequences(name, group.answers, instead_of or ()))))
     _confirm(group.group, yes_lose_data)
@@ -76,15 +74,18 @@ def promote(
         node_id=name, generation=answer.generation, incomplete=incomplete, instead_of=instead_of
     )
     shown.print(
-        f"{name} goes on as it is, and reads and verifies its log ({size(answer.log_bytes)}). How far it is: ledgermq"
+        f"{name} goes on as it is, and reads and verifies its log ({size(answer.log_bytes)}). "
+        "How far it is: ledgermq"
         " cluster status; Ctrl-C gives it up ..."
     )
     generation = run(_promote(address, request))
     shown.print(f"{name} stops, and starts again as the master ...")
     term = run(_until_it_leads(address, name, generation))
     print_done(
-        f"{name} is the master of group {group.group}: generation {generation}, term {term:,}. The other nodes fetch its"
-        " log by themselves, as soon as they hear it; each keeps its old log in its data folder (quarantine-N).",
+        f"{name} is the master of group {group.group}: generation {generation}, term {term:,}. "
+        "The other nodes fetch its"
+        " log by themselves, as soon as they hear it; each keeps its old log in its data folder "
+        "(quarantine-N).",
         {"group": group.group, "master_id": name, "generation": generation, "term": term},
         as_json=as_json,
     )
@@ -114,14 +115,17 @@ def check_nobody_leads(
             continue
         if node in beside:
             raise UsageError(
-                f"{node} is a master of generation {own.generation}, too: it was promoted beside {own.master_id}",
+                f"{node} is a master of generation {own.generation}, too: "
+                f"it was promoted beside {own.master_id}",
                 "Nothing was changed",
-                f"To go on with {name}, and give up what the group has from there since then: ledgermq cluster promote {name} "
+                f"To go on with {name}, and give up what the group has from there since then: "
+                f"ledgermq cluster promote {name} "
                 + " ".join(f"--instead-of {each}" for each in sorted({*beside, *instead_of})),
             )
         if other.generation > own.generation:
             raise UsageError(
-                f"{node} is of generation {other.generation} with the master {other.master_id}, and {name} has not heard of"
+                f"{node} is of generation {other.generation} with the master {other.master_id}, "
+                f"and {name} has not heard of"
                 " that promotion yet",
                 "It follows by itself as soon as they reach each other. Nothing was changed",
                 "See: ledgermq cluster status",
@@ -131,7 +135,8 @@ def check_nobody_leads(
             raise UsageError(
                 f"the master {other.leader_id} is alive: {heard}",
                 "Nothing was changed",
-                f"To change the master without a loss, stop {other.leader_id} first (SIGTERM), and run this again",
+                f"To change the master without a loss, stop {other.leader_id} first (SIGTERM), "
+                "and run this again",
             )
     _check_nobody_is_starting(name, answers, instead_of)
 
@@ -146,10 +151,12 @@ def _check_nobody_is_starting(
             is_known = claim.master in (name, *instead_of, *answers)
             if not is_known and claim.generation > own.generation:
                 raise UsageError(
-                    f"{claim.master} is to become the master (generation {claim.generation}), as {told} was told, and does not"
+                    f"{claim.master} is to become the master (generation {claim.generation}), "
+                    f"as {told} was told, and does not"
                     " answer",
                     "It may be starting. Nothing was changed",
-                    f"Wait for it: ledgermq cluster status. If it does not come back: ledgermq cluster promote {name}"
+                    "Wait for it: ledgermq cluster status. If it does not come back: "
+                    f"ledgermq cluster promote {name}"
                     f" --instead-of {claim.master}",
                 )
 
@@ -163,8 +170,10 @@ def consequences(
     lines = [f"PROMOTING {name} TO THE MASTER OF GROUP {own.group}"]
     for given_up in sorted(instead_of):
         lines += [
-            f"* {given_up} is given up: what it has stored as the master since it was promoted, and confirmed, is lost to the",
-            f"  group. {given_up} and its slaves stop as soon as they hear {name} or a node that follows it, and keep it in",
+            f"* {given_up} is given up: what it has stored as the master since it was promoted, "
+            "and confirmed, is lost to the",
+            f"  group. {given_up} and its slaves stop as soon as they hear {name} or a node that follows "
+            "it, and keep it in",
             "  their data folders (quarantine-N), where it can be read.",
         ]
     if master == name and instead_of:
@@ -175,11 +184,15 @@ def consequences(
         ]
     lines += [f"* {text}" for text in (_what_is_lost(name, master, answers), *_others(name, answers))]
     lines += [
-        f"* Made valid: every entry of {name}'s log, up to {own.last_index:,}, also those that were never confirmed to anybody.",
-        f"* {master} never leads again with the folder that it has. Be sure that it is stopped, or cut off from all clients:",
-        f"  until it hears of this it would go on confirming messages, and those would be lost. When it hears {name} or"
+        f"* Made valid: every entry of {name}'s log, up to {own.last_index:,}, "
+        "also those that were never confirmed to anybody.",
+        f"* {master} never leads again with the folder that it has. Be sure that it is stopped, "
+        "or cut off from all clients:",
+        "  until it hears of this it would go on confirming messages, and those would be lost. "
+        f"When it hears {name} or"
         " another node,",
-        "  it stops at once, moves its folder aside, whole, and starts over as a slave. What is lost can be read there.",
+        "  it stops at once, moves its folder aside, whole, and starts over as a slave. "
+        "What is lost can be read there.",
         f"* {_instead(master, own.flush)}",
         "",
     ]
@@ -201,7 +214,8 @@ def _what_is_lost(name: str, master: str, answers: Mapping[str, pb.GetStatusResp
         heard = next((node.last_contact_ms for node in own.nodes if node.node_id == master), 0)
         since = f", which {name} last heard {duration(heard)} ago," if heard else ""
         return (
-            f"Lost: what {master}{since} confirmed and {name} had not received. {master} does not answer, so how much that is"
+            f"Lost: what {master}{since} confirmed and {name} had not received. {master} does not answer, "
+            "so how much that is"
             " is not known."
         )
     if other.generation != own.generation:
@@ -215,11 +229,13 @@ def _what_is_lost(name: str, master: str, answers: Mapping[str, pb.GetStatusResp
         return f"Nothing is lost: {name} has all {theirs.index:,} entries that {master} has, which answers."
     if mine < theirs:
         return (
-            f"Lost: what {master} has (it answers) and {name} has not: the log of {master} ends at {theirs}, that of {name} at"
+            f"Lost: what {master} has (it answers) and {name} has not: "
+            f"the log of {master} ends at {theirs}, that of {name} at"
             f" {mine}. How many entries that are is not known."
         )
     return (
-        f"What is lost is not known: the log of {master}, which answers, ends at {theirs}, before that of {name} ({mine}):"
+        f"What is lost is not known: the log of {master}, which answers, ends at {theirs}, "
+        f"before that of {name} ({mine}):"
         f" {master} has lost the end of it."
     )
 
@@ -242,7 +258,7 @@ def _other(name: str, mine: LogEnd, generation: int, node: str, answer: pb.GetSt
     if answer is None:
         return f"{node} does not answer: whether it has more than {name} is not known. If it can be started, do that first."
     if answer.generation != generation:
-        return ""  # it starts over from the master of this generation, whoever that is
+        return ""  # it starts over from the master of this generation, whichever that is
     theirs = log_end(answer)
     if theirs is None:
         return f"Whether {node} has more than {name} is not known: {_does_not_tell(node)}"
@@ -258,7 +274,8 @@ def _other(name: str, mine: LogEnd, generation: int, node: str, answer: pb.GetSt
 
 def _does_not_tell(node: str) -> str:
     return (
-        f"{node} is of an older version and does not tell the term of its last entry, without which the logs cannot be"
+        f"{node} is of an older version and does not tell the term of its last entry, "
+        "without which the logs cannot be"
         " compared. Upgrade it first (it may be restarted), and run this again."
     )
 
@@ -307,7 +324,8 @@ def not_there(name: str, groups: Sequence[GroupAnswers]) -> UsageError:
     return UsageError(
         what,
         f"Those that are: {', '.join(there)}. Nothing was changed",
-        "After a promotion or a start a node takes a while to be there: try again in a few seconds; or name it: --node HOST:8082",
+        "After a promotion or a start a node takes a while to be there: try again in a few seconds; "
+        "or name it: --node HOST:8082",
     )
 
 

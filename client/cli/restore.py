@@ -1,7 +1,7 @@
-"""`ledgermq restore`: starts the tool that makes a broker group's folders from dumps, and lets `ledgermq up` start them.
+"""`ledgermq restore`: runs the tool that makes folders of a broker group from dumps, for `ledgermq up`.
 
-Owns: its options, and the plan of a local cluster beside the folders. Must not: read dumps or folders; that part belongs to
-the server package.
+Owns: its options, and the plan of a local cluster beside the folders. Must not: read dumps or folders (the
+server package does).
 """
 
 from __future__ import annotations

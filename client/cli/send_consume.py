@@ -44,8 +44,8 @@ from .output import (
 from .standard_streams import close_output
 from .times import position
 
-_DAY = 86_400.0  # seconds; the longest --timeout
-_MAX_OPEN_SENDS = 50_000  # messages without an answer; then `send` reads no more input
+_DAY = 86_400.0  # s; the longest --timeout
+_MAX_OPEN_SENDS = 50_000  # unanswered messages; above it `send` reads no more input
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +64,7 @@ class _Plan:
     tag: str
     keys: tuple[str, ...]
     message_group: str
-    rate: int  # messages per second, 0: as fast as they are acknowledged
+    rate: int  # messages per second; 0: as fast as they are acknowledged
 
 
 def send(
@@ -147,7 +147,8 @@ class _Report:
         """All are stored."""
         if self.stored == 1 and (r := self._last) is not None:
             out.print(
-                f"stored {r.message_id} in {r.topic}[{r.queue_id}] of {r.broker_group} at offset {r.queue_offset}"
+                f"stored {r.message_id} in {r.topic}[{r.queue_id}] of {r.broker_group} at offset "
+                f"{r.queue_offset}"
             )
             return
         out.print(f"stored {self.stored:,} messages in {seconds:.2f} s ({self.stored / seconds:,.0f} msg/s)")
@@ -159,7 +160,7 @@ class _JsonReport(_Report):
     def add(self, receipt: SendReceipt) -> None:
         """Print it."""
         print_json_line(receipt._asdict())
-        sys.stdout.flush()  # who reads it may wait for it before the next line
+        sys.stdout.flush()  # a reader may wait for it before the next line
         super().add(receipt)
 
     def end(self, seconds: float) -> None:
@@ -179,7 +180,7 @@ async def _bodies(plan: _Plan) -> AsyncIterator[bytes]:
         if plan.rate and (ahead := number / plan.rate - (time.monotonic() - started)) > 0:
             await asyncio.sleep(ahead)
         elif number % 256 == 255:
-            await asyncio.sleep(0)  # let requests go out while more are made
+            await asyncio.sleep(0)  # let requests go out meanwhile
         yield body
         number += 1
 
@@ -221,7 +222,7 @@ async def _send(plan: _Plan, nameserver: str, timeout_ms: int, report: _Report) 
                         plan.topic, body, tag=plan.tag, keys=plan.keys, message_group=plan.message_group
                     )
                 )
-        except (LedgerMQError, OSError):  # the input ends badly: what was taken from it is still sent
+        except (LedgerMQError, OSError):  # the input failed: what was read before is still sent
             await settle(0)
             raise
         await settle(0)
@@ -270,7 +271,7 @@ def consume(
             return
         try:
             _show(message, as_json)
-        except CorruptMessageError as unreadable:  # acknowledged all the same: it would come for ever
+        except CorruptMessageError as unreadable:  # acknowledge it: it would be redelivered for ever
             print_error(str(unreadable))
 
     interrupted = False
@@ -301,7 +302,7 @@ def _show(message: LeasedMessage, as_json: bool) -> None:
         )  # fmt: skip
     elif sys.stdout.isatty():
         sys.stdout.write(printable(message.body) + "\n")
-    else:  # into a file or a pipe: the very bytes
+    else:  # to a file or a pipe: the exact bytes
         sys.stdout.flush()
         sys.stdout.buffer.write(message.body + b"\n")
     sys.stdout.flush()
@@ -324,7 +325,7 @@ async def _consume(
 ) -> None:
     async with SimpleConsumer(nameserver, group=group) as consumer:
         await consumer.subscribe(topic, tag)
-        if start != "earliest":  # the first receive would create the group with the default start
+        if start != "earliest":  # the first receive would create the consumer group with the default start
             async with Admin(nameserver) as admin:
                 await admin.create_group(group, start=start, if_not_exists=True)
         received = 0

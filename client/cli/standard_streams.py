@@ -1,4 +1,4 @@
-"""Standard streams as the caller of a command left them. Must not: import anything that takes long."""
+"""Standard streams as the caller of a command left them. Must not: import slow modules."""
 
 from __future__ import annotations
 

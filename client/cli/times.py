@@ -1,4 +1,4 @@
-"""Points in time as people type them and read them, in the time zone of their machine. Must not: read the clock."""
+"""Points in time as people type and read them, in their machine's time zone. Must not: read the clock."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 import typer
 
-#: Numbers that are taken for ms since 1970: from March 1973 to the year 5138. Smaller ones are meant as offsets or
-#: seconds, larger ones as microseconds.
+#: Numbers that are taken as ms since 1970: from March 1973 to the year 5138. Smaller ones are probably
+#: offsets or seconds, larger ones microseconds.
 _TIMES_MS: Final = range(10**11, 10**14)
 
 
@@ -19,8 +19,10 @@ def position(text: str) -> str:
     if text.isascii() and text.isdecimal():
         if len(text) > 15 or int(text) not in _TIMES_MS:
             raise typer.BadParameter(
-                f"{text} is not taken: a number is a time in ms since 1970, of 12 to 14 digits, not an offset; "
-                "the other forms are earliest, latest and 2026-01-31T12:00:00. Each queue has offsets of its own; "
+                f"{text} is not taken: a number is a time in ms since 1970, of 12 to 14 digits, "
+                "not an offset; "
+                "the other forms are earliest, latest and 2026-01-31T12:00:00. "
+                "Each queue has offsets of its own; "
                 "they are set from Python: PullConsumer.commit({queue: offset}, reset=True)"
             )
         return text

@@ -233,7 +233,7 @@ def delete(
             await admin.delete_topic(topic)
 
     if not yes:
-        run(look())  # nobody is asked about a topic that is not there
+        run(look())  # ask only about a topic that exists
         confirm(f'Delete topic "{topic}" with all its messages?')
     run(work())
     print_done(f'topic "{topic}" is deleted', {"topic": topic, "deleted": True}, as_json=as_json)

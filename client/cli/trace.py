@@ -1,4 +1,4 @@
-"""Command `ledgermq message trace`: who sent a message, when it was stored, who consumed it."""
+"""Command `ledgermq message trace`: sender, store time and consumers of a message."""
 
 from __future__ import annotations
 

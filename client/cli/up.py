@@ -1,6 +1,6 @@
-"""`ledgermq up`, `broker`, `nameserver`: servers, started as processes.
+"""`ledgermq up`, `broker`, `nameserver`: start servers as processes.
 
-Owns: what `up` prints, and how it reacts when a node ends. Must not: import a server package.
+Owns: the output of `up`, and its reaction when a node ends. Must not: import a server package.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..local.processes import ProcessEndedError, ServerProcess, signals_as_inter
 from .output import DEFAULT_NAMESERVER, out, run, text_table
 
 MAX_GROUPS = 16
-_CLUSTER = "local"  # of a broker that is told no other name
+_CLUSTER = "local"  # name of the cluster of a broker without another one
 _REPLICATIONS = ("quorum", "async_master", "sync_master")
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 _RESTART_SECONDS = 3.0
-_QUICK_END_SECONDS = 10.0  # a node that ends sooner after its restart is not restarted again
+_QUICK_END_SECONDS = 10.0  # a node that ends within this time after a restart is not restarted again
 _HEALTHY_SECONDS = 10.0
 _WILL_NOT_START = (2, 3)  # exit codes of a broker: wrong settings, unusable folder or ports
 
@@ -79,7 +79,7 @@ def up(
 ) -> int:
     """Start a whole cluster on this machine: nameserver and brokers. Ctrl-C stops it (exit code 130; SIGTERM: 0)."""
     _check(nodes, data, groups, replication)
-    if join is not None and not join.strip():  # `--join "$UNSET"` would start a cluster of its own
+    if join is not None and not join.strip():  # `--join "$UNSET"` would start a separate cluster
         raise UsageError(
             "--join is empty", "It takes the nameserver of a cluster", "Name it: ledgermq up --join HOST:PORT"
         )
@@ -137,7 +137,7 @@ def _check(nodes: int | None, data: Path, groups: int | None, replication: str |
             "",
             "Start two: ledgermq up --groups 2",
         )
-    if data == Path():  # `--data "$UNSET"` would strew the current folder with data
+    if data == Path():  # `--data "$UNSET"` would write into the current folder
         raise UsageError(
             "--data is empty or names the current folder",
             "It takes a folder for nothing but the data",
@@ -151,9 +151,11 @@ async def _known_by(nameserver: str) -> tuple[frozenset[str], frozenset[str]]:
     if others := sorted({route.cluster for route in listed.groups} - {_CLUSTER}):
         name = others[0]
         raise UsageError(
-            f"the cluster at {nameserver} is named {name}, and the brokers of ledgermq up belong to one named {_CLUSTER}",
+            f"the cluster at {nameserver} is named {name}, and the brokers of ledgermq up belong to one "
+            f"named {_CLUSTER}",
             "Nobody there would find them. Nothing was made",
-            f"Start them one by one: ledgermq broker --cluster {name} --nameservers {nameserver} (all flags: --help)",
+            f"Start them one by one: ledgermq broker --cluster {name} --nameservers {nameserver} (all "
+            "flags: --help)",
         )
     nodes = frozenset(node.node_id for route in listed.groups for node in route.nodes)
     return frozenset(route.group for route in listed.groups), nodes
@@ -239,7 +241,8 @@ def after_a_kill(name: str, plan: LocalPlan) -> str:
     if plan.replication == "quorum":
         return f"{name} goes, the group stays; it is restarted here"
     return (
-        f"{name} goes; if it is the master, messages can be read and none be stored until it is back (it is restarted here), "
+        f"{name} goes; if it is the master, messages can be read and none be stored until it is back (it "
+        "is restarted here), "
         "or another node is promoted: ledgermq cluster promote NODE"
     )
 
@@ -274,7 +277,7 @@ def _watch(cluster: LocalCluster) -> NoReturn:
             if code is None or process.name in given_up:
                 continue
             quick = time.monotonic() - restarted.get(process.name, -_QUICK_END_SECONDS) < _QUICK_END_SECONDS
-            if code in _WILL_NOT_START or (quick and code >= 0):  # a person may kill it as often as they like
+            if code in _WILL_NOT_START or (quick and code >= 0):  # someone may kill it any number of times
                 out.print(
                     f"{process.name} ended with code {code} and stays down:\n{escape(process.log_tail(5))}"
                 )
