@@ -232,7 +232,7 @@ class LocalCluster:
             on_ready(name)
 
     def check_added(self) -> None:
-        """Refuse to add broker groups whose names joined groups of the cluster have. Its nameserver must run.
+        """Refuse to add broker groups with names of others that joined the cluster. Its nameserver must run.
 
         Raises: UsageError.
         """
