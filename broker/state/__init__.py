@@ -1,7 +1,9 @@
-"""The replicated state machine: pure. Every node applies the same entries and comes to the same state.
+"""Replicated state machine: pure. All nodes that apply the same entries reach the same state.
 
-Owns topics, consumer groups, queues, consumption, leases, deduplication, memberships, and the commands that change them.
+Owns: topics, consumer groups, queues, consumption, leases, deduplication, memberships, and the commands that
+change them.
 Must not: read a clock, a file, random numbers or settings that may differ between nodes.
 
-Begin with `machine.py`. Then: `commands.py`, `effects.py`, `consumption.py`, `leases.py`, `consume_queue.py`, `dedup.py`.
+Begin with `machine.py`. Then: `commands.py`, `effects.py`, `consumption.py`, `leases.py`, `consume_queue.py`,
+`dedup.py`.
 """

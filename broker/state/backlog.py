@@ -1,14 +1,16 @@
 """Backlog of consumer groups, for `group lag`, drains, removals and retention.
 
-A consumer group that has a position in one queue of a topic, or a member that subscribes to it, consumes
-the topic: its other queues are unconsumed, unless the group begins at the latest message. Retention
-protects nothing for a consumer group that only subscribes. Pure: reads the state, changes nothing.
+A consumer group consumes a topic if it has a position in one of its queues, or a member that subscribes to
+it. Queues of the topic without a position count as unconsumed, unless the consumer group starts at the latest
+message. Retention protects nothing for a consumer group that only subscribes. Pure: reads the state, changes
+nothing.
 
-Owns: the counting.   Must not: decide whether what is left may be given up.
+Owns: the counting.   Must not: decide whether a backlog may be abandoned.
 
-`apply` of SetBrokerGroupMode version 2 decides by `missed`, on every node: what it says of a state, and so what `progress`
-counts, belongs to the meaning of a published command. Another rule needs another version. (Parked messages count since there
-are some: a build that knows none of them cannot have the state in which they are.)
+`apply` of SetBrokerGroupMode version 2 decides by `missed` on every node. The result of `missed`, and
+therefore what `progress` counts, is part of the meaning of a published command: another rule needs another
+version. (Parked messages were added to the count without one: a build that does not know them cannot hold a
+state with them.)
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from .leases import Consumption
 from .memberships import MembershipTable
 from .topics import TRACE_TOPIC, Topic, TopicTable
 
-NOBODY_YET: Final = 0  # ids of consumer groups begin at 1
+#: `Need.group_id` of a topic that no consumer group consumes; ids of consumer groups begin at 1.
+NOBODY_YET: Final = 0
 
 
 class Consumed(Protocol):
-    """What is asked of a BrokerState."""
+    """The part of BrokerState that this module reads."""
 
     @property
     def topics(self) -> TopicTable: ...
@@ -50,10 +53,12 @@ class Consumed(Protocol):
 def progress(
     state: Consumed, group: str = "", topic: str = "", *, consumers: Iterable[tuple[str, str]] = ()
 ) -> list[TopicProgress]:
-    """Return every consumer group in every topic that it consumes, and topics with messages that nobody consumes.
+    """Return the progress of each consumer group in each topic that it consumes.
 
-    By topic, then group. `group`, `topic`: only these; "" all. `consumers`: (consumer group, topic) that count, too, although
-    they may never have come here: they have everything before them.
+    A topic with messages that no consumer group consumes has a row, too.
+    Sorted by topic, then consumer group. `group`, `topic`: return only these; "" means all.
+    `consumers`: further pairs (consumer group, topic) to count. They may have no position here; then all
+    messages of the topic are ahead of them.
     """
     table = state.consumption.copy()
     here = _consumers(state, table)
@@ -78,7 +83,7 @@ def progress(
 
 
 def consumers_by_topic(state: Consumed) -> dict[int, set[int]]:
-    """Return the ids of the groups that consume each topic here, by topic id: those that `progress` counts."""
+    """Return the ids of the consumer groups that `progress` counts as consumers here, by topic id."""
     return _consumers(state, state.consumption.copy())
 
 
@@ -112,7 +117,7 @@ def _of(
     queues: list[ConsumeQueue],
     topic: Topic,
 ) -> TopicProgress:
-    """`group` None: it consumes the topic elsewhere alone."""
+    """Return the row of one consumer group. `group` None: it consumes only in other broker groups."""
     count = behind = leased = lost = parked = 0
     for queue in queues:
         known = table.get((group.group_id, *queue.key)) if group is not None else None
@@ -128,14 +133,15 @@ def _of(
 
 
 def _begin(group: ConsumerGroup | None, queue: ConsumeQueue) -> int:
-    """Return where `group` would begin in a queue in which it has no position."""
+    """Return the start offset of `group` in a queue in which it has no position."""
     return queue.end if group is not None and group.start == LATEST else queue.begin
 
 
 def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicProgress]:
-    """Return who has not consumed what, or has it parked, and what nobody consumes; traces that nobody reads hold up nothing.
+    """Return the rows of `progress` that have a backlog or parked messages.
 
-    `consumers`: (consumer group, topic) of other broker groups, which count here although they never came.
+    The trace topic does not count while no consumer group consumes it.
+    `consumers`: (consumer group, topic) of other broker groups; they count here even without a position.
     """
     left = [row for row in progress(state, consumers=consumers) if row.behind or row.parked]
     return [row for row in left if row.group or row.topic != TRACE_TOPIC]
@@ -143,22 +149,19 @@ def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicP
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Lowest queue offset that a consumer group has not consumed. `parked`: it is parked for that group.
-
-    `group_id` NOBODY_YET: no consumer group consumes the topic, which keeps what is unread.
-    """
+    """Lowest queue offset that some consumer group still needs."""
 
     offset: int
-    group_id: int
-    parked: bool = False
+    group_id: int  # NOBODY_YET: no consumer group has a position in the topic, which keeps unread messages
+    parked: bool = False  # the message at `offset` is parked for that consumer group
 
 
 def unconsumed(state: Consumed, *, kept_only: bool = False) -> dict[QueueKey, Need]:
-    """Return the lowest offset that a consumer group needs, for every queue where one needs messages.
+    """Return the lowest needed offset of every queue of which a consumer group needs stored messages.
 
-    A consumer group with a position in a topic needs what it has not acknowledged and what is parked for
-    it. A topic that keeps what is unread, and in which no consumer group has a position, is needed as a whole.
-    `kept_only`: only topics that keep what is unread.
+    A consumer group with a position in a topic needs the messages that it has not acknowledged and those that
+    are parked for it. A topic that keeps unread messages is needed as a whole while no consumer group has a
+    position in it. `kept_only`: consider only topics that keep unread messages.
     """
     lowest: dict[QueueKey, Need] = {}
     topics = [topic for topic in state.topics if topic.keep_unread or not kept_only]

@@ -1,11 +1,12 @@
-"""State commands as bytes (D12, D23).
+"""Binary encoding of state commands (D12, D23).
 
-A command stands in a COMMANDS section (proto/record.py) as type, version, payload; little-endian. Payloads are a fixed
-struct, then texts (u16 length + UTF-8), then rows as packed numpy columns.
+A COMMANDS section (proto/record.py) holds each command as type, version and payload, little-endian. A payload
+is a fixed struct, then texts (u16 length + UTF-8), then rows of a packed numpy dtype.
 
 Owns: types, versions and bytes.   Must not: know the state, or judge a command.
-Invariant: `decode(*walk_commands(...))` of `encode(command)` equals the command; a published version never changes.
-A newer version of a command is written only for what the older one has no place for: older nodes read the rest.
+Invariant: `decode(*walk_commands(...))` of `encode(command)` equals the command. A published version never
+changes. A newer version of a command is written only for values that the older one cannot represent, so older
+nodes can read all other commands.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class CommandType(IntEnum):
 
 
 def encode(command: Command) -> bytes:
-    """Return the command as it stands in a COMMANDS section (padded)."""
+    """Return the bytes of the command in a COMMANDS section (padded)."""
     codec = _BY_CLASS[type(command)]
     if isinstance(command, CreateTopic) and command.keep_unread:
         codec = _CREATE_TOPIC_3
@@ -102,7 +103,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode(command_type: int, version: int, payload: memoryview, index: int) -> Command:
-    """Return the command. `index` is that of its entry. Raises: UnknownCommandError, CorruptError."""
+    """Return the command. `index`: index of its entry. Raises: UnknownCommandError, CorruptError."""
     codec = _BY_TYPE.get((command_type, version))
     if codec is None:
         raise UnknownCommandError(command_type, version, index)
@@ -145,7 +146,7 @@ _OWNED_POSITION_DTYPE: Final = np.dtype(
 
 
 def pack_text(text: str) -> bytes:
-    """Return a text as it stands in commands and checkpoints."""
+    """Return the bytes of a text in commands and checkpoints: u16 length + UTF-8."""
     raw = text.encode()
     return struct.pack("<H", len(raw)) + raw
 

@@ -1,8 +1,8 @@
-"""State commands: what the leader proposes besides records, as explicit facts (D12, D14).
+"""State commands: the proposals of the leader other than records, as explicit facts (D12, D14).
 
-Rows are numpy all the way: a command for a thousand acknowledgements has no Python object per row. How commands stand
-in the log: state/codecs.py.
-Owns: the commands and what each means.   Must not: know the state, or judge a command.
+Rows are numpy arrays throughout: a command for a thousand acknowledgements has no Python object per row.
+state/codecs.py encodes commands for the log.
+Owns: the commands and their meaning.   Must not: know the state, or judge a command.
 """
 
 from __future__ import annotations
@@ -16,33 +16,35 @@ import numpy as np
 
 #: Rows of CommitOffsets, SetPositions (queues of one topic), LogStart and TrimQueues.
 POSITION_DTYPE: Final = np.dtype([("topic_id", "<u4"), ("queue_id", "<u4"), ("offset", "<i8")])
-#: Rows that name leases: Ack, ReleaseLeases.
+#: Rows of Ack and ReleaseLeases: each names a lease.
 LEASE_ROW_DTYPE: Final = np.dtype([("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8")])
 #: Rows of ChangeInvisible; `invisible_ms` counts from the entry's log time.
 CHANGE_DTYPE: Final = np.dtype(
     [("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8"), ("invisible_ms", "<i8")]
 )
-#: Rows of AssignQueues: `epoch` is the one that the queue has so far, `place` that of the member, or NOBODY.
+#: Rows of AssignQueues. `epoch`: the queue's epoch before the command. `place`: index of the new owner in
+#: `members`, or NOBODY.
 ASSIGNMENT_DTYPE: Final = np.dtype(
     [("topic_id", "<u4"), ("queue_id", "<u4"), ("epoch", "<u8"), ("place", "<u4")]
 )
-#: Rows of ParkMessages; `attempts`: how often a consumer says it tried, 0: what the state counted.
+#: Rows of ParkMessages. `attempts`: number of attempts that the consumer reports; 0: use the count of the
+#: state.
 PARK_DTYPE: Final = np.dtype(
     [("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8"), ("attempts", "<u4")]
 )
-#: Feature level (features.py) from which on messages are parked: ParkMessages, ReleaseParked.
+#: Minimum feature level (features.py) of ParkMessages and ReleaseParked.
 PARKED_MESSAGES: Final = 3
-#: Feature level from which on topics keep what is unread: SetTopicKeepUnread, CreateTopic with `keep_unread`.
+#: Minimum feature level of SetTopicKeepUnread, and of CreateTopic with `keep_unread`.
 KEEP_UNREAD: Final = 4
-#: Place of an owner in AssignQueues when the queue goes to no one.
+#: `place` in AssignQueues: the queue gets no owner.
 NOBODY: Final = 0xFFFFFFFF
 _EARLIEST: Final = -2
 _LATEST: Final = -1
-_TIME_DIGITS_MAX: Final = 18  # of a time in ms; it must fit 64 bits
+_TIME_DIGITS_MAX: Final = 18  # of a time in ms, so that it fits into 64 bits
 
 
 class MessageType(IntEnum):
-    """Kind of message a topic takes; numbers of TopicMessageType in proto/route.proto."""
+    """Type of the messages of a topic. Numbers of TopicMessageType in proto/route.proto."""
 
     NORMAL = 1
     FIFO = 2
@@ -51,30 +53,30 @@ class MessageType(IntEnum):
     MIXED = 5
 
 
-#: Topics of these types are refused: no message that belongs into one would be taken.
+#: Topics of these types are refused: their messages are not supported.
 NOT_BUILT: Final = frozenset({MessageType.DELAY, MessageType.TRANSACTION})
 
 
 class BrokerGroupMode(IntEnum):
-    """What this broker group does; numbers of BrokerGroupMode in proto/route.proto."""
+    """Mode of this broker group. Numbers of BrokerGroupMode in proto/route.proto."""
 
     ACTIVE = 0
-    DRAINING = 1  # takes no new messages; everything else goes on
+    DRAINING = 1  # refuses new messages; everything else continues
     REMOVED = 2  # left the cluster
 
 
 class ParkReason(IntEnum):
-    """Why a message is not delivered any more."""
+    """Reason for parking a message."""
 
-    ATTEMPTS = 1  # it came as often as its group allows, and was not acknowledged
-    FORWARDED = 2  # a consumer gave it up (ForwardMessageToDeadLetterQueue)
+    ATTEMPTS = 1  # it reached the consumer group's maximum of attempts without an acknowledgement
+    FORWARDED = 2  # a consumer sent ForwardMessageToDeadLetterQueue
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a new consumer group begins in a queue: `earliest`, `latest`, or the first message stored at a time."""
+    """Start of a new consumer group in a queue: `earliest`, `latest`, or the first message since a time."""
 
-    value: int = _EARLIEST  # -2 earliest, -1 latest, else ms of log time
+    value: int = _EARLIEST  # -2: earliest, -1: latest, otherwise log time in ms
 
     @classmethod
     def parse(cls, text: str) -> StartPosition:
@@ -92,7 +94,7 @@ class StartPosition:
 
     @property
     def timestamp_ms(self) -> int | None:
-        """The time, when it is one."""
+        """Log time in ms; None for `earliest` and `latest`."""
         return self.value if self.value >= 0 else None
 
     def __str__(self) -> str:
@@ -105,159 +107,159 @@ LATEST: Final = StartPosition(_LATEST)
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """Result: TopicResult (the topic's id; `created` False when the name is taken, nothing changes then).
+    """Create a topic. Does nothing if the name is taken.
 
-    `retention_ms`: how long its messages are shown, in log time; 0: as long as the log holds them. `keep_unread`: retention
-    deletes none that a consumer group has still to read.
+    Result: TopicResult (`topic`: the one of that name; `changed` False: the name was taken).
     """
 
     name: str
     queue_count: int
     message_type: MessageType = MessageType.NORMAL
-    retention_ms: int = 0
-    keep_unread: bool = False
+    retention_ms: int = 0  # messages are visible for so much log time; 0: as long as the log holds them
+    keep_unread: bool = False  # retention deletes no message that a consumer group has yet to read
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
-    """Result: TopicResult (`topic` None when there was none of that id)."""
+    """Delete a topic, its queues and all positions in it. Result: TopicResult (`topic` None: no such id)."""
 
     topic_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CreateGroup:
-    """Result: GroupResult, as for topics."""
+    """Create a consumer group. Does nothing if the name is taken. Result: GroupResult, as for CreateTopic."""
 
     name: str
     start: StartPosition = EARLIEST
-    max_attempts: int = 17
-    fifo: bool = False
+    max_attempts: int = 17  # deliveries of a message before it is parked
+    fifo: bool = False  # deliver the messages of a queue in order
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Result: GroupResult."""
+    """Delete a consumer group, with its positions, leases and members. Result: GroupResult."""
 
     group_id: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitOffsets:
-    """Offsets of a pulling group. Without `reset` they never go back; with it all leases of the queue end.
+    """Commit offsets of a consumer group.
 
-    `rows`: POSITION_DTYPE. `epochs` (u64): for each row the ownership under which it was consumed; 0 or None: none.
-    Result: CommitResult (False: no such group, topic or queue; or another owner has the queue, which is `fenced`).
-    A reset without an epoch is anyone's: an owner that the queue has keeps it under a new epoch.
+    Result: CommitResult (False: the consumer group, topic or queue does not exist, or another member owns the
+    queue; the latter is `fenced`).
+    A reset without an epoch is allowed for every client: an owner of the queue keeps it under a new epoch.
     """
 
     group_id: int
-    rows: np.ndarray
-    reset: bool = False
-    epochs: np.ndarray | None = None
+    rows: np.ndarray  # POSITION_DTYPE
+    reset: bool = False  # False: offsets never move back. True: they may, and all leases of the queue end
+    epochs: np.ndarray | None = None  # u64 per row: epoch of the owner that consumed it; 0 or None: no owner
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetPositions:
-    """The resolved start of a group in queues it has not consumed from; queues that have a position keep it.
+    """Set the start of a consumer group in queues in which it has no position. Others keep theirs.
 
-    `rows`: POSITION_DTYPE. Result: RowsResult.
+    Result: RowsResult (False: the queue does not exist).
     """
 
     group_id: int
-    rows: np.ndarray
+    rows: np.ndarray  # POSITION_DTYPE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueGrant:
-    """The part of a grant that is in one queue.
+    """Part of a grant that concerns one queue.
 
-    `offsets` >= `start` are new ones in [start, end); the rest of that range is skipped (filtered out, deleted).
-    `offsets` < `start` are leased ones that have expired. Sorted, int64.
+    `offsets` >= `start` are new ones in [start, end); the rest of that range is skipped (filtered out,
+    deleted). `offsets` < `start` have an expired lease and are leased again.
     """
 
     queue_id: int
-    start: int  # position of the group in the queue that the leader selected from
+    start: int  # position of the consumer group in the queue when the leader selected the offsets
     end: int  # its position after the grant
-    offsets: np.ndarray
+    offsets: np.ndarray  # int64, sorted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrantLeases:
     """Lease queue offsets to a consumer. The lease id is the index of the entry.
 
-    Ends `invisible_ms` after the entry's log time, or, with a `session` (not 0), when that session is lost.
-    Result: GrantResult: what was really granted, which may be less (an acknowledgement came first).
+    Result: GrantResult. It may hold fewer offsets than the command, for example after an acknowledgement that
+    was applied first.
     """
 
     group_id: int
     topic_id: int
-    invisible_ms: int
+    invisible_ms: int  # without a session: the leases end so long after the log time of the entry
     queues: tuple[QueueGrant, ...]
-    session: int = 0
+    session: int = 0  # not 0: the leases end when that session is lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ack:
-    """Acknowledge leases. `rows`: LEASE_ROW_DTYPE. With `force`, expired leases too (the leader moved the message).
-
-    Result: RowsResult (False: the handle is expired or no longer the current one).
-    """
+    """Acknowledge leases. Result: RowsResult (False: the handle has expired or is not the current one)."""
 
     group_id: int
     topic_id: int
-    rows: np.ndarray
-    force: bool = False
+    rows: np.ndarray  # LEASE_ROW_DTYPE
+    force: bool = False  # accept expired leases, too: the leader moved the message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeInvisible:
-    """Move the end of leases; each gets the entry's index as its new id, so older handles end.
+    """Move the deadline of leases. The entry's index is their new id, which invalidates older handles.
 
-    `rows`: CHANGE_DTYPE. Result: RowsResult.
+    Result: RowsResult (False: not an open, unexpired lease with that id).
     """
 
     group_id: int
     topic_id: int
-    rows: np.ndarray
+    rows: np.ndarray  # CHANGE_DTYPE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleaseLeases:
-    """End leases whose messages never left (the caller was gone): visible at once, the attempt is not counted.
+    """End leases whose messages were never sent, because the caller had gone.
 
-    `rows`: LEASE_ROW_DTYPE. Result: RowsResult.
+    The messages are visible at once, and the attempt does not count.
+    Result: RowsResult (False: not an open lease with that id).
     """
 
     group_id: int
     topic_id: int
-    rows: np.ndarray
+    rows: np.ndarray  # LEASE_ROW_DTYPE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParkMessages:
-    """Take leased messages out of delivery until they are released; none is deleted. `rows`: PARK_DTYPE.
+    """Take leased messages out of delivery until they are released. They are not deleted.
 
     Result: RowsResult (False: not the current lease, acknowledged, or PARKED_MAX are parked in the queue).
     """
 
     group_id: int
     topic_id: int
-    rows: np.ndarray
+    rows: np.ndarray  # PARK_DTYPE
     reason: ParkReason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReleaseParked:
-    """Deliver parked messages again, with all attempts. `rows`: POSITION_DTYPE. Result: RowsResult (False: not parked)."""
+    """Make parked messages deliverable again and reset their attempts.
+
+    Result: RowsResult (False: not parked).
+    """
 
     group_id: int
-    rows: np.ndarray
+    rows: np.ndarray  # POSITION_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The leases of a client session end `grace_ms` after the entry's log time. Result: None."""
+    """End the leases of a client session `grace_ms` after the log time of the entry. Result: None."""
 
     session: int
     grace_ms: int = 0
@@ -265,24 +267,24 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class EvictDedup:
-    """Forget message ids last stored before `ids_before`, and streams silent since `streams_before` (log time, ms)."""
+    """Drop old items of the deduplication windows. Result: None."""
 
-    ids_before: int
-    streams_before: int
+    ids_before: int  # log time (ms); generations of message ids whose last id is older are dropped
+    streams_before: int  # log time (ms); producer streams whose last batch is older are dropped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogStart:
-    """Retention: the log begins at `index`; each queue at the offset in `rows` (POSITION_DTYPE). Never goes back."""
+    """Move the start of the log and the begin of its queues (retention). Neither moves back. Result: None."""
 
-    index: int
-    physical_offset: int
-    rows: np.ndarray
+    index: int  # of the first entry that stays
+    physical_offset: int  # of that entry
+    rows: np.ndarray  # POSITION_DTYPE: new begin of each queue
 
 
 @dataclass(frozen=True, slots=True)
 class SetTopicRetention:
-    """Messages of a topic are shown for `retention_ms` of log time (see CreateTopic). Result: TopicResult."""
+    """Set the retention time of a topic, in log time (see CreateTopic). Result: TopicResult."""
 
     topic_id: int
     retention_ms: int
@@ -290,7 +292,7 @@ class SetTopicRetention:
 
 @dataclass(frozen=True, slots=True)
 class SetTopicKeepUnread:
-    """Whether retention leaves unread messages of a topic (see CreateTopic). Result: TopicResult."""
+    """Set whether retention spares unread messages of a topic (see CreateTopic). Result: TopicResult."""
 
     topic_id: int
     keep_unread: bool
@@ -298,53 +300,56 @@ class SetTopicKeepUnread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrimQueues:
-    """Retention of topics: each queue begins at the offset in `rows` (POSITION_DTYPE). Never goes back; no segment goes."""
+    """Move the begin of queues (retention of topics). It never moves back. Result: None.
 
-    rows: np.ndarray
+    No segment of the log is deleted.
+    """
+
+    rows: np.ndarray  # POSITION_DTYPE: new begin of each queue
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevel:
-    """Raise the group's feature level (D23)."""
+    """Raise the feature level of the broker group (D23). Result: None."""
 
     level: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetBrokerGroupMode:
-    """Drain this broker group, take it back, or remove it. Result: ModeResult.
-
-    `if_consumed`: only when it takes no messages at that moment, and no consumer group misses one that it holds (backlog.py).
-    `consumers`: (consumer group, topic) that count besides those that came here: they consume the topic in other broker groups.
-    """
+    """Drain, reactivate or remove this broker group. Result: ModeResult."""
 
     mode: BrokerGroupMode
+    #: Change the mode only if the broker group is not active and no consumer group misses a stored message
+    #: (backlog.py).
     if_consumed: bool = False
+    #: Further pairs (consumer group, topic) to count: they consume the topic in other broker groups.
     consumers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """A member of a queue-exclusive group comes, or comes again, perhaps with another subscription; it keeps its queues.
+    """Add a member to a queue-exclusive consumer group, or update its settings.
 
-    `topics`: names, whether they exist or not. Result: GroupResult (`changed`: it is new or subscribes otherwise).
+    A known member keeps its queues. Result: GroupResult (`changed`: the member is new or its settings
+    differ).
     """
 
     group_id: int
     member: str
-    topics: tuple[str, ...]
-    allocation: str = ""
-    zone: str = ""
+    topics: tuple[str, ...]  # names of topics, existing or not
+    allocation: str = ""  # name of the allocation strategy; the oldest member's decides
+    zone: str = ""  # for the allocation by zone
     filter: str = ""
-    session_timeout_ms: int = 0
-    release_ms: int = 0
+    session_timeout_ms: int = 0  # the member is removed after so long without a sign of life
+    release_ms: int = 0  # time that it has to give up a revoked queue
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveGroup:
-    """Members are gone: their queues have no owner, and their epochs end.
+    """Remove members. Their queues lose their owner, and their epochs end.
 
-    Result: RowsResult (False: it was no member).
+    Result: RowsResult (False: not a member).
     """
 
     group_id: int
@@ -353,15 +358,15 @@ class LeaveGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AssignQueues:
-    """Give queues to members, or to nobody; the new epoch of each is the index of the entry.
+    """Assign queues to members, or to no member. The new epoch of each queue is the index of the entry.
 
-    `rows`: ASSIGNMENT_DTYPE; `place` counts in `members`. Result: RowsResult (False: the queue has another epoch than the
-    leader knew, or the queue or the member is gone).
+    Result: RowsResult (False: the queue's epoch is not the one in the row, or the queue or the member is
+    gone).
     """
 
     group_id: int
     members: tuple[str, ...]
-    rows: np.ndarray
+    rows: np.ndarray  # ASSIGNMENT_DTYPE; `place` is an index into `members`
 
 
 Command = (

@@ -1,12 +1,14 @@
-"""ConsumeQueues: for each queue offset, where its record stands in the CommitLog (D13).
+"""ConsumeQueues: an index from queue offsets to the records' physical offsets in the CommitLog (D13).
 
-A unit is 20 bytes, little-endian: i64 physical offset of the record · i32 its size · i64 tag hash. A file holds 300,000.
+A unit is 20 bytes, little-endian: i64 physical offset of the record · i32 its size · i64 tag hash. A file
+holds
+300,000 units.
 
-Owns: the ends of all queues and the tails that are in memory.   Must not: touch files (consume_queue_files.py does).
-Invariants: begin <= end; tail_start <= written <= end; what is below `written` stands in files and never changes.
-Built only from committed entries, so never truncated. A tail array is never changed in place below `end` and is
-replaced when it grows or is trimmed, so a view of it may be written out by a thread. Units that come back from a file are
-believed only when the checksum of their block is right.
+Owns: the ends of all queues and the tails in memory.   Must not: touch files (consume_queue_files.py does).
+Invariants: begin <= end; tail_start <= written <= end. Units below `written` are in files and never change.
+Queues are built from committed entries only, so they are never truncated. A tail array is never modified in
+place below `end`, and is replaced when it grows or is trimmed, so a thread may write out a view of it. Units
+from a file are used only after the checksum of their block is verified.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from .queue_sums import BLOCK_UNITS, QueueSums
 UNIT_DTYPE: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("tag_hash", "<i8")])
 UNIT_SIZE: Final = UNIT_DTYPE.itemsize
 UNITS_PER_FILE: Final = 300_000
-#: Units of a queue that stay in memory after they are written.
+#: Number of units per queue that stay in memory after they are written.
 TAIL_UNITS: Final = 1_000
 _CACHED_BLOCKS: Final = 256
-_TAG_WORD: Final = 4  # 8-byte word of a record's header that holds the tag hash
+_TAG_WORD: Final = 4  # index of the 8-byte word in a record header that holds the tag hash
 assert UNIT_SIZE == 20
 assert UNITS_PER_FILE % BLOCK_UNITS == 0
 
@@ -47,9 +49,10 @@ QueueKey = tuple[int, int]  # topic id, queue id
 
 
 def record_starts(body: Buffer, count: int) -> np.ndarray:
-    """Return the positions of a committed section's records in its body (int64), trusting its checksum.
+    """Return the positions (int64) of the records in the body of a committed section.
 
-    Raises: CorruptError (the sizes do not fill the body: our own writer was wrong).
+    The section's checksum is trusted.
+    Raises: CorruptError (the sizes do not fill the body: a bug in our own writer).
     """
     if count == 1 and len(body) >= RECORD_HEADER_SIZE and _SIZE.unpack_from(body)[0] == len(body):
         return _FIRST
@@ -57,7 +60,7 @@ def record_starts(body: Buffer, count: int) -> np.ndarray:
     end = len(words)
     size = int(words[0]) // 4 if end else 0
     if size * count == end and count and bool((words[::size] == words[0]).all()):
-        return np.arange(count, dtype=np.int64) * (4 * size)  # equal records: no loop
+        return np.arange(count, dtype=np.int64) * (4 * size)  # fast path: records of equal size
     starts, position, item = [0] * count, 0, words.item
     for i in range(count):
         if position >= end:
@@ -72,7 +75,7 @@ def record_starts(body: Buffer, count: int) -> np.ndarray:
 
 def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarray:
     """Return the units of the records at `starts`; `physical_offset` is that of the body."""
-    if len(starts) == 1:  # arrays would cost more than the record
+    if len(starts) == 1:  # fast path: array operations cost more than one record
         start = int(starts[0])
         (size,), (tag_hash,) = _SIZE.unpack_from(body, start), _TAG.unpack_from(body, start + 8 * _TAG_WORD)
         return np.frombuffer(_UNIT.pack(start + physical_offset, size, tag_hash), UNIT_DTYPE)
@@ -84,26 +87,26 @@ def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarr
 
 
 class ConsumeQueue:
-    """One queue: its range of offsets, and its newest units."""
+    """One queue: its range of offsets and its newest units."""
 
     __slots__ = ("_tail", "_tail_start", "begin", "end", "folder", "key", "sums", "written")
 
     def __init__(
         self, key: QueueKey, folder: str, begin: int = 0, end: int = 0, sums: QueueSums | None = None
     ) -> None:
-        """`folder`: name below `consumequeue/` of its topic. Units below `end` stand in files already (`sums`)."""
+        """`folder`: its topic's folder in `consumequeue/`. `sums`: of the units below `end`, which are in files."""
         self.key = key
         self.folder = folder
-        self.begin = begin  # first offset that is still stored
-        self.end = end  # one past the last
-        self.written = end
+        self.begin = begin  # first stored offset; never moves back
+        self.end = end  # one past the last offset
+        self.written = end  # units below it are in files
         self.sums = sums or QueueSums.behind_hole(end)
-        self._tail_start = end
-        self._tail = np.empty(0, UNIT_DTYPE)
+        self._tail_start = end  # offset of _tail[0]
+        self._tail = np.empty(0, UNIT_DTYPE)  # capacity may exceed end - _tail_start
 
     @property
     def tail_start(self) -> int:
-        """Units from here to `end` are in memory."""
+        """First offset of the units in memory, which reach up to `end`."""
         return self._tail_start
 
     def append(self, units: np.ndarray) -> None:
@@ -119,16 +122,16 @@ class ConsumeQueue:
         self.end += len(units)
 
     def tail(self, start: int, stop: int) -> np.ndarray:
-        """Return the units [start, stop), which must be in memory. Read only."""
+        """Return a read-only view of the units [start, stop), which must be in memory."""
         assert self._tail_start <= start <= stop <= self.end
         return self._tail[start - self._tail_start : stop - self._tail_start]
 
     def is_right(self, block: int, raw: Buffer) -> bool:
-        """Tell whether the first units of a block, up to the tail in memory at least, are those that were appended."""
+        """Tell whether `raw` matches the checksum: the first units of a block, at least up to `tail_start`."""
         return self.error_of(block, raw) == 0
 
     def error_of(self, block: int, raw: Buffer) -> int:
-        """Return by what the checksum of such units differs from that of the block (0: in nothing)."""
+        """Return the xor of the checksum of such units and that of the block; 0: they are equal."""
         start = block * BLOCK_UNITS
         stop = start + len(raw) // UNIT_SIZE
         found = crc32c(raw)
@@ -138,7 +141,7 @@ class ConsumeQueue:
         return found ^ self.sums.of_block(block)
 
     def mark_written(self, stop: int) -> None:
-        """Units below `stop` stand in files now: forget the older ones of them."""
+        """Record that units below `stop` are in files, and drop the older ones from memory."""
         self.written = max(self.written, stop)
         keep_from = min(self.written, self.end - TAIL_UNITS)
         if keep_from - self._tail_start >= TAIL_UNITS or len(self._tail) > 4 * TAIL_UNITS:
@@ -149,12 +152,12 @@ class ConsumeQueue:
 
 @dataclass(frozen=True, slots=True)
 class ColdRead:
-    """A block of units that memory and page cache do not have: load it in a thread, then admit it."""
+    """A block of units that needs a disk read: load it in a thread, then call `admit`."""
 
     key: QueueKey
     folder: str
     block: int  # number of the block in its queue
-    count: int = 0  # units of it that stand in the file
+    count: int = 0  # number of its units in the file
 
     @property
     def start(self) -> int:
@@ -164,26 +167,26 @@ class ColdRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnwrittenRun:
-    """Units of one queue to write at queue offset `start`. `units` is a view that does not change."""
+    """Units of one queue to write to its files."""
 
     key: QueueKey
     folder: str
-    start: int
-    units: np.ndarray
+    start: int  # queue offset of the first unit
+    units: np.ndarray  # UNIT_DTYPE; a view whose items do not change
 
 
 class UnitReader(Protocol):
-    """The files of the queues, as lookups see them."""
+    """Access of lookups to the queue files."""
 
     def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
-        """Bytes of units [start, start + count), inside one file; None when a disk would have to be waited for."""
+        """Return the bytes of units [start, start + count) of one file; None: the read would block."""
 
     def damaged(self, folder: str, queue_id: int, start: int, reason: str) -> ConsumeQueueError:
-        """Return the error for units [start, ...) that are not what was written."""
+        """Return the error for units [start, ...) that differ from the written ones."""
 
 
 class NoFiles:
-    """A reader for queues that live in memory only (tests, fresh nodes)."""
+    """Reader for queues that are in memory only (tests, new nodes)."""
 
     def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
         raise AssertionError("units left memory without files")
@@ -200,7 +203,7 @@ class ConsumeQueues:
         self._reader: UnitReader = reader or NoFiles()
         self._blocks: OrderedDict[tuple[QueueKey, int], np.ndarray] = OrderedDict()
         self._unwritten: set[QueueKey] = set()
-        #: Told before a ConsumeQueueError is raised: what these files say cannot be served.
+        #: Called before a ConsumeQueueError is raised: units of these files cannot be served.
         self.on_damage: Callable[[ConsumeQueueError], None] = lambda error: None
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
@@ -210,7 +213,7 @@ class ConsumeQueues:
         return len(self._queues)
 
     def attach(self, reader: UnitReader) -> None:
-        """Give the queues their files."""
+        """Set the reader of the queue files."""
         self._reader = reader
 
     def get(self, topic_id: int, queue_id: int) -> ConsumeQueue | None:
@@ -227,7 +230,7 @@ class ConsumeQueues:
         self._queues[queue.key] = queue
 
     def remove_topic(self, topic_id: int, queue_count: int) -> None:
-        """Forget the queues of a deleted topic."""
+        """Drop the queues of a deleted topic."""
         for queue_id in range(queue_count):
             self._queues.pop((topic_id, queue_id), None)
             self._unwritten.discard((topic_id, queue_id))
@@ -240,7 +243,7 @@ class ConsumeQueues:
         self._unwritten.add(queue.key)
 
     def lookup(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray | ColdRead:
-        """Return the units [offset, offset + count), cut to what is stored, or the read that must be done first.
+        """Return the stored units within [offset, offset + count), or the read that must be done first.
 
         Raises: QueueNotFoundError, ConsumeQueueError.
         """
@@ -264,12 +267,15 @@ class ConsumeQueues:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def peek(self, queue: ConsumeQueue, offset: int) -> int | None:
-        """Return the physical offset of one unit when memory or the page cache has it. Raises: ConsumeQueueError."""
+        """Return the physical offset of one unit; None: it is not stored, or needs a disk read.
+
+        Raises: QueueNotFoundError, ConsumeQueueError.
+        """
         found = self.lookup(*queue.key, offset, 1)
         return None if isinstance(found, ColdRead) or not len(found) else int(found["physical_offset"][0])
 
     def _block(self, queue: ConsumeQueue, block: int) -> np.ndarray | None:
-        """Return the written units of a block, from the cache or the page cache."""
+        """Return the written units of a block from a cache; None: it needs a disk read."""
         name = (queue.key, block)
         stop = min((block + 1) * BLOCK_UNITS, queue.written)
         found = self._blocks.get(name)
@@ -285,19 +291,23 @@ class ConsumeQueues:
         return None if raw is None else self._keep(queue, block, raw)
 
     def admit(self, read: ColdRead, raw: bytes) -> None:
-        """Take in what a thread has loaded for a ColdRead (see ConsumeQueueFiles.load). Raises: ConsumeQueueError."""
+        """Cache the bytes that a thread loaded for a ColdRead (see ConsumeQueueFiles.load).
+
+        Raises: ConsumeQueueError.
+        """
         queue = self._queues.get(read.key)
         if queue is None:
             return
         if len(raw) < read.count * UNIT_SIZE:
             raise self._damaged(queue, read.block, "the file is shorter than what was written")
         known = min(len(raw) // UNIT_SIZE, queue.written - read.start)
-        # A tail that moved on meanwhile leaves nothing to compare a part of a block with: it is read again.
+        # If the tail moved past a partial block meanwhile, its checksum cannot be verified: it is read again.
         if known == BLOCK_UNITS or read.start + known >= queue.tail_start:
             self._keep(queue, read.block, raw[: known * UNIT_SIZE])
 
     def unreadable(self, read: ColdRead, error: ConsumeQueueError) -> None:
-        """A thread could not load a ColdRead: damage, unless the units went with their messages meanwhile.
+        """Handle a ColdRead that a thread could not load: damage, unless retention deleted the block
+        meanwhile.
 
         Raises: ConsumeQueueError.
         """
@@ -312,7 +322,7 @@ class ConsumeQueues:
         return error
 
     def _keep(self, queue: ConsumeQueue, block: int, raw: bytes) -> np.ndarray:
-        """Cache a block, or what is written of it. Raises: ConsumeQueueError (it is not what was written)."""
+        """Verify and cache the written units of a block. Raises: ConsumeQueueError (wrong checksum)."""
         if not queue.is_right(block, raw):
             raise self._damaged(queue, block, "the checksum of these units is wrong")
         name = (queue.key, block)
@@ -324,7 +334,10 @@ class ConsumeQueues:
         return units
 
     def unwritten(self) -> list[UnwrittenRun]:
-        """Return what is not in files yet, cheaply; write it in a thread, then call `mark_written`."""
+        """Return the units that are not in files yet, without a copy.
+
+        Write them in a thread, then call `mark_written`.
+        """
         runs = []
         for key in sorted(self._unwritten):
             queue = self._queues[key]
@@ -332,7 +345,7 @@ class ConsumeQueues:
         return runs
 
     def mark_written(self, runs: list[UnwrittenRun]) -> None:
-        """The runs stand in files now."""
+        """Record that the runs are in files."""
         for run in runs:
             queue = self._queues.get(run.key)
             if queue is None:
@@ -342,7 +355,7 @@ class ConsumeQueues:
                 self._unwritten.discard(run.key)
 
     def first_at_or_behind(self, queue: ConsumeQueue, physical_offset: int) -> int | ColdRead:
-        """Return the first queue offset whose record is at or behind a position of the log (`end`: none is)."""
+        """Return the first queue offset whose record is at or after a physical offset (`end`: none is)."""
         low, high = queue.begin, queue.end
         while low < high:
             middle = (low + high) // 2

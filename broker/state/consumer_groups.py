@@ -1,8 +1,8 @@
-"""Consumer groups: names, numeric ids, how each wants to be served.
+"""Consumer group table: names, numeric ids, delivery settings.
 
-Owns: the groups and the next free group id.   Must not: know offsets or leases (`leases.py`), or enforce `max_attempts`
-(`broker/leader/selection.py`, `exhausted`).
-Invariant: an id is never used again.
+Owns: the consumer groups and the next free id.   Must not: know offsets or leases (`leases.py`), or enforce
+`max_attempts` (`broker/leader/selection.py`, `exhausted`).
+Invariant: an id is never reused.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .commands import CreateGroup, StartPosition
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """A consumer group. `version`: log index of its last change."""
+    """A consumer group."""
 
-    group_id: int
+    group_id: int  # from 1; never reused
     name: str
-    start: StartPosition
-    max_attempts: int
-    fifo: bool
-    version: int
+    start: StartPosition  # where it begins in a queue in which it has no position
+    max_attempts: int  # deliveries of a message before it is parked
+    fifo: bool  # messages of a queue are delivered in order, in batches
+    version: int  # log index of its last change
 
 
 class GroupTable:
@@ -38,7 +38,7 @@ class GroupTable:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
-        """All groups, oldest first."""
+        """Iterate over all consumer groups, oldest first."""
         return iter(sorted(self._by_id.values(), key=lambda group: group.group_id))
 
     def get(self, group_id: int) -> ConsumerGroup | None:
@@ -48,14 +48,14 @@ class GroupTable:
         return self._by_name.get(name)
 
     def named(self, name: str) -> ConsumerGroup:
-        """Return the group. Raises: GroupNotFoundError."""
+        """Return the consumer group. Raises: GroupNotFoundError."""
         group = self._by_name.get(name)
         if group is None:
             raise GroupNotFoundError(name)
         return group
 
     def create(self, command: CreateGroup, index: int) -> tuple[ConsumerGroup, bool]:
-        """Add a group unless the name is taken; return it and whether it is new."""
+        """Add a consumer group unless the name is taken; return it and whether it is new."""
         found = self._by_name.get(command.name)
         if found is not None:
             return found, False
@@ -67,12 +67,12 @@ class GroupTable:
         return group, True
 
     def put(self, group: ConsumerGroup) -> None:
-        """Add a group that has its id (from a checkpoint)."""
+        """Add a consumer group that already has an id (from a checkpoint)."""
         self._by_id[group.group_id] = group
         self._by_name[group.name] = group
 
     def delete(self, group_id: int) -> ConsumerGroup | None:
-        """Remove and return a group, None when there was none."""
+        """Remove and return a consumer group; None: there was none."""
         group = self._by_id.pop(group_id, None)
         if group is not None:
             del self._by_name[group.name]

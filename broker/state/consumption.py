@@ -1,6 +1,6 @@
-"""Consumption of all groups: positions and leases by (group, topic, queue), and the commands that change them (D14).
+"""Consumption table: positions, leases and parked messages of all consumer groups, and their commands (D14).
 
-Owns: the table, and which client sessions hold leases (derived, not in checkpoints).
+Owns: the table, and the index of client sessions that hold leases (derived, not in checkpoints).
 Must not: choose what to lease, read clocks, know records.
 """
 
@@ -26,37 +26,38 @@ from .consumer_groups import ConsumerGroup
 from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, Parked, RowsResult
 from .leases import NEVER, Consumption
 
-ConsumptionKey = tuple[int, int, int]  # group id, topic id, queue id
+ConsumptionKey = tuple[int, int, int]  # consumer group id, topic id, queue id
 
-#: So many noted sessions are kept at least before those that hold nothing any more are looked for.
+#: Minimum size of the session index at which sessions without leases are searched and dropped.
 SESSIONS_LOOK: Final = 1_000
 
 
 def by_queue(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (queue id, places of its rows) for rows with a field `queue_id`."""
+    """Yield (queue id, row numbers of that queue) for rows with a field `queue_id`."""
     ids = rows["queue_id"]
     for queue_id in np.unique(ids).tolist():
         yield queue_id, np.flatnonzero(ids == queue_id)
 
 
 class ConsumptionTable:
-    """Positions and leases."""
+    """Consumption by (consumer group, topic, queue). A key is present once it has a position."""
 
     def __init__(self, queues: ConsumeQueues) -> None:
         self._queues = queues
         self._table: dict[ConsumptionKey, Consumption] = {}
+        # Keys in which a session may hold leases: a superset, cleaned up by `sessions`.
         self._sessions: dict[int, set[ConsumptionKey]] = {}
-        self._look_at = SESSIONS_LOOK  # noted sessions at which that is done next
+        self._look_at = SESSIONS_LOOK  # size of the session index at which it is cleaned up next
 
     def get(self, key: ConsumptionKey) -> Consumption | None:
         return self._table.get(key)
 
     def keys_of_group(self, group_id: int) -> list[ConsumptionKey]:
-        """Sorted keys of a group."""
+        """Return the keys of a consumer group, sorted."""
         return sorted(key for key in self._table if key[0] == group_id)
 
     def sessions(self) -> list[int]:
-        """Return the sessions that hold leases; forget the others."""
+        """Return the sessions that hold leases, and drop the others from the index."""
         held = []
         for session, keys in list(self._sessions.items()):
             keys = {key for key in keys if self._holds(key, session)}
@@ -70,7 +71,7 @@ class ConsumptionTable:
     def _note_session(self, session: int, key: ConsumptionKey) -> None:
         self._sessions.setdefault(session, set()).add(key)
         if len(self._sessions) >= self._look_at:
-            # Most clients leave without a lease, and nothing tells of them.
+            # Most clients end without a lease, and no event reports that.
             self._look_at = max(SESSIONS_LOOK, 2 * len(self.sessions()))
 
     def _holds(self, key: ConsumptionKey, session: int) -> bool:
@@ -79,7 +80,7 @@ class ConsumptionTable:
 
     # --- commands -------------------------------------------------------------------------------------------
     def commit(self, command: CommitOffsets, fenced: np.ndarray, effects: Effects) -> CommitResult:
-        """Move positions, but not those of `fenced` rows (bool each); see CommitOffsets."""
+        """Move positions except in `fenced` rows (bool per row); see CommitOffsets."""
         accepted = np.zeros(len(command.rows), bool)
         for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
             queue = self._queues.get(topic_id, queue_id)
@@ -98,7 +99,7 @@ class ConsumptionTable:
         return CommitResult(accepted, fenced)
 
     def set_positions(self, command: SetPositions) -> RowsResult:
-        """Set positions that are not there yet."""
+        """Set positions in queues that have none yet."""
         accepted = np.zeros(len(command.rows), bool)
         for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
             queue = self._queues.get(topic_id, queue_id)
@@ -109,7 +110,7 @@ class ConsumptionTable:
         return RowsResult(accepted)
 
     def grant(self, command: GrantLeases, index: int, now: int) -> GrantResult:
-        """Lease what can be leased; the lease id is `index`."""
+        """Lease the offsets that can be leased. The lease id is `index`."""
         deadline = NEVER if command.session else now + command.invisible_ms
         granted = []
         for queue in command.queues:
@@ -128,7 +129,7 @@ class ConsumptionTable:
         return GrantResult(index, tuple(granted))
 
     def acknowledge(self, command: Ack, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
-        """Finish leases."""
+        """Finish leases; see Ack."""
         accepted = np.zeros(len(command.rows), bool)
         for queue_id, places in by_queue(command.rows):
             key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
@@ -143,7 +144,7 @@ class ConsumptionTable:
         return RowsResult(accepted)
 
     def change(self, command: ChangeInvisible, index: int, now: int, effects: Effects) -> RowsResult:
-        """Move the end of leases."""
+        """Move the deadline of leases; see ChangeInvisible."""
         accepted = np.zeros(len(command.rows), bool)
         for queue_id, places in by_queue(command.rows):
             key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
@@ -157,7 +158,7 @@ class ConsumptionTable:
         return RowsResult(accepted)
 
     def release(self, command: ReleaseLeases, now: int, effects: Effects) -> RowsResult:
-        """Give leases back whose messages never left."""
+        """End leases whose messages were never sent to the consumer; see ReleaseLeases."""
         accepted = np.zeros(len(command.rows), bool)
         for queue_id, places in by_queue(command.rows):
             key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
@@ -169,7 +170,7 @@ class ConsumptionTable:
         return RowsResult(accepted)
 
     def park(self, command: ParkMessages, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
-        """Take messages out of delivery."""
+        """Take messages out of delivery; see ParkMessages."""
         accepted = np.zeros(len(command.rows), bool)
         for queue_id, places in by_queue(command.rows):
             key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
@@ -181,11 +182,11 @@ class ConsumptionTable:
                 self._table[key] = after
                 effects.parked.append(Parked(*key, count, len(after.parked)))
         if accepted.any():
-            effects.released.add((command.group_id, command.topic_id))  # an ordered queue goes on
+            effects.released.add((command.group_id, command.topic_id))  # a FIFO queue continues behind them
         return RowsResult(accepted)
 
     def release_parked(self, command: ReleaseParked, now: int, effects: Effects) -> RowsResult:
-        """Deliver parked messages again."""
+        """Make parked messages deliverable again; see ReleaseParked."""
         accepted = np.zeros(len(command.rows), bool)
         rows = command.rows
         for topic_id, queue_id in sorted({(topic_id, queue_id) for topic_id, queue_id, _ in rows.tolist()}):
@@ -200,7 +201,7 @@ class ConsumptionTable:
         return RowsResult(accepted)
 
     def session_lost(self, session: int, deadline: int, effects: Effects) -> None:
-        """The leases of a session end at `deadline` (log time, ms)."""
+        """Let the leases of a session end at `deadline` (log time, ms)."""
         for key in sorted(self._sessions.pop(session, ())):
             found = self._table.get(key)
             if found is not None:
@@ -208,14 +209,17 @@ class ConsumptionTable:
                 effects.released.add(key[:2])
 
     def trim(self, begins: Mapping[QueueKey, int], effects: Effects) -> None:
-        """Messages below the new begin offsets are gone: nobody owes an acknowledgement for them; say who loses some."""
+        """Drop the messages below the new begin offsets, and report losses in `effects`.
+
+        No acknowledgement is expected for a deleted message.
+        """
         if not begins:
             return
         for key, found in sorted(self._table.items(), key=lambda item: item[0]):
             begin = begins.get(key[1:])
             if begin is not None and found.first_needed < begin:
                 self._table[key], count = found.lose(begin)
-                effects.released.add(key[:2])  # the group goes on behind them
+                effects.released.add(key[:2])  # the consumer group continues at the new begin
                 if count:
                     effects.losses.append(Loss(*key, count, begin))
 

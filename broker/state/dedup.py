@@ -1,8 +1,9 @@
-"""Recognising what was stored before (D15): batches by producer sequence, single messages by id.
+"""Deduplication of retried sends (D15): batches by producer sequence, single messages by message id.
 
 Owns: both windows.   Must not: read clocks; time is the log time of entries.
-Invariants: a stream's `next_sequence` counts exactly the records applied in its epoch; values are immutable, so that a snapshot
-is a shallow copy; eviction depends on commands and counts only, so all nodes forget the same.
+Invariants: a stream's `next_sequence` is the number of records applied in its epoch. Streams are
+immutable, so a snapshot is a shallow copy. Eviction depends on commands and counts only, so all nodes evict
+the same items.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import numpy as np
 
 from ledgermq.proto.values import value
 
-#: Results of a stream that are kept for retries.
+#: Number of batch results that a stream keeps for retries.
 KEPT_BATCHES: Final = 64
-#: Message ids that are kept at most, and how many share a generation (evicted together).
+#: Maximum of message ids that are kept.
 MAX_MESSAGE_IDS: Final = 1_000_000
+#: Number of message ids at which a generation is closed. The ids of a generation are evicted together.
 GENERATION_IDS: Final = 65_536
-#: A generation also ends after so much log time, ms.
+#: Age in log time (ms) at which a generation is closed.
 GENERATION_MS: Final = 15_000
 _BATCH: Final = struct.Struct("<QIq")  # base sequence, count, base queue offset
 _OFFSET_BITS: Final = 48
@@ -31,15 +33,18 @@ StreamKey = tuple[int, int, int]  # producer id, topic id, queue id
 
 @value
 class Stream:
-    """One producer in one queue. `batches`: the last results, packed, oldest first."""
+    """Window of one producer in one queue."""
 
-    epoch: int
-    next_sequence: int
+    epoch: int  # epoch of its last batch; a batch of another epoch clears `batches`
+    next_sequence: int  # one past the last sequence number applied in `epoch`
     timestamp: int  # log time (ms) of its last batch
-    batches: bytes = b""
+    batches: bytes = b""  # the last results (_BATCH), oldest first; at most KEPT_BATCHES
 
     def find(self, base_sequence: int, count: int) -> int | None:
-        """Return the queue offset of a batch that was stored: -1 when it is too old to know, None when it was not."""
+        """Return the queue offset of a stored batch.
+
+        -1: its range is older than the window, so it cannot be known. None: it was not stored.
+        """
         oldest = None
         for base, size, offset in _BATCH.iter_unpack(self.batches):
             if oldest is None:
@@ -63,7 +68,7 @@ _NEW_STREAM: Final = Stream(-1, 0, 0)
 
 
 class ProducerStreams:
-    """All streams."""
+    """Streams of all producers, by StreamKey."""
 
     def __init__(self) -> None:
         self._streams: dict[StreamKey, Stream] = {}
@@ -77,12 +82,12 @@ class ProducerStreams:
     def record(
         self, key: StreamKey, epoch: int, base_sequence: int, count: int, offset: int, timestamp: int
     ) -> None:
-        """A batch was applied at queue offset `offset`."""
+        """Record a batch that was applied at queue offset `offset`."""
         stream = self._streams.get(key, _NEW_STREAM)
         self._streams[key] = stream.with_batch(epoch, base_sequence, count, offset, timestamp)
 
     def evict(self, before: int) -> None:
-        """Forget streams that have been silent since before `before` (log time, ms)."""
+        """Drop streams whose last batch is older than `before` (log time, ms)."""
         for key in [key for key, stream in self._streams.items() if stream.timestamp < before]:
             del self._streams[key]
 
@@ -91,7 +96,7 @@ class ProducerStreams:
             del self._streams[key]
 
     def oldest(self) -> int | None:
-        """Log time (ms) of the stream that has been silent longest."""
+        """Log time (ms) of the least recently used stream; None without streams."""
         return min((stream.timestamp for stream in self._streams.values()), default=None)
 
     def copy(self) -> dict[StreamKey, Stream]:
@@ -103,20 +108,21 @@ class ProducerStreams:
 
 @dataclass(slots=True)
 class Generation:
-    """Message ids stored in about the same seconds; they are forgotten together."""
+    """Message ids stored within GENERATION_MS, at most about GENERATION_IDS; they are evicted together."""
 
-    first_timestamp: int
-    last_timestamp: int
-    places: dict[bytes, int] = field(default_factory=dict)  # topic id + message id -> queue id, offset
+    first_timestamp: int  # log time (ms) at which it was opened
+    last_timestamp: int  # log time (ms) of its latest id
+    # topic id (u32) + 16-byte message id -> queue id << 48 | queue offset
+    places: dict[bytes, int] = field(default_factory=dict)
 
 
 class MessageIds:
-    """Where messages of MessagingService are stored, by topic and 16-byte id."""
+    """Queue and offset of the messages of MessagingService, by topic id and 16-byte message id."""
 
     def __init__(self) -> None:
-        self.generations: list[Generation] = []
-        self.count = 0
-        self.evicted_early = 0  # fell out by count, not by age: their retries would be stored twice
+        self.generations: list[Generation] = []  # oldest first; only the last one grows
+        self.count = 0  # ids in all generations
+        self.evicted_early = 0  # ids evicted by count, not by age: a retry of them is stored twice
 
     @staticmethod
     def key(topic_id: int, message_id: bytes) -> bytes:
@@ -134,7 +140,10 @@ class MessageIds:
     def record(
         self, topic_id: int, queue_id: int, base: int, ids: bytes, wanted: np.ndarray, now: int
     ) -> None:
-        """Messages base, base+1, ... of a queue were applied; `ids` joins their 16-byte ids, `wanted` picks."""
+        """Record the messages base, base+1, ... that were applied to a queue.
+
+        `ids`: their 16-byte ids, concatenated. `wanted`: bool per message, whether to record it.
+        """
         generation = self._open(now)
         before = len(generation.places)
         prefix = topic_id.to_bytes(4, "little")
@@ -147,7 +156,7 @@ class MessageIds:
             self.evicted_early += self._drop_oldest()
 
     def _open(self, now: int) -> Generation:
-        """Return the generation that takes ids stored at `now`."""
+        """Return the generation for ids stored at `now`, a new one if the last is full or too old."""
         newest = self.generations[-1] if self.generations else None
         if (
             newest is None
@@ -164,12 +173,12 @@ class MessageIds:
         return count
 
     def evict(self, before: int) -> None:
-        """Forget generations whose last id was stored before `before` (log time, ms)."""
+        """Drop generations whose last id was stored before `before` (log time, ms)."""
         while self.generations and self.generations[0].last_timestamp < before:
             self._drop_oldest()
 
     def oldest(self) -> int | None:
-        """Log time (ms) up to which `evict` would have to go to forget something; None: nothing is kept."""
+        """Log time (ms) of the last id of the oldest generation; None without ids."""
         return self.generations[0].last_timestamp if self.generations else None
 
     def copy(self) -> list[Generation]:

@@ -1,9 +1,9 @@
-"""What applying one entry did: facts for the shell to act on, and results for those who proposed.
+"""Effects of applying one entry: facts for the shell to act on, and results for the callers who proposed it.
 
-`Effects.sections` and `Effects.results` stand in the order in which sections and commands stand in the entry. Every node
-gets the same effects; waking long polls is for all nodes, answering callers is for the one that proposed the entry.
+`Effects.sections` and `Effects.results` keep the order of sections and commands in the entry. Effects are the
+same on every node. Every node wakes its long polls; only the node that proposed the entry answers callers.
 
-Owns: nothing; plain values.   Must not: hold payload views (they end with `apply`).
+Owns: nothing; plain values.   Must not: hold views of the payload (they end with `apply`).
 """
 
 from __future__ import annotations
@@ -21,117 +21,116 @@ from .topics import Topic
 
 @dataclass(frozen=True, slots=True)
 class TopicProgress:
-    """A consumer group in a topic; `group` "": nobody has consumed from it, and `behind` is all that it holds."""
+    """Progress of one consumer group in one topic, summed over its queues."""
 
-    group: str
+    group: str  # "": no consumer group consumes the topic, and `behind` counts all messages that it holds
     topic: str
-    queues: int = 0  # with messages that are not finished
-    behind: int = 0
-    leased: int = 0
-    lost: int = 0
-    parked: int = 0  # not behind: it gets them no more until they are released
+    queues: int = 0  # number of queues with unfinished messages
+    behind: int = 0  # messages from `committed` to the end of the queues, leased ones included
+    leased: int = 0  # messages delivered and not acknowledged
+    lost: int = 0  # messages that retention deleted before they were consumed
+    parked: int = 0  # not in `behind`: they are not delivered until they are released
 
 
 @value
 class AppliedSection:
-    """A run of records that is visible now. `end`: one past its last queue offset. Topic deleted meanwhile: gone."""
+    """A run of records that became visible in a queue."""
 
     topic_id: int
     queue_id: int
-    base_offset: int
+    base_offset: int  # queue offset of its first record
     count: int
-    gone: bool = False
+    gone: bool = False  # the topic was deleted before the entry was applied; nothing is visible
 
     @property
     def end(self) -> int:
+        """One past its last queue offset."""
         return self.base_offset + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class TopicResult:
-    """Of CreateTopic and DeleteTopic: the topic meant, and whether this command changed something."""
+    """Result of CreateTopic, DeleteTopic and changes of a topic."""
 
-    topic: Topic | None
-    changed: bool
+    topic: Topic | None  # the one that the command names; None: there is none
+    changed: bool  # this command changed the state
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Of CreateGroup and DeleteGroup."""
+    """Result of CreateGroup, DeleteGroup and JoinGroup."""
 
-    group: ConsumerGroup | None
-    changed: bool
+    group: ConsumerGroup | None  # the one that the command names; None: there is none
+    changed: bool  # this command changed the state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsResult:
-    """Of commands with rows: one bool per row, in order."""
+    """Result of a command with rows."""
 
-    accepted: np.ndarray
+    accepted: np.ndarray  # bool per row, in the order of the command
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitResult(RowsResult):
-    """Of CommitOffsets. `fenced`: one bool per row: not accepted, because the queue is another owner's."""
+    """Result of CommitOffsets."""
 
-    fenced: np.ndarray
+    fenced: np.ndarray  # bool per row: not accepted because another member owns the queue
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrantedQueue:
-    """Offsets of one queue that were leased (sorted int64), and for each the delivery attempt (from 1).
-
-    `lost`: messages that retention deleted before the group got here; the queue begins at `begin` since.
-    """
+    """Leases granted in one queue."""
 
     queue_id: int
-    offsets: np.ndarray
-    attempts: np.ndarray
-    lost: int = 0
-    begin: int = 0
+    offsets: np.ndarray  # leased queue offsets, int64, in the order of `attempts`
+    attempts: np.ndarray  # delivery attempt of each offset, from 1
+    lost: int = 0  # messages that retention deleted before the consumer group could get them
+    begin: int = 0  # first stored offset of the queue; set only if `lost`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrantResult:
-    """Of GrantLeases: what was really granted. `lease_id` is the entry's index."""
+    """Result of GrantLeases: the leases that were granted."""
 
-    lease_id: int
-    queues: tuple[GrantedQueue, ...]
+    lease_id: int  # index of the entry
+    queues: tuple[GrantedQueue, ...]  # only queues in which at least one offset was leased
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Messages that retention took from a group before it had consumed them; it goes on at queue offset `begin`."""
+    """Messages that retention deleted before a consumer group had consumed them."""
 
     group_id: int
     topic_id: int
     queue_id: int
     count: int
-    begin: int
+    begin: int  # queue offset at which the consumer group continues
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Messages that a consumer group gets no more until they are released; `total`: how many it has in that queue."""
+    """Messages that were parked: their consumer group does not get them until they are released."""
 
     group_id: int
     topic_id: int
     queue_id: int
-    count: int
-    total: int
+    count: int  # parked by this command
+    total: int  # now parked for the consumer group in the queue
 
 
 @dataclass(frozen=True, slots=True)
 class ModeResult:
-    """Of SetBrokerGroupMode: the mode now, since when (log time, ms; 0: active), and whether this command changed it.
+    """Result of SetBrokerGroupMode.
 
-    With `if_consumed` it may be another one than the command wants: the group takes messages, or `left` is missed by consumers.
+    With `if_consumed` the mode may differ from the one in the command: the broker group is active, or
+    consumer groups still need stored messages (`left`).
     """
 
-    mode: BrokerGroupMode
-    since: int
-    changed: bool
-    left: tuple[TopicProgress, ...] = ()
+    mode: BrokerGroupMode  # after the command
+    since: int  # log time (ms) of the last change; 0 while active
+    changed: bool  # this command changed the mode
+    left: tuple[TopicProgress, ...] = ()  # unconsumed topics that prevented the change
 
 
 CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | ModeResult | None
@@ -139,19 +138,20 @@ CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | ModeResul
 
 @dataclass(slots=True)
 class Effects:
-    """All that one entry did. Keys of `released`: (group id, topic id)."""
+    """Effects of one entry."""
 
     index: int
     term: int
     timestamp: int  # log time, ms
-    sections: list[AppliedSection] = field(default_factory=list)
-    results: list[CommandResult] = field(default_factory=list)
+    sections: list[AppliedSection] = field(default_factory=list)  # one per section of records, in order
+    results: list[CommandResult] = field(default_factory=list)  # one per command, in order
     topics_changed: bool = False  # the route changed: register and push it
-    deleted_topics: list[Topic] = field(default_factory=list)  # their queue files can go
-    # Something became deliverable again: wake polls
+    deleted_topics: list[Topic] = field(default_factory=list)  # their queue files can be deleted
+    # (consumer group id, topic id) in which messages became deliverable again: wake the polls
     released: set[tuple[int, int]] = field(default_factory=set)
-    log_start: LogStart | None = None  # segments below it can be unlinked
+    log_start: LogStart | None = None  # segments below it can be deleted
     trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
     losses: list[Loss] = field(default_factory=list)
     parked: list[Parked] = field(default_factory=list)
-    members_changed: set[int] = field(default_factory=set)  # groups with other members, owners or epochs
+    # ids of consumer groups whose members, owners or epochs changed
+    members_changed: set[int] = field(default_factory=set)

@@ -1,14 +1,17 @@
-"""What a consumer group has of one queue: its position, the leases that are out, and what is parked (D14).
+"""Consumption of one queue by one consumer group: position, leases and parked messages (D14).
 
-`position` is one past the last offset that was granted or skipped. Below it, an offset is done exactly when it has no row
-in `leases`; so acknowledgements out of order need no intervals of their own, and `committed` is the first row. A parked
-message has no row there, but one in `parked`: it is not delivered until it is released, and holds no offset back.
+`position` is one past the last offset that was granted or skipped. An offset below it is done unless it has a
+row in `leases` or in `parked`. Out-of-order acknowledgements therefore need no interval list, and `committed`
+is the offset of the first lease row. A parked message has a row in `parked` only: it is not delivered until
+it is released, and it does not hold `committed` back.
 
-Owns: the transitions.   Must not: choose what to lease or to park (`broker/leader/selection.py`), read clocks: `now` is an entry's log time.
-Invariants: leases and parked messages are sorted by offset, all below `position`, none in both; a Consumption never changes,
-so a snapshot keeps it.
-In a FIFO group an acknowledged offset behind an open one keeps its row (flag ACKED), because the whole batch comes again.
-A message that was parked and released (flag RELEASED) belongs to no batch until it is granted.
+Owns: the state transitions.   Must not: choose what to lease or to park (`broker/leader/selection.py`), read
+clocks. `now` is the log time of an entry.
+Invariants: leases and parked messages are sorted by offset. All of them are below `position`, and no offset
+is in both. A Consumption is immutable, so a snapshot can share it.
+In a FIFO consumer group, an acknowledged offset behind an open one keeps its row (flag ACKED), because the
+whole batch is delivered again. A message that was parked and released (flag RELEASED) belongs to no batch
+until it is granted.
 """
 
 from __future__ import annotations
@@ -20,26 +23,30 @@ import numpy as np
 
 LEASE_DTYPE: Final = np.dtype(
     [
-        ("offset", "<i8"),
-        ("lease_id", "<u8"),  # log index of the grant or of the last change
+        ("offset", "<i8"),  # queue offset; unique and ascending
+        ("lease_id", "<u8"),  # log index of the grant or of the last change; 0 once it was released
         ("deadline", "<i8"),  # log time (ms) at which it ends; NEVER while it belongs to a session
-        ("session", "<u8"),  # 0: ends by time
-        ("attempt", "<u4"),
-        ("flags", "<u4"),
+        ("session", "<u8"),  # client session that holds it; 0: it ends by time
+        ("attempt", "<u4"),  # number of deliveries so far, this one included
+        ("flags", "<u4"),  # ACKED, RELEASED
     ]
 )
+#: Deadline of a lease that does not end by time.
 NEVER: Final = (1 << 63) - 1
+#: Flag: acknowledged, but kept because an offset of the same FIFO batch before it is open.
 ACKED: Final = 1
+#: Flag: was parked, then released, and not granted again yet.
 RELEASED: Final = 2
 PARKED_DTYPE: Final = np.dtype(
     [
-        ("offset", "<i8"),
+        ("offset", "<i8"),  # queue offset; unique and ascending
         ("parked_at", "<i8"),  # log time, ms
-        ("attempts", "<u4"),
+        ("attempts", "<u4"),  # delivery attempts, the higher of the state's and the consumer's count
         ("reason", "<u4"),  # ParkReason
     ]
 )
-#: Parked messages of a consumer group in one queue. Beyond them nothing is parked: what fails is delivered again.
+#: Maximum of parked messages per consumer group and queue. Above it nothing is parked; a failing message is
+#: delivered again.
 PARKED_MAX: Final = 1024
 NO_LEASES: Final = np.empty(0, LEASE_DTYPE)
 NO_PARKED: Final = np.empty(0, PARKED_DTYPE)
@@ -47,7 +54,7 @@ _NO_OFFSETS: Final = np.empty(0, np.int64)
 
 
 def locate(leases: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each offset the place of its row, and whether it has one (places of others are 0)."""
+    """Return the row number of each offset, and whether it has a row (the row number is 0 if not)."""
     if not len(leases):
         return np.zeros(len(offsets), np.int64), np.zeros(len(offsets), bool)
     places = np.searchsorted(leases["offset"], offsets)
@@ -57,18 +64,22 @@ def locate(leases: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Consumption:
-    """The state of one group in one queue."""
+    """State of one consumer group in one queue. Immutable: every transition returns a new value."""
 
+    #: One past the last offset that was granted or skipped.
     position: int
+    #: LEASE_DTYPE. Sorted by offset, all below `position`.
     leases: np.ndarray = field(default_factory=lambda: NO_LEASES)
-    #: Messages that retention took from the group before it was given any or committed anything again.
+    #: Messages that retention deleted before they were consumed; 0 again after the next grant or commit.
     lost: int = 0
+    #: PARKED_DTYPE. Sorted by offset, all below `position`, disjoint from `leases`; at most PARKED_MAX.
     parked: np.ndarray = field(default_factory=lambda: NO_PARKED)
+    #: Cached `next_deadline`; None: not computed yet.
     _next_deadline: int | None = field(default=None, init=False, repr=False)
 
     @property
     def committed(self) -> int:
-        """Everything below is done."""
+        """Offset below which every message is done or parked."""
         return int(self.leases["offset"][0]) if len(self.leases) else self.position
 
     @property
@@ -80,7 +91,7 @@ class Consumption:
         """Log time (ms) at which the first lease ends; NEVER when none ends by itself."""
         if not len(self.leases):
             return NEVER
-        if self._next_deadline is None:  # polls ask far more often than leases change
+        if self._next_deadline is None:  # polls read it far more often than leases change
             open_rows = self.leases["flags"] & ACKED == 0
             soonest = int(self.leases["deadline"][open_rows].min(initial=NEVER))
             object.__setattr__(self, "_next_deadline", soonest)
@@ -101,9 +112,11 @@ class Consumption:
     def grant(
         self, start: int, end: int, offsets: np.ndarray, lease_id: int, deadline: int, session: int, now: int
     ) -> tuple[Consumption, np.ndarray, np.ndarray]:
-        """Lease `offsets`: those below `start` again, when they have expired; the others newly, when the position is `start`.
+        """Lease `offsets`.
 
-        Returns the new state, the offsets really granted, and their attempts.
+        An offset below `start` is leased again if its lease has expired. The others are leased for the first
+        time, provided that the position is still `start`.
+        Returns the new state, the offsets that were granted, and their attempts.
         """
         renewed = offsets[offsets < start]
         places, found = locate(self.leases, renewed)
@@ -125,7 +138,7 @@ class Consumption:
         leases["session"][touched] = session
         leases["flags"][touched] = 0
         position = max(self.position, end) if start == self.position else self.position
-        lost = 0 if len(touched) else self.lost  # who gets messages is told what is missing before them
+        lost = 0 if len(touched) else self.lost  # the result of this grant reports the loss
         after = Consumption(position, leases, lost, self.parked)
         return after, leases["offset"][touched], leases["attempt"][touched]
 
@@ -134,7 +147,8 @@ class Consumption:
     ) -> tuple[Consumption, np.ndarray]:
         """Finish leases. Returns the new state and, per row, whether it was accepted.
 
-        Accepted: the current lease, not expired (or `force`), and what is done already, but not what is parked. Twice is fine.
+        Accepted: the current lease, unless it has expired and `force` is not set, and an offset that is done
+        already (acknowledging twice is allowed). A parked message is refused.
         """
         places, found, current = self._current(offsets, lease_ids)
         accepted = np.where(found, current, (offsets >= 0) & (offsets < self.position))
@@ -155,7 +169,10 @@ class Consumption:
     def change(
         self, offsets: np.ndarray, lease_ids: np.ndarray, deadlines: np.ndarray, new_id: int, now: int
     ) -> tuple[Consumption, np.ndarray]:
-        """Move the end of current leases and give them a new id. Returns the new state and what was accepted."""
+        """Move the deadline of current leases and give them a new id.
+
+        Returns the new state and, per row, whether it was accepted.
+        """
         places, found, current = self._current(offsets, lease_ids)
         accepted = found & current
         if accepted.any():
@@ -171,7 +188,10 @@ class Consumption:
         return self._with(leases), accepted
 
     def release(self, offsets: np.ndarray, lease_ids: np.ndarray, now: int) -> tuple[Consumption, np.ndarray]:
-        """End current leases now and take the attempt back. Returns the new state and what was accepted."""
+        """End current leases now and do not count the attempt.
+
+        Returns the new state and, per row, whether it was accepted.
+        """
         places, found, current = self._current(offsets, lease_ids)
         accepted = found & current
         if accepted.any():
@@ -182,17 +202,17 @@ class Consumption:
         leases = self.leases.copy()
         leases["deadline"][touched] = np.minimum(leases["deadline"][touched], now)
         leases["session"][touched] = 0
-        leases["lease_id"][touched] = 0  # no handle fits any more
+        leases["lease_id"][touched] = 0  # invalidates every receipt handle
         leases["attempt"][touched] -= np.minimum(leases["attempt"][touched], 1)
         return self._with(leases), accepted
 
     def holds(self, offsets: np.ndarray, lease_id: int) -> np.ndarray:
-        """Tell which offsets are out under this very lease."""
+        """Tell which offsets have an open lease with exactly this id."""
         places, _, current = self._current(offsets, np.full(len(offsets), lease_id, np.uint64))
         return current & (self.leases["flags"][places] & ACKED == 0) if len(self.leases) else current
 
     def end_session(self, session: int, deadline: int) -> Consumption:
-        """The leases of a session end at `deadline`."""
+        """Let the leases of a session end at `deadline` (log time, ms)."""
         mine = self.leases["session"] == session
         if not mine.any():
             return self
@@ -202,17 +222,23 @@ class Consumption:
         return self._with(leases)
 
     def advance(self, offset: int) -> Consumption:
-        """Everything below `offset` is done; never goes back."""
+        """Mark everything below `offset` as done. `committed` never moves back."""
         if offset <= self.committed:
             return self
         return Consumption(max(self.position, offset), self._from(offset), 0, self.parked)
 
     def reset(self, offset: int) -> Consumption:
-        """Go on at `offset`. What is parked below it stays so; from there on everything comes again."""
+        """Continue at `offset`: drop all leases, and the parked messages at or above it.
+
+        Messages below `offset` stay parked. Everything from `offset` on is delivered again.
+        """
         return Consumption(offset, parked=self.parked[self.parked["offset"] < offset])
 
     def lose(self, begin: int) -> tuple[Consumption, int]:
-        """Messages below `begin` are deleted. Returns the new state and how many of them were not done, or parked."""
+        """Drop the messages below `begin`, which retention deleted.
+
+        Returns the new state and the number of deleted messages that were parked or not done.
+        """
         open_rows = (self.leases["flags"] & ACKED == 0) & (self.leases["offset"] < begin)
         kept = self.parked[self.parked["offset"] >= begin]
         count = int(np.count_nonzero(open_rows)) + max(begin - self.position, 0)
@@ -222,14 +248,15 @@ class Consumption:
     # --- parking --------------------------------------------------------------------------------------------
     @property
     def first_needed(self) -> int:
-        """The lowest offset that is not done, or parked."""
+        """Lowest offset that is parked or not done."""
         return min(self.committed, int(self.parked["offset"][0])) if len(self.parked) else self.committed
 
     def park(self, rows: np.ndarray, reason: int, now: int, *, fifo: bool) -> tuple[Consumption, np.ndarray]:
-        """Take leases out of delivery. `rows`: PARK_DTYPE. Returns the new state and what was accepted: current leases,
+        """Take leased messages out of delivery. `rows`: PARK_DTYPE.
 
-        ended or not, as long as there is room. In a FIFO group what was behind them begins to count its attempts anew: it
-        came again and again because of them.
+        Returns the new state and, per row, whether it was accepted. Accepted: current leases, expired or not,
+        up to PARKED_MAX. In a FIFO consumer group the attempts of all remaining leases restart at 0: those
+        messages were delivered repeatedly only because of the parked ones before them.
         """
         places, found, current = self._current(rows["offset"], rows["lease_id"])
         accepted = found & current
@@ -251,7 +278,10 @@ class Consumption:
         return Consumption(self.position, left, self.lost, _sorted(self.parked, parked)), accepted
 
     def unpark(self, offsets: np.ndarray, now: int) -> tuple[Consumption, np.ndarray]:
-        """Deliver parked messages again, with all attempts. Returns the new state and which offsets were parked."""
+        """Make parked messages deliverable again and reset their attempts.
+
+        Returns the new state and, per offset, whether it was parked.
+        """
         accepted = np.isin(offsets, self.parked["offset"])
         if not accepted.any():
             return self, accepted
@@ -268,20 +298,20 @@ class Consumption:
         return Consumption(self.position, leases, self.lost, self.parked)
 
     def _from(self, offset: int) -> np.ndarray:
-        """Return the leases from an offset on. Finished ones that no open one precedes any more are done."""
+        """Return the leases from an offset on, without acknowledged rows that no open row precedes."""
         return _without_acked(self.leases[self.leases["offset"] >= offset], fifo=True)
 
     def _current(
         self, offsets: np.ndarray, lease_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return places, which offsets have a row, and which name its current lease."""
+        """Return the row numbers, which offsets have a row, and which rows have the given lease id."""
         places, found = locate(self.leases, offsets)
         current = found & (self.leases["lease_id"][places] == lease_ids) if len(self.leases) else found
         return places, found, current
 
 
 def _without_acked(leases: np.ndarray, *, fifo: bool) -> np.ndarray:
-    """Drop finished rows; in a FIFO group only those that no open row of their batch precedes."""
+    """Drop acknowledged rows. FIFO: keep those that an open row of their batch precedes."""
     open_rows = leases["flags"] & ACKED == 0
     if not open_rows.any():
         return NO_LEASES
@@ -294,6 +324,6 @@ def _without_acked(leases: np.ndarray, *, fifo: bool) -> np.ndarray:
 
 
 def _sorted(rows: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Return both, by offset."""
+    """Return the rows of both arrays, sorted by offset."""
     joined = np.concatenate((rows, more))
     return joined[np.argsort(joined["offset"], kind="stable")]

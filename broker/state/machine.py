@@ -1,9 +1,10 @@
-"""The replicated state machine: the meaning of committed entries (D12).
+"""Replicated state machine: applies committed entries (D12).
 
-Owns: topics, queues, groups, consumption, memberships, deduplication, and the order in which entries change them.
-Must not: know a clock, a file, or who waits for an answer.
-Invariants: the same entries make the same state on every node, byte for byte in checkpoints; time is compared with
-nothing but the entry's timestamp; a section's base offset is the end of its queue.
+Owns: topics, queues, consumer groups, consumption, memberships, deduplication, and the order in which entries
+change them.
+Must not: know a clock, a file, or the callers that wait for a result.
+Invariants: the same entries produce the same state on every node, byte for byte in checkpoints. The only time
+is the timestamp of the entry. The base offset of a section is the end of its queue.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from .effects import (
 from .memberships import MembershipTable
 from .topics import Topic, TopicTable
 
-_FLAGS_WORD: Final = 1  # 8-byte words of a record's header: flags are the low half of the second
-_ID_WORD: Final = 6  # and the message id is the seventh and eighth
+_FLAGS_WORD: Final = 1  # index of the 8-byte word in a record header whose low bits are the flags
+_ID_WORD: Final = 6  # index of the first of the two words with the message id
 _FLAGS: Final = struct.Struct("<H")
 _ONE_ORIGINAL: Final = np.ones(1, bool)
 _ONE_COPY: Final = np.zeros(1, bool)
@@ -55,7 +56,7 @@ _COPY: Final = np.uint64(_COPY_FLAG)
 
 
 class BrokerState:
-    """Everything that survives a failover. Same entries, same state, on every node."""
+    """Replicated state of a broker group: everything that survives a failover."""
 
     def __init__(self) -> None:
         self.topics = TopicTable()
@@ -65,14 +66,14 @@ class BrokerState:
         self.memberships = MembershipTable()
         self.streams = ProducerStreams()
         self.message_ids = MessageIds()
-        self.applied_index = 0
-        self.applied_term = 0
-        self.timestamp = 0  # log time (ms) of the last applied entry
-        self.log_start_index = 1
-        self.log_start_offset = 0  # physical
-        self.feature_level = 0
+        self.applied_index = 0  # index of the last applied entry; grows by one per entry
+        self.applied_term = 0  # its term
+        self.timestamp = 0  # its log time (ms); never decreases
+        self.log_start_index = 1  # first entry that retention left; never decreases
+        self.log_start_offset = 0  # physical offset of that entry
+        self.feature_level = 0  # never decreases (D23)
         self.mode = c.BrokerGroupMode.ACTIVE
-        self.mode_since = 0  # log time, ms; 0 while it is active
+        self.mode_since = 0  # log time (ms) of the last change of mode; 0 while active
 
     def apply(self, header: EntryHeader, payload: memoryview) -> Effects:
         """Apply the next committed entry. Raises: StateError (the node must stop), CorruptError."""
@@ -220,7 +221,7 @@ class BrokerState:
         return None
 
     def _trim(self, rows: np.ndarray, effects: Effects) -> None:
-        """Let queues begin at the offsets in `rows`; none goes back, none begins behind its end."""
+        """Move the begin of queues to the offsets in `rows`, never back and never past their end."""
         begins: dict[QueueKey, int] = {}
         for topic_id, queue_id, begin in rows.tolist():
             queue = self.queues.get(topic_id, queue_id)
@@ -256,7 +257,7 @@ class BrokerState:
             effects.topics_changed = True
         return ModeResult(self.mode, self.mode_since, changed)
 
-    # --- members of queue-exclusive groups ------------------------------------------------------------------
+    # --- members of queue-exclusive consumer groups ---------------------------------------------------------
     def _join(self, command: c.JoinGroup, effects: Effects) -> CommandResult:
         group = self.groups.get(command.group_id)
         if group is None:
@@ -278,48 +279,49 @@ class BrokerState:
 
     # --- reading --------------------------------------------------------------------------------------------
     def queue_begin(self, topic_id: int, queue_id: int) -> int:
-        """First queue offset that is still stored. Raises: QueueNotFoundError."""
+        """Return the first stored queue offset. Raises: QueueNotFoundError."""
         return self.queues.named(topic_id, queue_id).begin
 
     def queue_end(self, topic_id: int, queue_id: int) -> int:
-        """One past the last visible queue offset. Raises: QueueNotFoundError."""
+        """Return one past the last visible queue offset. Raises: QueueNotFoundError."""
         return self.queues.named(topic_id, queue_id).end
 
     def committed_offset(self, group_id: int, topic_id: int, queue_id: int) -> int | None:
-        """Next offset the group has not finished; None: it never consumed from the queue."""
+        """Return the first offset that the consumer group has not finished; None: it has no position."""
         found = self.consumption.get((group_id, topic_id, queue_id))
         return None if found is None else found.committed
 
     def leased_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
-        """Messages delivered and not acknowledged."""
+        """Return the number of messages delivered and not acknowledged."""
         found = self.consumption.get((group_id, topic_id, queue_id))
         return 0 if found is None else found.leased_count
 
     def lost_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
-        """Messages that retention deleted before the group consumed them, since it last went on there."""
+        """Return the number of messages that retention deleted since the last grant or commit, unconsumed."""
         found = self.consumption.get((group_id, topic_id, queue_id))
         return 0 if found is None else found.lost
 
     def parked_count(self, group_id: int, topic_id: int, queue_id: int) -> int:
-        """Messages that are not delivered to the group until they are released."""
+        """Return the number of messages that are parked for the consumer group."""
         found = self.consumption.get((group_id, topic_id, queue_id))
         return 0 if found is None else len(found.parked)
 
     def consumed_topics(self, group_id: int) -> list[int]:
-        """Topic ids in which the group has a position."""
+        """Return the ids of the topics in which the consumer group has a position."""
         return sorted({topic_id for _, topic_id, _ in self.consumption.keys_of_group(group_id)})
 
     def queues_of(self, topic: Topic) -> list[ConsumeQueue]:
-        """The queues of a topic, by id."""
+        """Return the queues of a topic, ordered by id."""
         return [self.queues.named(topic.topic_id, queue_id) for queue_id in range(topic.queue_count)]
 
     def log_start_command(
         self, index: int, physical_offset: int, known: dict[QueueKey, int]
     ) -> c.LogStart | ColdRead:
-        """Return the command that makes the log begin at an entry, or a read that must be done first (then ask again).
+        """Return the command that lets the log begin at entry `index`, or a read that must be done first.
 
-        For retention on the leader: `physical_offset` is that of entry `index`. `known` keeps the begins that were found, from
-        one question to the next: the cache does not hold the units of all queues.
+        After the read, call again. For retention on the leader. `physical_offset`: that of the entry. `known`
+        collects the begins found so far across calls, because the block cache does not hold the units of all
+        queues.
         """
         rows = []
         for queue in sorted(self.queues, key=lambda queue: queue.key):
@@ -339,8 +341,8 @@ def _refused(rows: np.ndarray) -> RowsResult:
 
 
 def message_ids(body: Buffer, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Return the joined 16-byte ids of the records at `starts`, and which of them are originals (no copies)."""
-    if len(starts) == 1:  # arrays would cost more than the record
+    """Return the concatenated 16-byte ids of the records at `starts`, and a bool per record: not a copy."""
+    if len(starts) == 1:  # fast path: array operations cost more than one record
         start = int(starts[0])
         (flags,), at = _FLAGS.unpack_from(body, start + 8 * _FLAGS_WORD), start + 8 * _ID_WORD
         return bytes(body[at : at + 16]), _ONE_COPY if flags & _COPY_FLAG else _ONE_ORIGINAL

@@ -1,9 +1,10 @@
-"""Members of queue-exclusive groups, and which of them owns which queue under which epoch (D14).
+"""Members of queue-exclusive consumer groups, and the owner and epoch of each queue (D14).
 
-A queue of a group has at most one owner. The epoch of its ownership is the index of the entry that last changed it, so it
-grows with every change; a commit that names another epoch than the queue has now is refused.
-Owns: members and owners by group.   Must not: choose owners (allocation.py), know offsets, read clocks.
-Invariants: an owner is a member; the epochs of a queue only grow; values are replaced, never changed, so that a
+Within a consumer group, a queue has at most one owner. The epoch of its ownership is the index of the entry
+that last changed it, so it grows with every change. A commit with an outdated epoch is refused.
+Owns: members and owners by consumer group.   Must not: choose owners (allocation.py), know offsets, read
+clocks.
+Invariants: an owner is a member. The epochs of a queue only grow. Values are replaced, never modified, so a
 snapshot of the table is a shallow copy.
 """
 
@@ -22,11 +23,11 @@ from .topics import TopicTable
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A consumer of a group. `joined`: log index at which it came; `joined_at`: log time (ms)."""
+    """A consumer in a queue-exclusive consumer group. The settings are those of its last JoinGroup."""
 
     name: str
-    joined: int
-    joined_at: int
+    joined: int  # log index at which it joined first; decides its age
+    joined_at: int  # log time (ms) of that entry
     topics: tuple[str, ...]
     allocation: str
     zone: str
@@ -37,10 +38,10 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who has a queue since entry `epoch`; "" = nobody."""
+    """Ownership of a queue."""
 
-    member: str
-    epoch: int
+    member: str  # "": the queue has no owner
+    epoch: int  # index of the entry that last changed it; 0: it never had an owner
 
 
 _UNTOUCHED: Final = Ownership("", 0)
@@ -48,13 +49,14 @@ _UNTOUCHED: Final = Ownership("", 0)
 
 @dataclass(frozen=True, slots=True)
 class GroupMembership:
-    """Members by name and owners by queue, of one group that has members."""
+    """Members and queue owners of one consumer group with members."""
 
-    members: Mapping[str, GroupMember] = field(default_factory=dict)
+    members: Mapping[str, GroupMember] = field(default_factory=dict)  # by name
+    # Queues that were assigned at least once. Invariant: each owner is in `members` or "".
     owners: Mapping[QueueKey, Ownership] = field(default_factory=dict)
 
     def of(self, key: QueueKey) -> Ownership:
-        """Return the ownership of a queue; epoch 0: it never had one."""
+        """Return the ownership of a queue; epoch 0: it never had an owner."""
         return self.owners.get(key, _UNTOUCHED)
 
     @property
@@ -63,11 +65,11 @@ class GroupMembership:
         return {name for member in self.members.values() for name in member.topics}
 
     def by_age(self) -> list[GroupMember]:
-        """The members, oldest first."""
+        """Return the members, oldest first."""
         return sorted(self.members.values(), key=lambda member: (member.joined, member.name))
 
     def queues_of(self, member: str) -> list[QueueKey]:
-        """The queues that a member owns, sorted."""
+        """Return the queues that a member owns, sorted."""
         return sorted(key for key, owner in self.owners.items() if owner.member == member)
 
 
@@ -75,7 +77,7 @@ _EMPTY: Final = GroupMembership()
 
 
 class MembershipTable:
-    """Groups that have members."""
+    """Memberships of all consumer groups that have members, by consumer group id."""
 
     def __init__(self) -> None:
         self._groups: dict[int, GroupMembership] = {}
@@ -84,12 +86,12 @@ class MembershipTable:
         return self._groups.get(group_id)
 
     def group_ids(self) -> list[int]:
-        """Groups that have members, sorted."""
+        """Return the ids of consumer groups that have members, sorted."""
         return sorted(self._groups)
 
     # --- commands -------------------------------------------------------------------------------------------
     def join(self, command: JoinGroup, index: int, timestamp: int) -> bool:
-        """Take a member in, or its new subscription; return whether that changed anything."""
+        """Add a member or update its settings; return whether that changed anything."""
         group = self._groups.get(command.group_id, _EMPTY)
         known = group.members.get(command.member)
         joined, joined_at = (known.joined, known.joined_at) if known is not None else (index, timestamp)
@@ -103,7 +105,7 @@ class MembershipTable:
         return True
 
     def leave(self, command: LeaveGroup, index: int) -> np.ndarray:
-        """Take members out; return (bool each) who was one. With the last member all epochs end."""
+        """Remove members; return a bool per name: it was a member. The last one takes all epochs along."""
         group = self._groups.get(command.group_id, _EMPTY)
         left = set(command.members)
         members = {name: member for name, member in group.members.items() if name not in left}
@@ -118,7 +120,7 @@ class MembershipTable:
         return np.array([name in group.members for name in command.members], bool)
 
     def assign(self, command: AssignQueues, index: int, there: Sequence[bool]) -> np.ndarray:
-        """Give queues to members; return (bool each) which rows hold. `there`: whether the queue exists."""
+        """Assign queues to members; return a bool per row: accepted. `there`: per row, the queue exists."""
         accepted = np.zeros(len(command.rows), bool)
         group = self._groups.get(command.group_id)
         if group is None:
@@ -129,7 +131,8 @@ class MembershipTable:
             if not there[place] or known.epoch != epoch:
                 continue
             name = command.members[owner] if owner < len(command.members) else ""
-            # Who came with this very entry was not known to the leader, and could get an epoch that another had.
+            # A member that joined in this very entry was unknown to the leader, and its epoch might not be
+            # unique.
             if owner == NOBODY or (name in group.members and group.members[name].joined < index):
                 owners[topic_id, queue_id] = Ownership(name, index)
                 accepted[place] = True
@@ -137,13 +140,13 @@ class MembershipTable:
         return accepted
 
     def fenced(self, command: CommitOffsets, topics: TopicTable) -> np.ndarray:
-        """Return (bool each) which rows of a commit are not the committer's to move."""
+        """Return a bool per row of a commit: the committer must not move the offset of that queue."""
         group = self._groups.get(command.group_id, _EMPTY)
         fenced = np.zeros(len(command.rows), bool)
         if command.epochs is None and group is _EMPTY:
             return fenced
         epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
-        subscribed: set[str] | None = None  # asked of every member, so only when it matters
+        subscribed: set[str] | None = None  # computed on demand: it walks all members
         for place, (topic_id, queue_id, _) in enumerate(command.rows.tolist()):
             owner = group.of((topic_id, queue_id))
             if epochs[place]:
@@ -155,7 +158,7 @@ class MembershipTable:
         return fenced
 
     def renew(self, command: CommitOffsets, accepted: np.ndarray, index: int) -> bool:
-        """Offsets were reset by no owner: owners of these queues go on there under a new epoch. Return whether any."""
+        """Give owners a new epoch in queues that were reset without one; return whether anything changed."""
         group = self._groups.get(command.group_id)
         if group is None or not command.reset:
             return False
@@ -173,11 +176,11 @@ class MembershipTable:
         return changed
 
     def remove_group(self, group_id: int) -> bool:
-        """A consumer group is deleted; return whether it had members."""
+        """Drop a deleted consumer group; return whether it had members."""
         return self._groups.pop(group_id, None) is not None
 
     def remove_topic(self, topic_id: int) -> list[int]:
-        """A topic is deleted; return the groups of which members owned queues of it."""
+        """Drop the queues of a deleted topic; return the ids of the consumer groups that had owners of them."""
         touched = []
         for group_id, group in sorted(self._groups.items()):
             owners = {key: owner for key, owner in group.owners.items() if key[0] != topic_id}

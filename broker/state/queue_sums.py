@@ -1,9 +1,9 @@
-"""Checksums of a ConsumeQueue's blocks of units: a unit has no room for one of its own.
+"""Checksums of a ConsumeQueue's blocks of units: a unit has no room for a checksum of its own.
 
-A flipped bit in a unit would lead a reader to another place of the log, or past a filter, and nobody would notice: the
-files of a queue are believed only block by block, when their checksum is right.
-Owns: crc32c over the units of each block, the last one up to the queue's end. Built with the queue, so equal on all nodes,
-and kept in checkpoints. Must not: touch files.
+A flipped bit in a unit would silently send a reader to another place of the log, or past a filter. The files
+of a queue are therefore verified block by block before their units are used.
+Owns: crc32c over the units of each block, the last one up to the queue's end. Checksums are built with the
+queue, so they are equal on all nodes, and stored in checkpoints.   Must not: touch files.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from crc32c import crc32c
 from ledgermq.proto.entry import Buffer
 
 UNIT_SIZE: Final = 20
-#: Units that are read, checked and cached together; a file is a whole number of blocks.
+#: Number of units that are read, verified and cached together. A file is a whole number of blocks.
 BLOCK_UNITS: Final = 2_000
 _BLOCK_BYTES: Final = BLOCK_UNITS * UNIT_SIZE
 
 
 class QueueSums:
-    """Invariant: `complete` holds the blocks from `first_block` to the one before the queue's end."""
+    """Block checksums of one queue.
+
+    Invariant: `complete` holds the checksums from `first_block` to the last complete block; `open` is that of
+    the incomplete block at the queue's end, 0 while that block is empty.
+    """
 
     __slots__ = ("complete", "first_block", "open")
 
@@ -33,13 +37,13 @@ class QueueSums:
 
     @classmethod
     def behind_hole(cls, end: int) -> QueueSums:
-        """Return the sums of a queue that begins at `end`: files are sparse, so what is before it reads as zeros."""
+        """Return the checksums of a queue that begins at `end`; its sparse files read as zeros before it."""
         return cls(
             end // BLOCK_UNITS, b"", crc32c(bytes(end % BLOCK_UNITS * UNIT_SIZE)) if end % BLOCK_UNITS else 0
         )
 
     def append(self, raw: Buffer, end: int) -> None:
-        """Units were added to a queue that ended at `end`."""
+        """Extend the checksums by the units that were added to a queue that ended at `end`."""
         view, done = memoryview(raw), 0
         while done < len(view):
             room = _BLOCK_BYTES - (end * UNIT_SIZE + done) % _BLOCK_BYTES
@@ -51,7 +55,7 @@ class QueueSums:
                 self.open = 0
 
     def of_block(self, block: int) -> int:
-        """Return the checksum of a block's units, as far as they are stored."""
+        """Return the checksum over the units of a block, up to the queue's end."""
         place = block - self.first_block
         return self.complete[place] if place < len(self.complete) else self.open
 
@@ -61,7 +65,7 @@ class QueueSums:
         return self.first_block + gone, self.complete[gone:].tobytes(), self.open
 
     def replace(self, block: int, value: int) -> None:
-        """Let a block have another checksum."""
+        """Overwrite the checksum of a block."""
         place = block - self.first_block
         if place < len(self.complete):
             self.complete[place] = value
@@ -70,15 +74,19 @@ class QueueSums:
 
 
 def bridging_unit(difference: int, units_behind: int) -> bytes:
-    """Return the unit that changes a block's checksum by `difference` where a unit of zeros stands `units_behind` others.
+    """Return a unit that changes the checksum of a block by `difference` (xor).
 
-    The checksum of a queue's first block covers units below its begin. When their file is lost and retention took their
-    entries, nobody can make them again, and nobody reads them: zeros stand in for them, and in front of the first unit
-    that is known this one. Its physical offset is 0. A checksum of 32 bits can always be reached with 32 free bits.
+    It replaces a unit of zeros that is followed by `units_behind` units in its block.
+    The checksum of a queue's first block covers units below the queue's begin. If their file is lost and
+    retention deleted their entries, these units cannot be rebuilt; no reader needs them either. Zeros replace
+    them, and this unit stands directly before the first known one. Its physical offset is 0. Its 32 free bits
+    can produce any
+    32-bit checksum.
     """
     zeros = bytes(units_behind * UNIT_SIZE)
     nothing = crc32c(bytes(4) + zeros)
-    by_top_bit: dict[int, tuple[int, int]] = {}  # what a combination of bits changes, and which bits
+    # Gaussian elimination over GF(2), keyed by the top bit: (change of the checksum, bits that cause it).
+    by_top_bit: dict[int, tuple[int, int]] = {}
     for bit in range(32):
         change, bits = crc32c((1 << bit).to_bytes(4, "little") + zeros) ^ nothing, 1 << bit
         while (top := change.bit_length()) in by_top_bit:

@@ -1,13 +1,14 @@
-"""Queues of a loaded state, extended again from the log: the state of entry `target` is here, its queue files are not.
+"""Rebuild of consume queues from the log, for a loaded state (of entry `target`) without its queue files.
 
-So it is after a reset (the state came from the leader, and with it the units of each queue's first block that lie before
-its begin: the block's checksum covers them), and when queue files are missing or cut short at a start. A state knows where
-each queue begins and ends and the checksums of its blocks. The units are made from the entries behind the log's base, as
-they arrive; at `target` every queue must be what the state says. Commands in those entries are part of the state already.
+This is the case after a state transfer, and when queue files are missing or cut short at start. A transferred
+state comes with the units of each queue's first block that lie before the queue's begin, because the block's
+checksum covers them. The state holds the begin and end of each queue and the checksums of its blocks. The
+units are made from the entries behind the log's base as they arrive. At `target` every queue must match the
+state. The commands in those entries are part of the state already.
 
-What is below a queue's begin may be gone from the log, too. When it is lost, zeros stand in for it, and a unit that makes
-the checksum of the block right (queue_sums.py): the checksums are equal on all nodes, and stay so.
-Owns: how far it is. Must not: touch files or change anything but queues.
+Units below a queue's begin may be missing from the log, too. Zeros replace them, and one unit that corrects
+the checksum of the block (queue_sums.py): the checksums must remain equal on all nodes.
+Owns: the progress of the rebuild.   Must not: touch files or change anything but queues.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ from .queue_sums import BLOCK_UNITS, QueueSums, bridging_unit
 
 @dataclass(slots=True)
 class _Goal:
-    """What a queue must be in the end: its bounds, and its checksums from the block of its begin."""
+    """Expected result for one queue, from the state."""
 
-    begin: int
-    end: int
-    sums: tuple[int, bytes, int]
-    known_from: int  # units below it are lost; -1: not known yet, no entry of the queue has come
+    begin: int  # first stored queue offset
+    end: int  # one past the last
+    sums: tuple[int, bytes, int]  # checksums from the block of `begin` on, see QueueSums.from_block
+    known_from: int  # units below it are lost; -1: not known yet, no entry of the queue has arrived
 
 
 class QueueRebuild:
-    """Give it every entry from `applied_index` + 1 on; the state serves when `is_whole`."""
+    """Rebuild of the queues of one state. Pass every entry from `applied_index` + 1 on to `take`.
+
+    The state may serve once `is_whole`.
+    """
 
     def __init__(
         self,
@@ -56,11 +60,13 @@ class QueueRebuild:
     ) -> None:
         """Empty the queues of a restored `state`, all of them or those with the `keys`.
 
-        `leading_units`: of a queue's first block, before its begin; None: they are lost.
+        `leading_units` returns the units of a queue's first block that precede its begin. None: they are
+        lost.
         """
         self.applied_index = base_index
         self.target = state.applied_index
-        #: When it is whole: units to write over those of the queues, so that checksums fit what stands in for lost units.
+        #: Units to write over those of the queues once it is whole. They correct the checksums of the blocks
+        #: in which zeros replace lost units.
         self.bridges: list[UnwrittenRun] = []
         self._base_index = base_index
         self._state = state
@@ -78,7 +84,7 @@ class QueueRebuild:
 
     @property
     def is_whole(self) -> bool:
-        """The queues are those of the state."""
+        """Whether all queues match the state."""
         return self.applied_index >= self.target
 
     def take(self, header: EntryHeader, payload: memoryview) -> None:
@@ -98,9 +104,9 @@ class QueueRebuild:
         key = (section.topic_id, section.queue_id)
         queue, goal = self._state.queues.get(*key), self._goals.get(key)
         if queue is None or goal is None:
-            return  # of a topic that was deleted since, or of a queue whose files are whole
+            return  # its topic was deleted later, or the files of the queue are whole
         base = section.base_queue_offset
-        # Of a lost file everything is made again that the log has, also below the begin: an offline check looks at it.
+        # A lost file is rebuilt from all that the log has, even below the begin: an offline check reads it.
         lowest = goal.begin // UNITS_PER_FILE * UNITS_PER_FILE if goal.known_from < 0 else queue.begin
         if base + section.count <= lowest:
             return  # hidden by retention
@@ -109,19 +115,19 @@ class QueueRebuild:
         skipped = max(queue.begin - base, 0)
         if base + skipped != queue.end:
             raise DivergedError(
-                f"queue {section.queue_id} of topic id {section.topic_id} is rebuilt to {queue.end}, the section"
-                f" begins at {base}",
+                f"queue {section.queue_id} of topic id {section.topic_id} is rebuilt to {queue.end},"
+                f" the section begins at {base}",
                 index,
             )
         starts = record_starts(body, section.count)[skipped:]
         self._state.queues.append(queue, units_of(body, starts, physical_offset))
 
     def _begin_behind_hole(self, queue: ConsumeQueue, goal: _Goal, first: int) -> ConsumeQueue:
-        """Let zeros stand in for what the log does not have of a queue, from a block's start to its first unit there."""
+        """Fill the queue with zeros from the start of a block to `first`, its first unit in the log."""
         if first > goal.begin and not self._base_index:
             raise DivergedError(
-                f"queue {queue.key[1]} of topic id {queue.key[0]} begins at {goal.begin}, and the log, from which nothing"
-                f" was deleted, has it from {first} on",
+                f"queue {queue.key[1]} of topic id {queue.key[0]} begins at {goal.begin}, and the log,"
+                f" from which nothing was deleted, has it from {first} on",
                 self.applied_index,
             )
         origin = min(first, goal.begin) // BLOCK_UNITS * BLOCK_UNITS
@@ -133,7 +139,7 @@ class QueueRebuild:
         return emptied
 
     def _check_if_whole(self) -> None:
-        """At the target, compare with what the state says. Raises: DivergedError."""
+        """At `target`, compare the queues with the state. Raises: DivergedError."""
         if not self.is_whole:
             return
         for key, goal in self._goals.items():
@@ -143,14 +149,14 @@ class QueueRebuild:
             self._bridge(queue, goal)
             if queue.end != goal.end or queue.sums.from_block(goal.begin // BLOCK_UNITS) != goal.sums:
                 raise DivergedError(
-                    f"queue {key[1]} of topic id {key[0]} was rebuilt to {queue.end}, but the state says {goal.end} (or"
-                    " other units). Fetch everything again: ledgermq broker --rejoin",
+                    f"queue {key[1]} of topic id {key[0]} was rebuilt to {queue.end}, but the state says"
+                    f" {goal.end} (or other units). Fetch everything again: ledgermq broker --rejoin",
                     self.applied_index,
                 )
             queue.begin = goal.begin
 
     def _bridge(self, queue: ConsumeQueue, goal: _Goal) -> None:
-        """Make the checksums right of the blocks in which units are lost."""
+        """Correct the checksums of the blocks in which units are lost."""
         wanted = QueueSums(*goal.sums)
         for block in range(wanted.first_block, -(-goal.known_from // BLOCK_UNITS)):
             block_end = (block + 1) * BLOCK_UNITS

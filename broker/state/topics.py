@@ -1,8 +1,8 @@
-"""The topic table: names, numeric ids, queues (D3, D12).
+"""Topic table: names, numeric ids, queues (D3, D12).
 
-Owns: the topics and the next free topic id.   Must not: know what queues hold.
-Invariants: an id is never used again, so a topic that was deleted and created again has another one; topics are
-frozen, so that a snapshot of the table is a shallow copy.
+Owns: the topics and the next free topic id.   Must not: know the contents of queues.
+Invariants: an id is never reused, so a topic that was deleted and created again has another id. Topics are
+frozen, so a snapshot of the table is a shallow copy.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any, Final
 from ..errors import TopicNotFoundError
 from .commands import CreateTopic, MessageType
 
-#: Queues of a topic in one broker group.
+#: Maximum of queues of a topic in one broker group.
 MAX_QUEUES: Final = 1024
-#: Clients write message traces to it, where a group keeps them.
+#: Topic to which clients write message traces, if the broker group keeps them.
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic of this broker group. `version`: log index of its last change. `retention_ms` 0: as long as the log's."""
+    """A topic of this broker group."""
 
-    topic_id: int
+    topic_id: int  # from 1; never reused
     name: str
-    queue_count: int
+    queue_count: int  # queue ids are 0 to queue_count - 1
     message_type: MessageType
-    version: int
+    version: int  # log index of its last change
     created_at: int  # log time, ms
-    retention_ms: int = 0
-    keep_unread: bool = False  # retention deletes nothing that a consumer group has still to read
+    retention_ms: int = 0  # messages are visible for so much log time; 0: as long as the log holds them
+    keep_unread: bool = False  # retention deletes no message that a consumer group has yet to read
 
     @property
     def folder(self) -> str:
-        """Name of its folder below `consumequeue/`."""
+        """Name of its folder in `consumequeue/`."""
         return f"{self.name}@{self.topic_id}"
 
 
@@ -51,7 +51,7 @@ class TopicTable:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[Topic]:
-        """All topics, oldest first."""
+        """Iterate over all topics, oldest first."""
         return iter(sorted(self._by_id.values(), key=lambda topic: topic.topic_id))
 
     def get(self, topic_id: int) -> Topic | None:
@@ -68,7 +68,7 @@ class TopicTable:
         return topic
 
     def was_deleted(self, topic_id: int) -> bool:
-        """Tell whether the id belonged to a topic that is gone."""
+        """Tell whether the id belonged to a topic that was deleted."""
         return 0 < topic_id < self.next_id and topic_id not in self._by_id
 
     def create(self, command: CreateTopic, index: int, timestamp: int) -> tuple[Topic, bool]:
@@ -85,7 +85,7 @@ class TopicTable:
         return topic, True
 
     def change(self, topic_id: int, index: int, **fields: Any) -> tuple[Topic | None, bool]:
-        """Change fields of a topic; return it (None: there is none) and whether that is news."""
+        """Change fields of a topic; return it (None: no such topic) and whether a value changed."""
         found = self._by_id.get(topic_id)
         if found is None or replace(found, **fields) == found:
             return found, False
@@ -94,12 +94,12 @@ class TopicTable:
         return changed, True
 
     def put(self, topic: Topic) -> None:
-        """Add a topic that has its id (from a checkpoint)."""
+        """Add or replace a topic that already has an id."""
         self._by_id[topic.topic_id] = topic
         self._by_name[topic.name] = topic
 
     def delete(self, topic_id: int) -> Topic | None:
-        """Remove and return a topic, None when there was none."""
+        """Remove and return a topic; None: there was none."""
         topic = self._by_id.pop(topic_id, None)
         if topic is not None:
             del self._by_name[topic.name]
