@@ -1,7 +1,9 @@
-"""What only the leader does: append in turns, select messages, lease them, share queues out to exclusive consumers.
+"""Work of the leader: append in turns, select and lease messages, assign queues to exclusive consumers.
 
-Owns the append pipeline, the leader's view of undecided turns, selection, releases, and the coordinator of exclusive
-consumer groups (D14). Must not: answer a call; services in `native`, `official` and `admin` do.
+Owns: the append pipeline, the leader's view of undecided turns, selection, releases, and the coordinator of
+queue-exclusive consumer groups (D14).
+Must not: answer a call; the services in `native`, `official` and `admin` do.
 
-Begin with `pipeline.py`. Then: `works.py`, `leader_view.py`, `selection.py`, `grant_plan.py`, `coordination.py`.
+Begin with `pipeline.py`. Then: `works.py`, `leader_view.py`, `selection.py`, `grant_plan.py`,
+`coordination.py`.
 """

@@ -1,18 +1,24 @@
-"""Which member of a queue-exclusive group gets which queue (D14).
+"""Allocation of queues to the members of a queue-exclusive consumer group (D14).
 
-Pure, and the same everywhere for the same input, so that a new leader goes on with what the last one had begun. A topic's
-queues go to those that subscribe to it. Of the queues of each topic its subscribers get equally many, give or take one.
+Pure and deterministic, so a new leader continues the allocation of the previous one. The queues of a topic go
+to its subscribers. Subscribers of a topic get equal numbers of its queues, plus or minus one.
 
-* `sticky` (the default): that, and among subscribers of the same topics the sums differ by at most one, too; a member
-  keeps what it has as far as this allows. So a join moves queues to the newcomer only, and the others go on undisturbed,
-  where `average` shifts the queues of nearly everybody. (With three topics or more both rules together may force a queue or
-  two from one old member to another; in some 3 % of random groups.)
-* `average`: members by name, each gets a run of neighbouring queues, as RocketMQ's AllocateMessageQueueAveragely.
-* `circle`: members by name, queues dealt out one by one, as AllocateMessageQueueAveragelyByCircle.
-* `consistent-hash`: a queue goes to the next member on a ring. Not balanced: only what a member that goes or comes has is moved.
-* `same-zone`: `sticky` among the members in the zone of the brokers' leader; when there are none, among all.
+* `sticky` (the default): in addition, the totals of members that subscribe to the same topics differ by at
+most
+  one. A member keeps its queues as far as this allows. A join therefore moves queues to the new member only,
+  whereas `average` moves the queues of nearly all members. (With three or more topics, both rules together
+  may force one or two queues from one old member to another; this happens in some 3 % of random consumer
+  groups.)
+* `average`: members by name, each gets a run of adjacent queues, like RocketMQ's
+AllocateMessageQueueAveragely.
+* `circle`: members by name, queues in turn, like AllocateMessageQueueAveragelyByCircle.
+* `consistent-hash`: a queue goes to the next member on a hash ring. Not balanced; a join or leave moves only
+the
+  queues of the member that joins or leaves.
+* `same-zone`: `sticky` among the members in the zone of the leader; for a topic without such subscribers,
+among all.
 
-Owns: these choices.   Must not: know the state, or when a choice is carried out.
+Owns: these strategies.   Must not: know the state, or when an allocation is carried out.
 """
 
 from __future__ import annotations
@@ -28,13 +34,14 @@ from typing import Final
 from ..state.consume_queue import QueueKey
 
 STICKY: Final = "sticky"
-#: Places of each member on the ring. With RocketMQ's 10, one of five members often has twice its share.
+#: Number of points per member on the hash ring. With RocketMQ's 10, one of five members often gets twice its
+#: share.
 RING_PLACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member, as far as it matters here."""
+    """The properties of a member that matter for allocation."""
 
     name: str
     topics: frozenset[str]
@@ -43,7 +50,7 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class TopicQueues:
-    """The queues of a topic, in order."""
+    """Queues of a topic, in order."""
 
     name: str
     queues: tuple[QueueKey, ...]
@@ -60,9 +67,10 @@ def allocate(
     owned: Mapping[QueueKey, str],
     zone: str = "",
 ) -> Owners:
-    """Return the owner of every queue that somebody subscribes to.
+    """Return the owner of every queue that has a subscriber.
 
-    `strategy`: one of STRATEGIES. `owned`: who has which queue now, members or not. `zone`: that of the queues.
+    `strategy`: one of STRATEGIES. `owned`: current owners, who need not be members. `zone`: zone of the
+    queues.
     """
     ordered = sorted(members, key=lambda member: member.name)
     wanted = sorted(topics, key=lambda topic: topic.queues)
@@ -75,7 +83,7 @@ def allocate(
 def _nearest(
     members: Sequence[Subscriber], near: Sequence[Subscriber], topics: Sequence[TopicQueues]
 ) -> list[Subscriber]:
-    """Return the members with those topics only that they get: far ones where no near one subscribes."""
+    """Return the members; far ones keep only topics without a near subscriber."""
     close = {topic.name for topic in topics if any(topic.name in member.topics for member in near)}
     kept = {member.name for member in near}
     return [
@@ -100,7 +108,7 @@ def _average(
 
 
 def _shares(queues: int, members: int) -> list[int]:
-    """Return how many queues each member gets: the first ones one more where it does not come out even."""
+    """Return the number of queues of each member; the first ones get one more if there is a remainder."""
     return [queues // members + (place < queues % members) for place in range(members)] if members else []
 
 
@@ -131,7 +139,7 @@ def _consistent_hash(
 
 
 class _Sticky:
-    """An allocation in the making: what each member has, by topic and in sum."""
+    """A sticky allocation in progress: the queues of each member per topic, and its total."""
 
     def __init__(self, members: Sequence[Subscriber], owned: Mapping[QueueKey, str]) -> None:
         self._members = members
@@ -146,14 +154,14 @@ class _Sticky:
         for names, queues in self._topics:
             self._share(names, queues)
         moved = True
-        while moved:  # ends: each move makes the squares of the sums less
+        while moved:  # terminates: each move reduces the sum of the squared totals
             moved = False
             for names, queues in self._topics:
                 moved |= self._even_out(names, queues)
         return {key: name for names, queues in self._topics for name in names for key in queues[name]}
 
     def _keep(self, names: list[str], topic: TopicQueues) -> None:
-        """Leave everybody what it has; "" has what nobody has."""
+        """Start with the current owners; queues without an eligible owner go to ""."""
         queues: defaultdict[str, list[QueueKey]] = defaultdict(list)
         eligible = set(names)
         for key in topic.queues:
@@ -164,7 +172,7 @@ class _Sticky:
         self._topics.append((names, queues))
 
     def _share(self, names: list[str], queues: dict[str, list[QueueKey]]) -> None:
-        """Even out one topic: who has most may have one more than others, then who has least in sum."""
+        """Balance one topic. The remainder goes to members with most of its queues, then the lowest total."""
         total = sum(map(len, queues.values()))
         order = sorted(names, key=lambda name: (-len(queues[name]), self._sums[name], name))
         shares = dict(zip(order, _shares(total, len(names)), strict=True))
@@ -178,7 +186,7 @@ class _Sticky:
             queues[name] += islice(rest, shares[name] - len(queues[name]))
 
     def _even_out(self, names: list[str], queues: dict[str, list[QueueKey]]) -> bool:
-        """Move a queue of a topic from who has more, there and in sum; return whether there was one."""
+        """Move a queue to a member with fewer, of the topic and in total; return whether one moved."""
         most = max(len(queues[name]) for name in names)
         rich = max(
             (name for name in names if len(queues[name]) == most), key=lambda name: (self._sums[name], name)
@@ -190,7 +198,7 @@ class _Sticky:
         )
         if self._sums[rich] - self._sums[poor] < 2:
             return False
-        # None that it has, if possible
+        # Prefer a queue that `rich` does not own yet.
         key = max(queues[rich], key=lambda key: (self._owned.get(key) != rich, key))
         queues[rich].remove(key)
         queues[poor].append(key)

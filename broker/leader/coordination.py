@@ -1,8 +1,9 @@
-"""Queue-exclusive groups at the node that leads: drives their coordinators, and tells members' streams of changes (D14).
+"""Queue-exclusive consumer groups on the leader: runs their coordinators and notifies member streams (D14).
 
-A pass over a group follows every entry that changes its members, owners or topics, and time: ten times a second it is looked
-whether something is due. What is proposed and refused comes again with the next look. Nothing waits for a disk.
-Owns: coordinators and streams of this node's lead, and their bounds. Must not: decide; coordinators do.
+A pass over a consumer group follows every entry that changes its members, owners or topics, and every
+deadline, which a tick checks ten times a second. The next tick repeats a refused proposal. Nothing here waits
+for a disk.
+Owns: coordinators and streams while this node leads, and their limits.   Must not: decide; coordinators do.
 """
 
 from __future__ import annotations
@@ -32,35 +33,38 @@ logger = logging.getLogger(__name__)
 MEMBERS_PER_GROUP: Final = 256
 MEMBERS_PER_NODE: Final = 4096
 TICK_SECONDS: Final = 0.1
-#: After a stall of the loop, signs of life wait to be read: no more than this is counted as time that passed.
+#: Maximum of time counted between two readings of the clock: after a stall of the event loop, signs of life
+#: are still unread.
 STALL_SECONDS: Final = 0.2
-#: A pass over a very large group takes long; then the next one waits so many times as long, for the sake of heartbeats.
+#: After a longer pass (over a very large consumer group), the next one waits PAUSE_FACTOR times its duration,
+#: so that heartbeats are served.
 LONG_PASS_SECONDS: Final = 0.005
 PAUSE_FACTOR: Final = 4
-#: Looks up the first queue offset stored at or after a time: (topic id, queue id, ms).
+#: Returns the first queue offset stored at or after a time: (topic id, queue id, ms).
 OffsetAtTime = Callable[[int, int, int], Awaitable[int]]
 
 
 class MembershipStream:
-    """The open stream of a member. `changed` is set when there may be something to tell; `error`: why it ends."""
+    """Open stream of a member."""
 
     def __init__(self, group_id: int, member: str) -> None:
         self.group_id = group_id
         self.member = member
-        self.changed = asyncio.Event()
-        self.error: Exception | None = None
-        self.leaving = False
+        self.changed = asyncio.Event()  # set when there may be news for the member
+        self.error: Exception | None = None  # reason why it ends
+        self.leaving = False  # the member asked to leave
 
     def fail(self, error: Exception) -> None:
-        """End it; the first reason counts."""
+        """End the stream with an error; the first one is kept."""
         self.error = self.error or error
         self.changed.set()
 
 
 class Coordination:
-    """Use: `open` and `close` for each stream, `stop` at the node's end.
+    """Coordinators and streams of all queue-exclusive consumer groups.
 
-    Call `on_leadership` after each change of the leadership and `on_effects` after each entry.
+    Call `open` and `close` for each stream, `on_leadership` after each change of the leadership, `on_effects`
+    after each entry, and `stop` when the node stops.
     """
 
     def __init__(
@@ -78,27 +82,28 @@ class Coordination:
         self._zone = zone
         self._offset_at_time = offset_at_time
         self._clock = clock
-        self._read_at = clock()
-        self._elapsed = 0.0
-        self._term: int | None = None
+        self._read_at = clock()  # seconds; last reading of the clock
+        self._elapsed = 0.0  # seconds, see `_now`
+        self._term: int | None = None  # that this node leads and is ready in; None: it does not lead
         self._stopping = False
-        self._groups: dict[int, Coordinator] = {}
+        self._groups: dict[int, Coordinator] = {}  # by consumer group id
+        # By consumer group id, then by member.
         self._streams: defaultdict[int, dict[str, MembershipStream]] = defaultdict(dict)
-        self._due: set[int] = set()  # groups with a pass scheduled
-        self._again: set[int] = set()  # groups in which something was refused
-        self._pauses: dict[int, float] = {}  # seconds until the next pass over a group may begin
+        self._due: set[int] = set()  # consumer groups with a scheduled pass
+        self._again: set[int] = set()  # consumer groups with a refused proposal
+        self._pauses: dict[int, float] = {}  # seconds of pause before the next pass, by consumer group id
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Applied]] = set()
 
     def stop(self) -> None:
-        """The node stops: end all streams."""
+        """End all streams, because the node stops."""
         self._stopping = True
         self._end_all(NodeStoppedError("this node stops; its next leader goes on with the same members"))
         self._drop()
 
     # --- members --------------------------------------------------------------------------------------------
     async def open(self, command: JoinGroup) -> MembershipStream:
-        """Take a member in, also one that is known: that it is applied proves that this node leads.
+        """Add a member, or a known one again: applying the command proves that this node leads.
 
         Raises: RefusedError, and what the pipeline raises.
         """
@@ -119,9 +124,9 @@ class Coordination:
         return stream
 
     async def subscribe(self, command: JoinGroup) -> None:
-        """Store a member, or what it subscribes to now. Raises: as `open`."""
+        """Store a member or its new subscription. Raises: as `open`."""
         if (coordinator := self._groups.get(command.group_id)) is not None:
-            coordinator.came(command.member, self._now())  # else it may be taken out behind its own command
+            coordinator.came(command.member, self._now())  # else it may be removed behind its own command
         applied = await self._pipeline.run(command)
         if applied.result.group is None:
             raise _group_deleted()
@@ -129,7 +134,7 @@ class Coordination:
             raise NotLeaderError(None)
 
     def heard(self, stream: MembershipStream) -> None:
-        """A request came in: the member lives."""
+        """Record a request on the stream as a sign of life."""
         if self._is_current(stream):
             self._heard(stream)
 
@@ -138,14 +143,14 @@ class Coordination:
             coordinator.heard(stream.member, self._now())
 
     def released(self, stream: MembershipStream, rows: Iterable[tuple[QueueKey, int]]) -> None:
-        """The member hands over queues, each with its epoch."""
+        """Record that the member released queues, each with its epoch."""
         coordinator = self._groups.get(stream.group_id)
         if coordinator is not None and self._is_current(stream):
             coordinator.released(stream.member, rows)
             self._soon(stream.group_id)
 
     def leave(self, stream: MembershipStream) -> None:
-        """The member goes; its stream ends when that is applied."""
+        """Let the member leave; its stream ends once that is applied."""
         coordinator = self._groups.get(stream.group_id)
         if coordinator is not None and self._is_current(stream):
             stream.leaving = True
@@ -153,7 +158,7 @@ class Coordination:
             self._soon(stream.group_id)
 
     def close(self, stream: MembershipStream) -> None:
-        """The stream is over: from now on the member has its session timeout to come back."""
+        """Remove an ended stream. The member can return within its session timeout from now."""
         if self._is_current(stream):
             self._heard(stream)
             del self._streams[stream.group_id][stream.member]
@@ -161,7 +166,7 @@ class Coordination:
                 del self._streams[stream.group_id]
 
     def view(self, stream: MembershipStream) -> MemberView | None:
-        """Return what to tell the member; None: it left. Raises: RefusedError, and `stream.error`."""
+        """Return the information for the member; None: it left. Raises: RefusedError, and `stream.error`."""
         if stream.error is not None:
             raise stream.error
         coordinator = self._groups.get(stream.group_id)
@@ -176,7 +181,7 @@ class Coordination:
         return self._streams.get(stream.group_id, {}).get(stream.member) is stream
 
     def _check_bounds(self, command: JoinGroup) -> None:
-        """Raises: RefusedError. Those that are on their way in count, too."""
+        """Check the limits, counting members that are about to join. Raises: RefusedError."""
         memberships = self._replica.state.memberships
         known = memberships.get(command.group_id)
         if known is not None and command.member in known.members:
@@ -193,22 +198,22 @@ class Coordination:
             if count >= limit:
                 raise RefusedError(
                     route_pb2.TOO_MANY_REQUESTS,
-                    f"{what} has {count} members; the limit is {limit}. More than there are queues find nothing to do; "
-                    "stop some, or come again when one has left",
+                    f"{what} has {count} members; the limit is {limit}. More than there are queues find"
+                    " nothing to do; stop some, or come again when one has left",
                     retryable=True,
                     retry_after_ms=1000,
                 )
 
     # --- passes ---------------------------------------------------------------------------------------------
     def _now(self) -> int:
-        """Time in ms, in which stalls of this node's loop hardly count."""
+        """Return a time in ms that counts stalls of this node's event loop as STALL_SECONDS at most."""
         read_at = self._clock()
         self._elapsed += min(read_at - self._read_at, STALL_SECONDS)
         self._read_at = read_at
         return int(self._elapsed * 1000)
 
     def on_leadership(self) -> None:
-        """Begin with all groups when this node leads; end all streams when it does no longer."""
+        """Start the coordinators when this node becomes leader; end all streams when it stops leading."""
         term = self._leadership.term if self._leadership.ready else None
         if term == self._term or self._stopping:
             return
@@ -236,7 +241,7 @@ class Coordination:
                 stream.fail(error)
 
     def _coordinate(self, group_id: int) -> None:
-        """Begin with a group."""
+        """Start the coordinator of a consumer group."""
         now = self._now()
         self._groups[group_id] = Coordinator(group_id, self._replica.state, self._zone, now)
         self._soon(group_id)
@@ -254,7 +259,7 @@ class Coordination:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def on_effects(self, effects: Effects) -> None:
-        """Look at the groups whose members, owners or topics an entry changed."""
+        """Schedule passes over the consumer groups whose members, owners or topics an entry changed."""
         if self._term is None or self._stopping:
             return
         memberships = self._replica.state.memberships
@@ -267,7 +272,7 @@ class Coordination:
                 self._soon(group_id)
 
     def _soon(self, group_id: int) -> None:
-        """Look at a group behind the callbacks that are due now."""
+        """Schedule a pass over a consumer group after the callbacks that are due now."""
         if group_id in self._due:
             return
         self._due.add(group_id)
@@ -280,7 +285,7 @@ class Coordination:
         self._due.discard(group_id)
         coordinator, began = self._groups.get(group_id), self._clock()
         if coordinator is not None and self._replica.state.memberships.get(group_id) is None:
-            del self._groups[group_id]  # the last member is gone, or the group
+            del self._groups[group_id]  # its last member left, or the consumer group was deleted
         elif coordinator is not None:
             self._propose(group_id, coordinator, coordinator.decide(self._now()))
             if (took := self._clock() - began) > LONG_PASS_SECONDS:
@@ -301,7 +306,7 @@ class Coordination:
             future.add_done_callback(partial(self._on_settled, group_id, coordinator, wish))
 
     def _run(self, wish: Wish) -> asyncio.Future[Applied]:
-        """Propose. Raises: as AppendPipeline.submit."""
+        """Propose a wish. Raises: as AppendPipeline.submit."""
         if not isinstance(wish, StartsByTime):
             return self._pipeline.run(wish)
         task = asyncio.get_running_loop().create_task(self._start_by_time(wish))
@@ -332,15 +337,16 @@ class Coordination:
 def _taken_over(member: str) -> RefusedError:
     return RefusedError(
         route_pb2.FENCED,
-        f'another stream with the member id "{member}" took this membership over. Give each consumer an id of its own',
+        f'another stream with the member id "{member}" took this membership over.'
+        " Give each consumer an id of its own",
     )
 
 
 def _was_silent(member: str) -> RefusedError:
     return RefusedError(
         route_pb2.FENCED,
-        f'"{member}" was not heard for its session timeout and was taken out; its queues went to others. Drop them, then '
-        "come again with a new stream",
+        f'"{member}" was not heard for its session timeout and was taken out; its queues went to others.'
+        " Drop them, then come again with a new stream",
         retryable=True,
     )
 

@@ -1,14 +1,15 @@
-"""What the leader does for one queue-exclusive group: who must hand over what, and when it is taken away (D14).
+"""Coordinator of one queue-exclusive consumer group on the leader: revokes and assigns queues (D14).
 
-Wanted is an allocation (allocation.py) for the members and topics that there are; it stays as it is until one of them
-changes. A queue that goes from one living member to another is revoked first: its owner has `release_ms` to commit its
-final offset and to say `released`; then, or at the deadline, the other one gets it, and with that the epoch of the first
-ends. Queues that do not move are never touched. A member that is silent for its session timeout is taken out.
+The target is an allocation (allocation.py) for the current members and topics. It is computed anew only when
+one of them changes. A queue that moves between two live members is revoked first: its owner has `release_ms`
+to commit its final offset and to report `released`. Then, or at the deadline, the other member gets the
+queue, which ends the epoch of the first. Queues that do not move are never touched. A member without a sign
+of life for its session timeout is removed.
 
-Owns: signs of life, revocations, what is proposed and not decided yet. A new leader begins anew: members and owners are in the
-state, and everybody has one session timeout to come.
-Must not: read a clock; time comes in as ms, of a clock that need not be anybody else's.
-Invariant: for each queue at most one proposal is under way.
+Owns: signs of life, revocations, undecided proposals. A new leader starts without them: members and owners
+are in the state, and each member has one session timeout to report.
+Must not: read a clock. Time comes in as ms of any monotonic clock.
+Invariant: at most one proposal per queue is undecided.
 """
 
 from __future__ import annotations
@@ -25,83 +26,91 @@ from ..state.memberships import GroupMember, GroupMembership, Ownership
 from ..state.topics import Topic
 from .allocation import STICKY, STRATEGIES, Owners, Subscriber, TopicQueues, allocate
 
-#: Rows of one command: it must fit into the smallest entry that a group may have, with the names of the members.
+#: Maximum of rows per command: with the names of members it must fit into a broker group's smallest entry.
 ROWS_MAX: Final = 1024
+#: Maximum of warnings that a member is sent.
 WARNINGS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StartsByTime:
-    """Wanted: the first offsets stored at or after a time, to be proposed as SetPositions."""
+    """A wish for positions at the first offsets stored at or after a time, to be proposed as SetPositions."""
 
     group_id: int
     keys: tuple[QueueKey, ...]
     timestamp_ms: int
 
 
-#: What `decide` wants done; each is to be reported as `settled`.
+#: Result of `decide`. The caller proposes each and then reports it with `settled`.
 Wish = LeaveGroup | AssignQueues | SetPositions | StartsByTime
 
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """What a member is told. `owned` holds what is `revoked`, too; each with its epoch."""
+    """Information for one member."""
 
-    owned: tuple[tuple[QueueKey, int], ...]
-    revoked: tuple[tuple[QueueKey, int], ...]
-    members: int
+    owned: tuple[tuple[QueueKey, int], ...]  # queues with their epochs, revoked ones included
+    revoked: tuple[tuple[QueueKey, int], ...]  # the part of `owned` that the member must release
+    members: int  # number of members
     warnings: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class _Revocation:
-    """Of one ownership: until when it may be handed over, and whether it was."""
+    """Revocation of one ownership."""
 
-    epoch: int
-    deadline: int
-    released: bool = False
+    epoch: int  # of the revoked ownership
+    deadline: int  # ms; then the queue is assigned to the next owner in any case
+    released: bool = False  # the owner has committed its final offset and stopped
 
 
 class Coordinator:
-    """Use: tell it what happens; `decide` after every change and when `is_due`; propose what it wishes."""
+    """Coordinator of one consumer group.
+
+    Report events to it. Call `decide` after every change and when `is_due`, and propose the wishes.
+    """
 
     def __init__(self, group_id: int, state: BrokerState, zone: str, now: int) -> None:
-        """`zone`: that of this node. `now`: ms, when this node took the group over, or the group got its first member."""
+        """`zone`: zone of this node. `now` (ms): start of its lead, or of the first membership."""
         self._group_id = group_id
         self._state = state
         self._zone = zone
+        # Time (ms) of the last sign of life, by member.
         self._heard: dict[str, int] = dict.fromkeys(self._membership.members, now)
-        self._leaving: set[str] = set()
-        self._removing: set[str] = set()  # proposed
-        self._busy: set[QueueKey] = set()  # a proposal for it is under way
+        self._leaving: set[str] = set()  # members that asked to leave
+        self._removing: set[str] = set()  # members whose removal is proposed
+        self._busy: set[QueueKey] = set()  # queues with an undecided proposal
         self._revocations: dict[QueueKey, _Revocation] = {}
-        self._target: Owners = {}
-        self._target_for: tuple[object, ...] = ()
-        self._owned_by: dict[str, list[QueueKey]] = {}
-        self._owned_for: object = None
+        self._target: Owners = {}  # wanted owner of each queue
+        self._target_for: tuple[object, ...] = ()  # input of the allocation that gave `_target`
+        self._owned_by: dict[str, list[QueueKey]] = {}  # queues by owner, sorted
+        self._owned_for: object = None  # owners from which `_owned_by` was built
         self._texts: tuple[str, ...] = ()  # warnings
-        self._next = now  # ms, when something is due
+        self._next = now  # ms; next time at which `decide` is due without an event
 
     @property
     def _membership(self) -> GroupMembership:
         return self._state.memberships.get(self._group_id) or GroupMembership()
 
-    # --- what happens ---------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
     def heard(self, name: str, now: int) -> None:
-        """A member gave a sign of life; also: its stream began or ended, and its time to come back begins."""
+        """Record a sign of life of a member. The start and the end of its stream count as one, too."""
         self._heard[name] = now
 
     def leave(self, name: str) -> None:
-        """A member goes by itself: `decide` then."""
+        """Record that a member leaves. Call `decide` next."""
         self._leaving.add(name)
 
     def came(self, name: str, now: int) -> None:
-        """A member comes, perhaps back: what it said when it left counts no longer."""
+        """Record that a member joins or returns, which cancels an earlier `leave`."""
         self._leaving.discard(name)
         self._heard[name] = now
 
     def released(self, name: str, rows: Iterable[tuple[QueueKey, int]]) -> None:
-        """A member hands over queues (with epochs), whose final offsets are committed: `decide` then."""
+        """Record queues (with epochs) that a member released after it committed their final offsets.
+
+        Call `decide` next.
+        """
         for key, epoch in rows:
             if self._membership.of(key) == Ownership(name, epoch):
                 known = self._revocations.get(key)
@@ -110,7 +119,7 @@ class Coordinator:
                 known.released = True
 
     def settled(self, wish: Wish) -> None:
-        """A wish was applied, or was not and is forgotten: what is still wanted is decided anew."""
+        """Record that a wish was applied or failed. The next `decide` repeats it if it is still needed."""
         if isinstance(wish, LeaveGroup):
             self._removing.difference_update(wish.members)
         elif isinstance(wish, StartsByTime):
@@ -120,12 +129,12 @@ class Coordinator:
             self._busy.difference_update(ids)
 
     def is_due(self, now: int) -> bool:
-        """Tell whether time alone makes a difference."""
+        """Tell whether a deadline has passed, so that `decide` is due without an event."""
         return now >= self._next
 
-    # --- what to do -----------------------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------------------
     def decide(self, now: int) -> list[Wish]:
-        """Return what to propose, in this order, now (ms)."""
+        """Return the commands to propose at time `now` (ms), in order."""
         membership = self._membership
         wishes: list[Wish] = []
         if gone := self._gone(membership, now):
@@ -163,18 +172,18 @@ class Coordinator:
                 yield revocation.deadline
 
     def _moves(self, key: QueueKey, wanted: str, membership: GroupMembership, now: int) -> bool:
-        """Tell whether a queue is to be assigned now; begin or take back its revocation else."""
+        """Tell whether to assign a queue now. If not, start or cancel its revocation."""
         owner = membership.of(key)
         if not owner.member:
             return bool(wanted)
         if owner.member in self._removing:
-            return False  # it is nobody's in a moment
+            return False  # the removal of the owner frees it
         known = self._revocations.get(key)
         if known is not None and known.epoch != owner.epoch:
             known = None
         if owner.member == wanted:
             if known is not None and known.released:
-                return True  # it stopped there: a new epoch tells it to go on
+                return True  # the owner has stopped consuming: a new epoch makes it continue
             self._revocations.pop(key, None)
             return False
         if known is None:
@@ -183,7 +192,7 @@ class Coordinator:
         return known.released or now >= known.deadline
 
     def _wanted(self, membership: GroupMembership) -> Owners:
-        """The allocation for these members and topics; it does not change while owners come nearer to it."""
+        """Return the allocation for these members and topics. It is stable while owners converge to it."""
         topics = self._topics(membership)
         staying = frozenset(membership.members.keys() - self._removing)
         key = (membership.members, topics, staying)
@@ -207,7 +216,7 @@ class Coordinator:
         return tuple(topic for topic in found if topic is not None)
 
     def _proposals(self, moves: Mapping[QueueKey, str], membership: GroupMembership) -> list[Wish]:
-        """A queue without a position gets that first; then it is decided anew."""
+        """Return the commands for these moves. A queue without a position gets one first."""
         new = [
             key
             for key, name in moves.items()
@@ -225,7 +234,10 @@ class Coordinator:
         return wishes
 
     def _starts(self, keys: list[QueueKey], membership: GroupMembership) -> list[Wish]:
-        """Where the group begins in queues that it never consumed from; a topic younger than the group's members: at its begin."""
+        """Return the commands that set start positions in queues without one.
+
+        In a topic that is younger than the oldest membership, the consumer group starts at the queues' begin.
+        """
         group = self._state.groups.get(self._group_id)
         if group is None or not keys:
             return []
@@ -245,9 +257,9 @@ class Coordinator:
             for at in range(0, len(rows), ROWS_MAX)
         ]
 
-    # --- what members are told ------------------------------------------------------------------------------
+    # --- information for members ----------------------------------------------------------------------------
     def view(self, name: str) -> MemberView | None:
-        """Return what to tell a member; None: it is none (any more)."""
+        """Return the information for a member; None: it is not a member."""
         membership = self._membership
         if name not in membership.members:
             return None
@@ -265,7 +277,7 @@ class Coordinator:
         return known is not None and known.epoch == epoch
 
     def _warnings(self, membership: GroupMembership) -> tuple[str, ...]:
-        """Who subscribes otherwise than the oldest member, and which topics are not here."""
+        """Return warnings: members with settings that differ from the oldest member's, and unknown topics."""
         members = membership.by_age()
         found = [text for member in members[1:] for text in _differences(member, members[0])]
         found += [
@@ -279,7 +291,7 @@ class Coordinator:
 
 
 def _strategy(membership: GroupMembership) -> str:
-    """The oldest member decides; one that this build does not know is the default."""
+    """Return the strategy of the oldest member, or the default if this build does not know it."""
     wanted = membership.by_age()[0].allocation if membership.members else STICKY
     return wanted if wanted in STRATEGIES else STICKY
 
@@ -297,8 +309,8 @@ def _differences(member: GroupMember, oldest: GroupMember) -> Iterable[str]:
         )
     if (member.allocation or STICKY) != (oldest.allocation or STICKY):
         yield (
-            f'"{member.name}" asks for allocation {member.allocation or STICKY}; the oldest member, "{oldest.name}", '
-            f"decides: {oldest.allocation or STICKY}"
+            f'"{member.name}" asks for allocation {member.allocation or STICKY}; the oldest member,'
+            f' "{oldest.name}", decides: {oldest.allocation or STICKY}'
         )
 
 

@@ -1,10 +1,10 @@
-"""Which filters the consumers of a group name for a topic under leases, so that it can be said when they differ.
+"""Detection of consumers in one consumer group that receive from a topic with different filters.
 
-What the filter of one consumer leaves out is passed over for its whole group: the others never get it. Members of
-queue-exclusive groups are warned by their coordinator.
+A message that the filter of one consumer excludes is skipped for the whole consumer group: the others never
+get it. Members of queue-exclusive consumer groups are warned by their coordinator.
 
-Owns: the filters that were named lately, at the node that leads. Must not: refuse anything, read clocks.
-Invariant: bounded in groups and topics, and in filters of each.
+Owns: the recently used filters, on the leader.   Must not: refuse anything, read clocks.
+Invariant: the number of (consumer group, topic) pairs and of filters per pair is bounded.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-#: A filter that nobody named for so long, ms of log time, is out of use.
+#: A filter that was not used for so long (ms of log time) no longer counts.
 IN_USE_MS: Final = 300_000
-#: What has been said is said again after so long.
+#: Minimum time (ms of log time) between two warnings about the same pair.
 SAID_AGAIN_MS: Final = 60_000
+#: Maximum of (consumer group, topic) pairs.
 MAX_WATCHED: Final = 4096
+#: Maximum of filters per pair.
 MAX_FILTERS: Final = 8
 _MAX_TEXT: Final = 80
 
@@ -26,19 +28,21 @@ Tags = frozenset[int] | None  # hashes; None: everything
 
 @dataclass(slots=True)
 class _Watched:
-    #: By the hash of the tags, which may be very many: text, and when named last.
+    #: Hash of the set of tags (None: no filter) -> text, log time (ms) of its last use. Least recently used
+    #: first.
     filters: OrderedDict[int | None, tuple[str, int]] = field(default_factory=OrderedDict)
-    said_at: int = -SAID_AGAIN_MS
+    said_at: int = -SAID_AGAIN_MS  # log time (ms) of the last warning
 
 
 class FilterWatch:
-    """Use: `look` at each receive."""
+    """Recently used filters. Call `look` for each receive."""
 
     def __init__(self) -> None:
-        self._watched: OrderedDict[tuple[int, int], _Watched] = OrderedDict()  # by group and topic id
+        # By (consumer group id, topic id), least recently used first.
+        self._watched: OrderedDict[tuple[int, int], _Watched] = OrderedDict()
 
     def look(self, group_id: int, topic_id: int, tags: Tags, text: str, now: int) -> list[str]:
-        """Note the filter of a receive; return those that are in use when they differ and it is time to say so."""
+        """Record the filter of a receive; return the differing filters in use if a warning is due."""
         key = group_id, topic_id
         known = self._watched.get(key)
         if known is None:

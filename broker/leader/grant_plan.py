@@ -1,6 +1,6 @@
-"""What a consumer asks for, and what is chosen for it: the words between the leader's selection and its shell (D14).
+"""Values exchanged between the leader's selection and its shell: requests, plans, deliveries (D14).
 
-Owns: nothing; values only. Must not: choose (selection.py does).
+Owns: nothing; values only.   Must not: choose messages (selection.py does).
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from ..state.effects import GrantResult
 
 @dataclass(frozen=True, slots=True)
 class ReceiveRequest:
-    """What a consumer asks for. `tags`: hashes (proto.record.hash_text), None = all. `session` 0: lease by time."""
+    """Request of a consumer for messages of one topic."""
 
     group_id: int
     topic_id: int
-    max_count: int
-    invisible_ms: int
-    tags: frozenset[int] | None = None
-    session: int = 0
-    attempt_id: str = ""  # FIFO groups: the same id gets the same batch again
-    max_bytes: int = 8 << 20  # bound on the sum of record sizes; at least one is selected
+    max_count: int  # messages
+    invisible_ms: int  # duration of leases by time
+    tags: frozenset[int] | None = None  # hashes (proto.record.hash_text); None: all messages
+    session: int = 0  # session that keeps the leases; 0: lease by time
+    attempt_id: str = ""  # FIFO consumer groups: a repeated id gets the same batch again
+    max_bytes: int = 8 << 20  # limit for the sum of record sizes; at least one message is selected
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message to send out, after its grant is applied. Offsets and size are those of the record in the log."""
+    """One message to deliver once its grant is applied."""
 
     queue_id: int
     queue_offset: int
-    physical_offset: int
-    size: int
+    physical_offset: int  # of the record in the log
+    size: int  # bytes of the record in the log
     tag_hash: int
-    attempt: int
+    attempt: int  # from 1
     lease_id: int
 
 
@@ -45,31 +45,34 @@ class Delivery:
 class GrantPlan:
     """Outcome of a selection.
 
-    `slot` is None when no grant was added to the turn. Then look at
-    * `repeats`: messages whose lease stands, to be delivered at once (FIFO, same attempt id);
-    * `cold`: load each (`raw = await to_thread(files.load, read)`, `state.queues.admit(read, raw)`), then select again;
-    * `unresolved`: queues whose start must be looked up by time: propose SetPositions, then select again;
-    * `unfinished`: the filter looked at as much as a turn may; select again, when others have had theirs;
-    * `parks`: messages that failed for the last time are parked; what is behind them can be selected when that is applied;
-    else nothing is deliverable (commands may have been added all the same: start positions, skipped runs).
+    `slot` is None if no grant was added to the turn. Then check
+    * `repeats`: messages with a valid lease, to be delivered at once (FIFO, same attempt id);
+    * `cold`: load each (`raw = await to_thread(files.load, read)`, `state.queues.admit(read, raw)`), then
+    select
+      again;
+    * `unresolved`: queue ids whose start must be looked up by time: propose SetPositions, then select again;
+    * `unfinished`: the filter used up its budget of this turn: select again in a later turn, after other
+    requests;
+    * `parks`: exhausted messages are parked; those behind them can be selected once that is applied.
+    Otherwise nothing is deliverable. Commands may still have been added: start positions, skipped runs.
     """
 
-    slot: int | None = None
+    slot: int | None = None  # place of the grant's result in `effects.results`
     repeats: list[Delivery] = field(default_factory=list)
     cold: list[ColdRead] = field(default_factory=list)
     unresolved: list[int] = field(default_factory=list)
     unfinished: bool = False
     parks: bool = False
-    commands: list[Command] = field(default_factory=list)  # what was added to the turn
-    units: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # queue → offsets, units
+    commands: list[Command] = field(default_factory=list)  # added to the turn
+    units: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # queue -> offsets, units
 
     @property
     def is_decided_by_apply(self) -> bool:
-        """Tell whether what it added to the turn must be applied before anybody goes on."""
+        """Tell whether its commands must be applied before the request can continue."""
         return self.slot is not None or self.parks
 
     def deliveries(self, result: GrantResult) -> list[Delivery]:
-        """Return what to send, from `effects.results[plan.slot]`."""
+        """Return the deliveries of a grant whose result is `effects.results[plan.slot]`."""
         found: list[Delivery] = []
         for queue in result.queues:
             offsets, units = self.units[queue.queue_id]

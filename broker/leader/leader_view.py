@@ -1,10 +1,10 @@
-"""What only the leader knows: queue offsets and leases that are proposed but not applied yet (D13, D14, D15).
+"""Leader's view: queue offsets and leases that are proposed but not applied yet (D13, D14, D15).
 
-Volatile: built when the node has applied the no-op of its term, thrown away when it no longer leads. One `Turn`
-collects what becomes one entry:
+Volatile: built when the node has applied the no-op of its term, and dropped when it stops leading. One `Turn`
+collects the contents of one entry:
 
-    turn = view.open_turn(token)              # token: what a waiting duplicate shall wait for (a future)
-    admission = turn.add_records(section)     # retries recognised, offset assigned, section sealed
+    turn = view.open_turn(token)              # token: a duplicate waits for it
+    admission = turn.add_records(section)     # recognises retries, assigns the offset, seals the section
     slot = turn.add_command(command)          # effects.results[slot] after apply
     plan = turn.grant(request, now)           # selects messages, reserves them, adds the commands
     parts, section_count = turn.close()
@@ -12,9 +12,9 @@ collects what becomes one entry:
     turn.bind(proposal.index)
     ...  effects = state.apply(header, payload); view.on_applied(header.index)
 
-Turns must be closed and bound in the order in which they were opened; an open turn must not be abandoned after a later one was
-bound. When leadership is lost, drop the view and fail what waits with *unknown*.
-Must not: change the state, read clocks (`now` is log time, ms), hold what is applied.
+Turns must be closed and bound in the order in which they were opened. An open turn must not be abandoned
+after a later one was bound. When leadership is lost, drop the view and fail waiting requests with *unknown*.
+Must not: change the state, read clocks (`now` is log time, ms), hold applied data.
 """
 
 from __future__ import annotations
@@ -64,54 +64,55 @@ __all__ = [
     "Verdict",
 ]
 
-#: A session that was not seen for so long is lost; also the grace that a new leader gives.
+#: A session without a sign of life for so long is lost. A new leader grants the same time to all sessions.
 SESSION_TIMEOUT_MS: Final = 15_000
-#: How long message ids and silent streams are remembered.
+#: Deduplication windows: of message ids, and of streams without new batches.
 MESSAGE_ID_WINDOW_MS: Final = 120_000
 STREAM_WINDOW_MS: Final = 3_600_000
-#: Streams that are remembered at most; whoever makes up producer ids makes one with each.
+#: Maximum of streams that are kept: a client that invents producer ids creates one with each.
 MAX_STREAMS: Final = 100_000
-#: Messages parked by one look at all that nobody asks for: 98 KB of rows fit into the smallest entry of a group.
+#: Maximum of unrequested messages that one pass parks: its 98 KB of rows fit into a broker group's smallest
+#: entry.
 _MAX_OVERDUE: Final = 4_096
-#: How often the windows are looked at, and what nobody asks for.
+#: Period at which the windows are evicted and exhausted messages that no consumer requests are parked.
 _EVICTION_PERIOD_MS: Final = 15_000
 
 
 class Verdict(Enum):
-    ACCEPTED = "accepted"  # in this turn
-    # Stored before; `base_offset` is that of the first copy (-1: too long ago to know)
+    ACCEPTED = "accepted"  # part of this turn
+    # stored before; `base_offset` is that of the first copy (-1: older than the window, unknown)
     DUPLICATE = "duplicate"
     PENDING = "pending"  # the first copy is in `turn`, undecided: wait for it, then answer with `base_offset`
-    SEQUENCE_GAP = "sequence_gap"  # also: an unknown stream must begin at 0
-    STALE_EPOCH = "stale_epoch"
-    TOPIC_GONE = "topic_gone"  # no topic of that id
+    SEQUENCE_GAP = "sequence_gap"  # also for an unknown stream that does not begin at 0
+    STALE_EPOCH = "stale_epoch"  # the stream has a newer epoch
+    TOPIC_GONE = "topic_gone"  # no topic with that id, or its deletion is proposed
     QUEUE_NOT_FOUND = "queue_not_found"
-    TOO_MANY_STREAMS = "too_many_streams"  # it would begin one more than are remembered
-    DRAINING = "draining"  # it is new, and the broker group takes no new messages
+    TOO_MANY_STREAMS = "too_many_streams"  # it would start a stream beyond the maximum
+    DRAINING = "draining"  # a new section, and the broker group refuses new messages
 
 
 @value
 class Admission:
-    """What became of a section. `expected_sequence` is set with SEQUENCE_GAP."""
+    """Result of adding a section to a turn."""
 
     verdict: Verdict
-    base_offset: int = -1
-    turn: Turn | None = None
-    expected_sequence: int = 0
+    base_offset: int = -1  # queue offset of the first record: ACCEPTED, DUPLICATE, PENDING
+    turn: Turn | None = None  # ACCEPTED, PENDING: the turn that holds the records
+    expected_sequence: int = 0  # SEQUENCE_GAP: the next sequence number of the stream
 
 
 @value
 class KnownMessage:
-    """A message id that was seen: where it is, and the turn that decides when it is not applied yet."""
+    """Place of a known message id."""
 
     queue_id: int
     offset: int
-    turn: Turn | None
+    turn: Turn | None  # the undecided turn that holds it; None: it is applied
 
 
 @value
 class _PendingBatch:
-    """A batch of a stream that is proposed and not applied."""
+    """Batch of a stream that is proposed but not applied."""
 
     turn: Turn
     epoch: int
@@ -121,24 +122,24 @@ class _PendingBatch:
 
 
 class Turn:
-    """What one append turn collects for one entry. `token` is whatever the shell wants waiters to wait for."""
+    """Contents of one future entry, and its reservations in the view."""
 
     def __init__(self, view: LeaderView, token: object) -> None:
         self._view = view
-        self.token = token
+        self.token = token  # opaque here: the shell lets duplicates wait for it
         self.index = 0  # of the entry, after `bind`
         self.size = 0  # bytes of payload so far
-        self._records_size = 0  # of them, those of records: their sections come first in the payload
-        self._sections: list[Buffer] = []  # each in one piece, or header and body
+        self._records_size = 0  # bytes of record sections, which come first in the payload
+        self._sections: list[Buffer] = []  # each as one buffer, or as header and body
         self._section_count = 0
         self._commands: list[bytes] = []
-        self._assigned: list[tuple[QueueKey, int]] = []
-        self._streams: list[StreamKey] = []
-        self._ids: list[bytes] = []
-        self._taken: list[Taken] = []
-        self._deleting: list[int] = []
-        self.scan = ScanBudget()  # of all filters of this turn
-        self._closings = 0  # commands that end the taking of messages
+        self._assigned: list[tuple[QueueKey, int]] = []  # queue, number of offsets assigned
+        self._streams: list[StreamKey] = []  # one per pending batch
+        self._ids: list[bytes] = []  # pending message ids
+        self._taken: list[Taken] = []  # reservations of the selector
+        self._deleting: list[int] = []  # topics that its commands delete
+        self.scan = ScanBudget()  # shared by all filters of this turn
+        self._closings = 0  # its commands that make the broker group refuse messages
 
     @property
     def is_empty(self) -> bool:
@@ -147,9 +148,10 @@ class Turn:
     def add_records(
         self, section: bytearray, body: Buffer = b"", header: SectionHeader | None = None
     ) -> Admission:
-        """Admit one RECORDS section (its structure and checksum are checked already) and seal it in place.
+        """Admit one RECORDS section and seal it in place. Its structure and checksum must be verified
+        already.
 
-        With `body`, `section` is its first 64 bytes only, and `header` what they say.
+        With `body`, `section` is the 64-byte section header only, and `header` its decoded form.
         """
         header = decode_section(section) if header is None else header
         admission = self._view._judge(header)
@@ -196,7 +198,7 @@ class Turn:
         return len(self._commands) - 1
 
     def grant(self, request: ReceiveRequest, now: int) -> GrantPlan:
-        """Select messages for a consumer at log time `now` (ms), reserve them and add the commands."""
+        """Select messages for a consumer at log time `now` (ms), reserve them and add their commands."""
         plan, taken = self._view.selector.choose(request, now, self.scan)
         self._taken += taken
         for command in plan.commands:
@@ -206,9 +208,9 @@ class Turn:
         return plan
 
     def close(self) -> tuple[list[Buffer], int]:
-        """Return (parts, section count) for `propose`; ([], 0) when there is nothing to propose. Call it once."""
+        """Return (parts, section count) for `propose`; ([], 0): nothing to propose. Call it once."""
         parts, count = self._sections, self._section_count
-        self._sections = []  # the log keeps the bytes; duplicates may make this turn live much longer
+        self._sections = []  # the log keeps the bytes; waiting duplicates may keep this turn alive for longer
         if self._commands:
             section = encode_section(SectionKind.COMMANDS, self._commands, len(self._commands))
             seal_section(section, base_queue_offset=-1, entry_distance=HEADER_SIZE + sum(map(len, parts)))
@@ -217,12 +219,12 @@ class Turn:
         return parts, count
 
     def bind(self, index: int) -> None:
-        """The entry was proposed with this index."""
+        """Record the index with which the entry was proposed."""
         self.index = index
         self._view._turns.append(self)
 
     def abandon(self) -> None:
-        """Nothing was proposed: give back offsets and reservations. Only the newest turn can be abandoned."""
+        """Return offsets and reservations of a turn that was not proposed. It must be the newest one."""
         view = self._view
         for key, count in reversed(self._assigned):
             view._next_offsets[key] -= count
@@ -234,7 +236,7 @@ class Turn:
         self._forget()
 
     def _settle(self) -> None:
-        """The entry is applied: the state knows now."""
+        """Drop the reservations of an applied entry: the state has its effects."""
         for stream in self._streams:
             self._view._streams[stream].popleft()
         self._view.selector.settle(self._taken)
@@ -258,36 +260,38 @@ class Turn:
 
 
 class LeaderView:
-    """Pending offsets, retries and reservations of the leader of one term."""
+    """Pending offsets, batches, message ids and reservations of the leader of one term."""
 
     def __init__(self, state: BrokerState, term: int, timestamp: int, max_streams: int = MAX_STREAMS) -> None:
-        """`timestamp`: log time (ms) at which the no-op was applied; sessions get 15 s of grace from there."""
+        """`timestamp`: log time (ms) of the applied no-op; sessions have 15 s of grace from then on."""
         self._state = state
         self._max_streams = max_streams
         self.term = term
         self.selector = Selector(state)
         self.filters = FilterWatch()
         self._since = timestamp
-        self._turns: deque[Turn] = deque()  # proposed, in the order of their indexes
-        self._next_offsets: dict[QueueKey, int] = {}  # of queues with undecided records
-        self._streams: dict[StreamKey, deque[_PendingBatch]] = {}
-        self._ids: dict[bytes, KnownMessage] = {}
+        self._turns: deque[Turn] = deque()  # proposed and not applied, ordered by index
+        # Next offset of each queue with undecided records. Invariant: at or above the applied end of the
+        # queue.
+        self._next_offsets: dict[QueueKey, int] = {}
+        self._streams: dict[StreamKey, deque[_PendingBatch]] = {}  # undecided batches, oldest first
+        self._ids: dict[bytes, KnownMessage] = {}  # undecided message ids
         self._deleting: set[int] = set()  # topics whose deletion is proposed
-        self._closings = 0  # proposed commands that end the taking of messages
-        self._sessions: dict[int, int] = {}  # session → log time when it was last seen
-        self._next_eviction = timestamp + _EVICTION_PERIOD_MS
+        self._closings = 0  # proposed commands that make the broker group refuse messages
+        self._sessions: dict[int, int] = {}  # session -> log time (ms) of its last sign of life
+        self._next_eviction = timestamp + _EVICTION_PERIOD_MS  # log time, ms
 
     def open_turn(self, token: object = None) -> Turn:
-        """Begin to collect an entry."""
+        """Open a turn that collects one entry."""
         return Turn(self, token)
 
     def on_applied(self, index: int) -> None:
-        """Forget what the applied entry decided. Call after `state.apply` of every entry, own or not."""
+        """Drop the turns that the applied entry decided. Call after `state.apply` of every entry."""
         while self._turns and self._turns[0].index <= index:
             self._turns.popleft()._settle()
 
     def next_offset(self, topic_id: int, queue_id: int) -> int:
-        """Queue offset that the next accepted record gets. Raises: QueueNotFoundError."""
+        """Return the queue offset of the next accepted record. Raises: QueueNotFoundError."""
         pending = self._next_offsets.get((topic_id, queue_id))
         return self._state.queue_end(topic_id, queue_id) if pending is None else pending
 
@@ -307,7 +311,7 @@ class LeaderView:
 
     @property
     def takes_messages(self) -> bool:
-        """Tell whether new messages are taken: from the proposal of a drain on they are not, until it is taken back."""
+        """Tell whether new messages are accepted: not from the proposal of a drain until its end."""
         return not self._closings and self._state.mode is BrokerGroupMode.ACTIVE
 
     def _judge_sequence(self, header: SectionHeader) -> Admission:
@@ -342,14 +346,17 @@ class LeaderView:
         return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
 
     def _has_all_streams(self) -> bool:
-        """Tell whether as many streams as may be are remembered, or will be when what is under way is applied."""
+        """Tell whether the maximum of streams is reached, counting undecided batches."""
         applied, pending = self._state.streams, self._streams
         if len(applied) + len(pending) < self._max_streams:
             return False
         return len(applied) + sum(applied.get(key) is None for key in pending) >= self._max_streams
 
     def find_message(self, topic_id: int, message_id: bytes) -> KnownMessage | None:
-        """Find a MessagingService message by its 16-byte id, applied or pending: a retry gets the first one's result."""
+        """Find a MessagingService message by its 16-byte id, applied or pending.
+
+        A retry gets the result of the first copy.
+        """
         pending = self._ids.get(MessageIds.key(topic_id, message_id))
         if pending is not None:
             return pending
@@ -358,27 +365,27 @@ class LeaderView:
 
     # --- consumers ------------------------------------------------------------------------------------------
     def has_deliverable(self, request: ReceiveRequest, now: int) -> bool:
-        """Tell cheaply whether `grant` could find something (it may still find nothing: filters)."""
+        """Tell cheaply whether `grant` may find messages. Filters can still exclude all of them."""
         return self.selector.has_deliverable(request, now)
 
     def next_expiry(self, group_id: int, topic_id: int) -> int | None:
-        """Log time (ms) when the next lease of the group in the topic ends by itself; None: none does."""
+        """Return the log time (ms) of the next lease expiry in the topic; None: no lease expires."""
         return self.selector.next_expiry(group_id, topic_id)
 
     def session_seen(self, session: int, now: int) -> None:
-        """A client session is alive at log time `now`."""
+        """Record that a client session is alive at log time `now` (ms)."""
         self._sessions[session] = now
 
     def session_closed(self, session: int) -> None:
-        """A client said goodbye: its leases are reported lost by the next `housekeeping`."""
+        """Record that a client closed its session: the next `housekeeping` ends its leases."""
         self._sessions[session] = self._since - SESSION_TIMEOUT_MS
 
     def housekeeping(self, now: int) -> list[Command]:
-        """Return the commands that are due at log time `now`: lost sessions, deduplication windows, messages that failed
+        """Return the commands that are due at log time `now` (ms), often none.
 
-        for the last time and that nobody asks for. Often none.
-
-        Call about once a second and propose what comes; what was not proposed comes again.
+        They end lost sessions, evict deduplication windows, and park exhausted messages that no consumer
+        requests. Call about once a second and propose the result; a command that was not proposed is returned
+        again.
         """
         due: list[Command] = []
         held = set(self._state.consumption.sessions())
@@ -401,7 +408,10 @@ class LeaderView:
 
 
 def _when_closed(header: SectionHeader, admission: Admission) -> Admission:
-    """What was stored before is still recognised; a section that is not, or comes behind one that is not, is refused for good."""
+    """Return the admission while new messages are refused.
+
+    Duplicates are still recognised. A new section, or one behind a gap, is refused with DRAINING.
+    """
     behind_a_gap = (
         admission.verdict is Verdict.SEQUENCE_GAP and header.base_sequence > admission.expected_sequence
     )

@@ -1,12 +1,14 @@
-"""The append pipeline: everything that must go through the log shares entries (D3).
+"""Append pipeline: batches all requests that go through the log into shared entries (D3).
 
-What arrives while an append is out is collected into one turn of the leader's view and becomes one entry: sections of
-producers, records of SendMessage calls (one section per queue), grants and other state commands. One append is out at a
-time while requests are small, so that others gather behind it; up to eight when they are large.
+Requests that arrive while an append is in flight are collected into one turn of the leader's view, which
+becomes one entry: sections of producers, records of SendMessage calls (one section per queue), grants and
+other state commands. Small requests have one append in flight at a time, so that others batch up behind it;
+large ones up to eight.
 
-Owns: what waits for its turn, the turns in flight, and their bounds. Must not: judge what it appends; works and view do.
-Invariants: works are placed in the order in which they were given; a turn is opened, filled and bound (or abandoned) in
-one step of the loop.
+Owns: the waiting works, the turns in flight, and their limits.   Must not: judge what it appends; works and
+view do.
+Invariants: works are placed in submission order, except that filters over budget wait for the next turn. A
+turn is opened, filled and bound (or abandoned) in one step of the event loop.
 """
 
 from __future__ import annotations
@@ -53,19 +55,19 @@ from ..state.effects import Effects
 from .leader_view import LeaderView, Turn
 from .records import QueueRotation, RecordCollector
 
-#: Works of this many waiting bytes are "large": more than one append may then be out.
+#: Number of waiting bytes from which on more than one append may be in flight.
 LARGE_TURN_BYTES: Final = 256 * 1024
 MAX_TURNS_IN_FLIGHT: Final = 8
-#: A turn is closed behind the work that reaches this size.
+#: A turn is closed after the work with which it reaches this size.
 MAX_TURN_BYTES: Final = 4 << 20
-#: Bytes that may wait for their turn or for commit; then requests are refused.
+#: Maximum of bytes that wait for their turn or for commit. Above it, requests are refused.
 MAX_WAITING_BYTES: Final = 64 << 20
-#: So many bytes more for ESSENTIAL commands: who proposes them has nobody to whom a refusal could be passed on.
+#: Additional bytes for ESSENTIAL commands: their proposers have no caller to pass a refusal to.
 ESSENTIAL_RESERVE: Final = 1 << 20
 #: An entry counts its sections in 16 bits.
 MAX_WORKS_PER_TURN: Final = 8192
-#: Commands that are taken however full the disk is: they free space, keep more from coming, or are the broker's own small
-#: housekeeping.
+#: Commands that are accepted even if the disk is full: they free space, prevent more data, or are small
+#: internal housekeeping.
 ESSENTIAL: Final = (
     AssignQueues,
     DeleteGroup,
@@ -83,10 +85,10 @@ ESSENTIAL: Final = (
     TrimQueues,
 )
 
-#: Bytes that an entry has besides what producers sent: its header, and room for commands that share it.
+#: Bytes of an entry that are reserved for its header and for commands that share it.
 _ENTRY_OVERHEAD: Final = HEADER_SIZE + 4096
 
-#: What proposing can be refused with: definite, nothing was appended.
+#: Errors of `propose` that are definite: nothing was appended.
 DEFINITE_ERRORS: Final = (
     NotLeaderError,
     BusyError,
@@ -98,25 +100,27 @@ DEFINITE_ERRORS: Final = (
 
 
 def largest_message(max_entry_size: int) -> int:
-    """Return the largest body (bytes) whose record surely fits into an entry of that size; below 0: none does."""
+    """Return the size (bytes) up to which any body fits into an entry of that size; negative: none fits."""
     return max_entry_size - _ENTRY_OVERHEAD - SECTION_HEADER_SIZE - MAX_RECORD_OVERHEAD
 
 
 class TooManyRequestsError(Exception):
-    """A bound of the pipeline was reached. Nothing was appended."""
+    """A limit of the pipeline was reached. Nothing was appended."""
 
     def __init__(self, waiting: int, limit: int) -> None:
         super().__init__(
-            f"{waiting} bytes wait for commit; the limit is {limit}. Repeat after a moment, or send less at once"
+            f"{waiting} bytes wait for commit; the limit is {limit}."
+            " Repeat after a moment, or send less at once"
         )
 
 
 class TurnFailedError(BusyError):
-    """A defect broke the turn that this work stood in. Nothing was appended: others may repeat theirs."""
+    """A bug broke the turn of this work. Nothing was appended; the other works of the turn can be retried."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(
-            f"internal error of the leader, nothing was stored: {type(reason).__name__}: {reason}. Its log has the details"
+            f"internal error of the leader, nothing was stored: {type(reason).__name__}: {reason}."
+            " Its log has the details"
         )
 
 
@@ -129,7 +133,7 @@ class Proposer(Protocol):
 
 
 class Flight:
-    """One turn on its way: the token of its leader-view turn, so that duplicates can wait for the first copy."""
+    """One turn in flight. It is the token of its leader-view turn: duplicates wait for the first copy."""
 
     __slots__ = (
         "_decided",
@@ -147,22 +151,22 @@ class Flight:
         self.turn: Turn
         self.timestamp = 0  # log time of the entry, ms
         self.works: list[Work] = []
-        self.urgent = False  # it makes room on a full disk, and goes alone
+        self.urgent = False  # it frees disk space, and holds one work only
         self.records: RecordCollector
-        self.started = 0.0
-        self._dependents: list[Callable[[Exception | None], None]] = []
+        self.started = 0.0  # monotonic seconds at which it was proposed
+        self._dependents: list[Callable[[Exception | None], None]] = []  # works of later turns
         self._decided = False
-        self._error: Exception | None = None
+        self._error: Exception | None = None  # None with `_decided`: committed
 
     def when_decided(self, dependent: Callable[[Exception | None], None]) -> None:
-        """Tell a work of a later turn, which waits for a first copy in this one; at once when it is decided already."""
+        """Call `dependent`, of a retry in a later turn, with the outcome; at once if it is known already."""
         if self._decided:
             dependent(self._error)
         else:
             self._dependents.append(dependent)
 
     def decided(self, error: Exception | None) -> None:
-        """The entry is committed (None), refused or lost: tell who waits for it."""
+        """Record the outcome and notify dependents. None: committed; else the entry was refused or lost."""
         self._decided, self._error = True, error
         dependents, self._dependents = self._dependents, []
         for dependent in dependents:
@@ -170,38 +174,38 @@ class Flight:
 
 
 class Work(Protocol):
-    """One request on its way through the pipeline."""
+    """One request in the pipeline."""
 
-    size: int  # bytes that it will about add to the log
-    section_bound: int  # sections that it will at most add
-    filters: bool  # it looks through queues for what a filter wants
-    essential: bool  # taken also while `AppendPipeline.refusal` is set
+    size: int  # estimated bytes that it adds to the log
+    section_bound: int  # maximum number of sections that it adds
+    filters: bool  # it scans queues with a filter
+    essential: bool  # accepted even while `AppendPipeline.refusal` is set
 
     def place(self, flight: Flight, now: int) -> None:
-        """Add its sections and commands to `flight.turn`, its records to `flight.records`; `now` is log time."""
+        """Add sections and commands to `flight.turn`, records to `flight.records`. `now`: log time, ms."""
 
     def on_committed(self, flight: Flight) -> None:
-        """The entry is committed (or the turn was empty): answer whoever waits for that."""
+        """Handle the commit of the entry, or an empty turn. Works that need no more answer their caller."""
 
     def on_applied(self, flight: Flight, effects: Effects) -> None:
-        """The entry is applied."""
+        """Handle the applied entry."""
 
     def fail(self, error: Exception) -> None:
-        """It was refused (definite), or its outcome is unknown (ProposalLostError)."""
+        """Handle a definite refusal, or an unknown outcome (ProposalLostError)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Result of an applied command, and the index of its entry (the new lease id of what it leased)."""
+    """Result of an applied command."""
 
-    result: Any
-    index: int
+    result: Any  # from Effects.results
+    index: int  # of its entry; the new id of leases that it granted or changed
 
 
 class CommandWork:
-    """One state command; its future ends with `Applied` when it is applied.
+    """One state command. Its future's result is `Applied`, once it is applied.
 
-    It is encoded here, where only its own caller fails when it cannot be, and its size is exact.
+    The constructor encodes it: an encoding error fails only its own caller, and the size is exact.
     """
 
     __slots__ = ("_command", "_raw", "_slot", "essential", "future", "section_bound", "size", "urgent")
@@ -221,7 +225,7 @@ class CommandWork:
         self._slot = flight.turn.add_command(self._command, self._raw)
 
     def on_committed(self, flight: Flight) -> None:
-        """Nobody may act on a command before it is applied."""
+        """Do nothing: a command has no result before it is applied."""
 
     def on_applied(self, flight: Flight, effects: Effects) -> None:
         settle(self.future, Applied(effects.results[self._slot], effects.index))
@@ -231,20 +235,24 @@ class CommandWork:
 
 
 def settle(future: asyncio.Future[Any], value: object) -> None:
-    """End a future unless its caller is gone."""
+    """Set the result of a future unless its caller cancelled it."""
     if not future.done():
         future.set_result(value)
 
 
 def settle_error(future: asyncio.Future[Any], error: Exception) -> None:
-    """End a future with an error unless its caller is gone."""
+    """Set the exception of a future unless its caller cancelled it."""
     if not future.done():
         future.set_exception(error)
-        future.exception()  # read once: a caller that was cancelled leaves nobody to read it
+        future.exception()  # marks it as retrieved: a cancelled caller will not read it
 
 
 class AppendPipeline:
-    """Use: `submit(work)` on the loop; `on_leader` with the view of a term, `on_applied` after each entry."""
+    """Append pipeline of the leader.
+
+    Call `submit` on the event loop, `on_leader` with the view of each term, and `on_applied` after each
+    entry.
+    """
 
     def __init__(
         self,
@@ -259,36 +267,36 @@ class AppendPipeline:
         self._view: LeaderView | None = None
         self._rotation = QueueRotation()
         self._waiting: deque[Work] = deque()
-        # Filters, when the turn's were at their bound: first in the next one
+        # Filters that did not fit into the scan budget of a turn; they come first in the next one.
         self._put_off: deque[Work] = deque()
-        self._waiting_bytes = 0
-        self._flying_bytes = 0
-        self._in_flight = 0
-        self._flights: dict[int, Flight] = {}  # by index, until applied
-        self._scheduled = False
-        self.turns = 0
-        #: Why services refuse messages ("" = they take them): the disk is too full.
+        self._waiting_bytes = 0  # of `_waiting` and `_put_off`
+        self._flying_bytes = 0  # of turns that are proposed and not committed
+        self._in_flight = 0  # number of such turns
+        self._flights: dict[int, Flight] = {}  # by entry index, until applied
+        self._scheduled = False  # `_take_turns` is scheduled
+        self.turns = 0  # proposed so far
+        #: Reason why services refuse messages, because the disk is too full; "": they accept them.
         self.produce_refusal = ""
-        #: Why nothing but essential works is taken ("" = all are): the disk is nearly full.
+        #: Reason why only essential works are accepted, because the disk is nearly full; "": all are.
         self.refusal = ""
 
     @property
     def max_request_bytes(self) -> int:
-        """The largest work that is taken: one request's sections must fit into one entry."""
+        """Maximum size of a work: the sections of one request must fit into one entry."""
         return self._max_payload
 
     @property
     def bytes_waiting(self) -> int:
-        """Bytes that wait for their turn or for commit."""
+        """Number of bytes that wait for their turn or for commit."""
         return self._waiting_bytes + self._flying_bytes
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing waits and nothing is in flight."""
+        """Whether no work waits and no turn is in flight."""
         return not self._waiting and not self._put_off and not self._in_flight
 
     def on_leader(self, view: LeaderView | None) -> None:
-        """This node leads with this view, or (None) no longer: what was not proposed is refused, definitely."""
+        """Set the view of this leader; None: it stopped leading, and unproposed works fail (definite)."""
         self._view = view
         if view is None:
             works = [*self._put_off, *self._waiting]
@@ -316,7 +324,7 @@ class AppendPipeline:
         self._schedule()
 
     def run(self, command: Command) -> asyncio.Future[Applied]:
-        """Queue a command; the future ends when it is applied. Raises: as `submit`."""
+        """Queue a command; the future is done when it is applied. Raises: as `submit`."""
         future: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
         self.submit(CommandWork(command, future))
         return future
@@ -327,7 +335,7 @@ class AppendPipeline:
         return self._waiting_bytes >= LARGE_TURN_BYTES and self._in_flight < MAX_TURNS_IN_FLIGHT
 
     def _schedule(self) -> None:
-        """Take a turn behind the callbacks that are due now, so that what they submit shares it."""
+        """Schedule a turn after the callbacks that are due now, so that their works share it."""
         if (self._waiting or self._put_off) and not self._scheduled and self._may_propose():
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._take_turns)
@@ -338,7 +346,7 @@ class AppendPipeline:
         self._put_off.clear()
         while self._waiting and self._view is not None and self._may_propose():
             self._take_turn(self._view)
-            if self._put_off:  # others come first
+            if self._put_off:  # yield to the event loop first
                 break
         self._schedule()
 
@@ -369,7 +377,7 @@ class AppendPipeline:
         flight.records = RecordCollector(view, self._rotation)
         try:
             self._fill(flight)
-        except Exception as error:  # a defect: yet no offset may stay reserved, and nobody may wait for ever
+        except Exception as error:  # a bug: release reserved offsets and fail all waiting callers
             flight.turn.abandon()
             self._finish(flight, TurnFailedError(error))
             self._schedule()
@@ -395,7 +403,7 @@ class AppendPipeline:
         proposal.committed.add_done_callback(lambda future: self._on_decided(flight, future))
 
     def _on_decided(self, flight: Flight, future: asyncio.Future[None]) -> None:
-        """The proposal is committed or lost; wake everybody in one go and take the next turn."""
+        """Handle a committed or lost proposal: notify all its works, then schedule the next turn."""
         self._in_flight -= 1
         self._flying_bytes -= flight.turn.size
         error = ProposalLostError("the node stops") if future.cancelled() else future.exception()
@@ -417,7 +425,7 @@ class AppendPipeline:
         flight.decided(error)
 
     def on_applied(self, effects: Effects) -> None:
-        """The state machine applied this entry; nothing happens when it is not one of ours."""
+        """Notify the works of an applied entry. Entries of other proposers are ignored."""
         flight = self._flights.pop(effects.index, None)
         if flight is not None:
             for work in flight.works:

@@ -1,8 +1,9 @@
-"""Deliveries that may not have arrived, so that their leases do not wait for ever.
+"""Recent deliveries that may not have reached their client, so that their leases can be released.
 
-A lease that is renewed with its client's session never ends while the client lives. If the node on the way dies between
-grant and arrival, the client knows nothing of it: the leader (or the next one) must release it. Releasing what did arrive
-costs a second delivery, keeping what did not costs the message; so in doubt a lease is released.
+A lease bound to a session does not end while the client lives. If the node that forwards a delivery fails
+between grant and arrival, the client does not know of the lease: the leader, or the next one, must release
+it. Releasing a lease whose message did arrive costs a second delivery. Keeping one whose message did not
+arrive withholds the message. In doubt, the lease is released.
 Pure: time comes in as monotonic seconds, grants as log indexes.
 """
 
@@ -18,22 +19,23 @@ from ..state.commands import ReleaseLeases, lease_rows
 from ..state.leases import Consumption
 from .leader_view import Delivery, ReceiveRequest
 
-#: How long a repeated attempt is recognised.
+#: Time for which a repeated attempt is recognised.
 REMEMBERED_SECONDS: Final = 60.0
-#: Of the last leader, like ON_THE_WAY_SECONDS, in log time (ms) before its last entry.
+#: Counterpart of ON_THE_WAY_SECONDS for the previous leader: log time (ms) before its last entry.
 LAST_LEADER_MS: Final = 2000
-#: Leases (20 bytes each) that one command releases: it must fit into the smallest entry that a group may have.
+#: Maximum of leases (20 bytes each) in one command: it must fit into the smallest entry size of a broker
+#: group.
 ROWS_MAX: Final = 4096
-#: Leases, and clients, whose names a leader remembers.
+#: Maximum of leases, and of sessions, whose client a leader remembers.
 HOLDERS_MAX: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sent:
-    at: float
-    via: str  # node that passed it on; "" = this node itself
+    at: float  # monotonic seconds
+    via: str  # node that forwarded it; "": this node itself
     attempt_id: str
-    command: ReleaseLeases
+    command: ReleaseLeases  # releases its leases
 
 
 def release_of(request: ReceiveRequest, deliveries: Iterable[Delivery]) -> ReleaseLeases:
@@ -42,16 +44,16 @@ def release_of(request: ReceiveRequest, deliveries: Iterable[Delivery]) -> Relea
 
 
 def release_rows(group_id: int, topic_id: int, deliveries: Iterable[Delivery]) -> ReleaseLeases:
-    """Return the command that releases these leases of a group and a topic."""
+    """Return the command that releases these leases of a consumer group in a topic."""
     rows = [(each.queue_id, each.queue_offset, each.lease_id) for each in deliveries]
     return ReleaseLeases(group_id, topic_id, lease_rows(rows))
 
 
 class RecentDeliveries:
-    """What this leader handed out under a session of late."""
+    """Deliveries of this leader under a session within REMEMBERED_SECONDS."""
 
     def __init__(self) -> None:
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[_Sent] = deque()  # oldest first
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -59,7 +61,10 @@ class RecentDeliveries:
     def add(
         self, now: float, via: str, request: ReceiveRequest, deliveries: Sequence[Delivery]
     ) -> ReleaseLeases | None:
-        """Note a delivery; return how to release it. None: leases by time are not noted, they end by themselves."""
+        """Record a delivery; return the command that releases it.
+
+        None: it has no session. Its leases end by time and are not recorded.
+        """
         noted = None
         if request.session and deliveries:
             noted = release_of(request, deliveries)
@@ -69,13 +74,13 @@ class RecentDeliveries:
         return noted
 
     def repeated(self, attempt_id: str) -> list[ReleaseLeases]:
-        """A client asks again with an attempt that was answered: the answer did not arrive. Return its leases."""
+        """Return the releases for an attempt id that a client repeats: its answer did not arrive."""
         if not attempt_id:
             return []
         return self._take([each for each in self._sent if each.attempt_id == attempt_id])
 
     def node_lost(self, node_id: str, now: float) -> list[ReleaseLeases]:
-        """A node is gone: return the leases of what it may not have passed on."""
+        """Return the releases of deliveries that a lost node may not have forwarded."""
         since = now - ON_THE_WAY_SECONDS
         return self._take([each for each in self._sent if each.via == node_id and each.at >= since])
 
@@ -87,27 +92,27 @@ class RecentDeliveries:
 
 
 class LeaseHolders:
-    """Which client holds a lease, as far as this leader remembers: for people, nothing is decided by it."""
+    """Clients that hold leases, as far as this leader remembers. For display only."""
 
     def __init__(self) -> None:
-        self._by_lease: OrderedDict[int, str] = OrderedDict()
-        self._by_session: OrderedDict[int, str] = OrderedDict()
+        self._by_lease: OrderedDict[int, str] = OrderedDict()  # lease id -> client id, oldest first
+        self._by_session: OrderedDict[int, str] = OrderedDict()  # session -> client id, oldest first
 
     def granted(self, client_id: str, deliveries: Iterable[Delivery]) -> None:
-        """A client was given these."""
+        """Record that a client got these deliveries."""
         for lease_id in {each.lease_id for each in deliveries}:
             _note(self._by_lease, lease_id, client_id)
 
     def moved(self, client_id: str, lease_id: int) -> None:
-        """A client moved the end of a lease, which has a new id since."""
+        """Record that a client moved the deadline of a lease, which gave it a new id."""
         _note(self._by_lease, lease_id, client_id)
 
     def seen(self, client_id: str, session: int) -> None:
-        """A client lives."""
+        """Record the client of a live session."""
         _note(self._by_session, session, client_id)
 
     def name(self, lease_id: int, session: int) -> str:
-        """Return the client that holds a lease, "" when it is not known."""
+        """Return the client that holds a lease; "": unknown."""
         return (self._by_session.get(session, "") if session else "") or self._by_lease.get(lease_id, "")
 
 
@@ -121,7 +126,7 @@ def _note(names: OrderedDict[int, str], key: int, client_id: str) -> None:
 def granted_since(
     consumption: Mapping[tuple[int, int, int], Consumption], first_index: int
 ) -> list[ReleaseLeases]:
-    """Return the release of all session leases that were granted at or after a log index, for a new leader."""
+    """Return the releases of all session leases granted at or after a log index. For a new leader."""
     commands = []
     for (group_id, topic_id, queue_id), found in sorted(consumption.items(), key=lambda item: item[0]):
         young = found.leases[(found.leases["session"] != 0) & (found.leases["lease_id"] >= first_index)]

@@ -1,7 +1,8 @@
-"""Gathers the records of SendMessage calls that share a turn: one section per queue, whoever sent them.
+"""Collector of the records of SendMessage calls that share a turn: one section per queue, for all senders.
 
-Messages without a group stay together: each turn takes the next queue of a topic, so that one moment makes one section.
-Owns: the records of one turn. Must not: outlive the turn (the rotation does, see QueueRotation).
+Messages without a message group stay together: each turn uses the next queue of the topic, so that concurrent
+messages share one section.
+Owns: the records of one turn.   Must not: outlive the turn (the rotation does, see QueueRotation).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from .leader_view import Admission, LeaderView, Turn, Verdict
 
 @dataclass(slots=True)
 class PlacedRecord:
-    """Where a record stands, known when the turn is closed. `verdict` other than ACCEPTED: it was not taken."""
+    """Place of a record."""
 
     queue_id: int
-    offset: int = -1
-    verdict: Verdict = Verdict.ACCEPTED
+    offset: int = -1  # queue offset; set when the turn is closed
+    verdict: Verdict = Verdict.ACCEPTED  # any other value: the record was refused
 
 
 @dataclass(slots=True)
@@ -32,20 +33,20 @@ class _Section:
 
 
 class QueueRotation:
-    """The next queue of each topic for messages without a group; kept between turns."""
+    """Round-robin choice of a topic's queue for messages without a message group. It outlives turns."""
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
 
     def take(self, topic: Topic) -> int:
-        """Return the queue of this turn."""
+        """Return the queue id for this turn."""
         queue_id = self._next.get(topic.topic_id, 0) % topic.queue_count
         self._next[topic.topic_id] = queue_id + 1
         return queue_id
 
 
 class RecordCollector:
-    """The records of one turn."""
+    """Records of one turn."""
 
     def __init__(self, view: LeaderView, rotation: QueueRotation) -> None:
         self.view = view
@@ -55,11 +56,11 @@ class RecordCollector:
         self._by_id: dict[tuple[int, bytes], PlacedRecord] = {}
 
     def find(self, topic_id: int, message_id: bytes) -> PlacedRecord | None:
-        """Return the record of that id when this turn holds one already."""
+        """Return the record with that id, if this turn already has one."""
         return self._by_id.get((topic_id, message_id))
 
     def add(self, topic: Topic, record: OutgoingRecord, message_group: str) -> PlacedRecord:
-        """Take a record; its offset is known after `close`."""
+        """Add a record. `close` sets its offset."""
         queue_id = self._queue(topic, message_group)
         section = self._sections.setdefault((topic.topic_id, queue_id), _Section())
         data = record.encode(section.size)
@@ -78,7 +79,7 @@ class RecordCollector:
         return self._chosen[topic.topic_id]
 
     def close(self, turn: Turn) -> None:
-        """Add the sections to the turn and tell every record its offset."""
+        """Add the sections to the turn and set the offset of every record."""
         for (topic_id, queue_id), section in self._sections.items():
             encoded = encode_section(
                 SectionKind.RECORDS,

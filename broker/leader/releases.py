@@ -1,15 +1,15 @@
 """Releases of leases whose messages never reached a consumer.
 
-The leader proposes them, another node sends them to the leader, until one is applied. A lease of a session
-does not expire, so a release that is refused or lost would withhold its message from everybody while that
-client lives. Proposing one twice is harmless: it names the lease that it ends. Any later leader can end a
-lease, because the grant is in its state too.
+The leader proposes releases; other nodes send them to the leader. Both retry until a release is applied. A
+lease of a session does not expire, so a lost release would withhold its message from all consumers while that
+client lives. Proposing a release twice is harmless, because it names the lease that it ends. Any later leader
+can end a lease, because the grant is in its state, too.
 
-Owns: the releases that are owed, and the task that sends them. Must not: know why a lease is given back, or
-drop a release whose lease the replicated state still has.
+Owns: the pending releases, and the task that sends them.   Must not: know why a lease is released, or drop a
+release whose lease is still in the replicated state.
 
-Owed leases are kept as ranges of offsets, small by merging; none is dropped. A row whose lease is gone from
-the replicated state is owed no more.
+Pending leases are stored as merged ranges of offsets; none is dropped for space. A row is done when its lease
+is no longer in the replicated state.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from ..state.machine import BrokerState
 from .pipeline import Applied, TooManyRequestsError, settle_error
 from .recent_deliveries import ROWS_MAX
 
-_Place = tuple[int, int]  # group id, topic id
+_Place = tuple[int, int]  # consumer group id, topic id
 _Lease = tuple[int, int]  # queue id, lease id
-_Range = tuple[int, int]  # first offset, one behind the last
+_Range = tuple[int, int]  # first offset, one past the last
 _NONE: Final = np.empty(0, np.int64)
-#: Between two tries to tell a leader when one failed and nothing new is heard about one.
+#: Pause after a failed attempt to reach a leader, unless the leadership changes earlier.
 PAUSE_SECONDS: Final = 1.0
-#: Commands told at the same time; each names up to `ROWS_MAX` leases.
+#: Maximum of commands that are sent concurrently; each holds up to `ROWS_MAX` leases.
 MAX_UNDER_WAY: Final = 8
 
 logger = logging.getLogger(__name__)
 
 
 class OwedLeases:
-    """Use: `add(command)`; `while (command := take()) is not None: …`, and `add` what was not taken there."""
+    """Pending releases. `add` them, loop over `take()` until None, and `add` again those that failed."""
 
     def __init__(self) -> None:
-        # Invariant: the ranges of a lease are sorted and do not touch one another; nothing in here is empty.
+        # Invariant: the ranges of a lease are sorted and not adjacent. No dict or list in it is empty.
         self._ranges: dict[_Place, dict[_Lease, list[_Range]]] = {}
 
     def __len__(self) -> int:
-        """Return the number of ranges: what they take in memory."""
+        """Return the number of ranges, which determines the memory use."""
         return sum(len(ranges) for leases in self._ranges.values() for ranges in leases.values())
 
     def __bool__(self) -> bool:
         return bool(self._ranges)
 
     def add(self, command: ReleaseLeases) -> None:
-        """Owe these, too."""
+        """Add the leases of a command."""
         offsets: defaultdict[_Lease, list[int]] = defaultdict(list)
         for queue_id, offset, lease_id in command.rows.tolist():
             offsets[queue_id, lease_id].append(offset)
@@ -69,7 +69,10 @@ class OwedLeases:
             leases[lease] = _merged([*leases.get(lease, ()), *((offset, offset + 1) for offset in found)])
 
     def take(self) -> ReleaseLeases | None:
-        """Take out what one command may name, of the group and topic that waits longest; None: nothing is owed."""
+        """Remove and return one command's worth of leases, of the pair that waits longest.
+
+        A pair is a consumer group and a topic. None: nothing is pending.
+        """
         if not self._ranges:
             return None
         place = next(iter(self._ranges))
@@ -85,16 +88,16 @@ class OwedLeases:
             if not ranges:
                 del leases[lease]
         if leases:
-            self._ranges[place] = leases  # behind the others
+            self._ranges[place] = leases  # last in the order
         return ReleaseLeases(*place, lease_rows(rows))
 
     def forget_ended(self, state: BrokerState) -> None:
-        """Forget what the state says is over: released, acknowledged, expired and granted anew, deleted."""
+        """Drop leases that ended in the state: released, acknowledged, granted again, deleted."""
         for place, leases in list(self._ranges.items()):
             for lease, ranges in list(leases.items()):
                 queue_id, lease_id = lease
                 if lease_id > state.applied_index:
-                    continue  # of a grant that this node has still to learn of
+                    continue  # this node has not applied the grant yet
                 consumption = state.consumption.get((*place, queue_id))
                 offsets = np.concatenate([np.arange(*each, dtype=np.int64) for each in ranges])
                 held = _NONE if consumption is None else offsets[consumption.holds(offsets, lease_id)]
@@ -106,7 +109,7 @@ class OwedLeases:
 
 
 def _merged(ranges: Iterable[_Range]) -> list[_Range]:
-    """Return ranges sorted, with those joined that touch or overlap."""
+    """Return the ranges sorted, with adjacent and overlapping ones merged."""
     merged: list[_Range] = []
     for first, end in sorted(ranges):
         if merged and first <= merged[-1][1]:
@@ -117,7 +120,7 @@ def _merged(ranges: Iterable[_Range]) -> list[_Range]:
 
 
 class LeaseReleases:
-    """Call `again` about once a second while this node leads, and `await stop(seconds)` at the end."""
+    """Releases of this node. Call `again` about once a second while it leads, and `stop` at the end."""
 
     def __init__(
         self,
@@ -126,10 +129,10 @@ class LeaseReleases:
         leadership: Leadership,
         tell: Callable[[ReleaseLeases], Awaitable[str]] | None = None,
     ) -> None:
-        """`run`: that of the append pipeline; `state`: the replicated one, which says what is over.
+        """`run`: that of the append pipeline. `state`: the replicated state, which shows ended leases.
 
-        `tell` has the leader release these and returns why that failed, "" for success. None: there is no
-        other node.
+        `tell` sends a command to the leader and returns the reason of a failure, "" on success. None: there
+        is no other node.
         """
         self._run = run
         self._state = state
@@ -140,7 +143,7 @@ class LeaseReleases:
         self._stopped = False
 
     def propose(self, command: ReleaseLeases) -> asyncio.Future[Applied]:
-        """Propose a release, and again when that fails. The future is of this attempt; nobody needs to await it."""
+        """Propose a release; a failure makes it pending. The future of this attempt need not be awaited."""
         try:
             future = self._run(command)
         except (NotLeaderError, TooManyRequestsError) as error:
@@ -152,24 +155,24 @@ class LeaseReleases:
         return future
 
     def again(self) -> None:
-        """Propose what is owed."""
+        """Propose the pending releases."""
         self._owed.forget_ended(self._state())
         while (command := self._owed.take()) is not None:
             if self.propose(command).done():
-                return  # refused at once: so would the others be
+                return  # refused at once; the others would be, too
 
     def give_back(self, command: ReleaseLeases) -> None:
-        """These messages become visible again, as soon as there is a leader, without counting an attempt."""
+        """Release these leases as soon as there is a leader. Their attempts do not count."""
         self._owed.add(command)
         self._wake()
 
     @property
     def owed(self) -> int:
-        """How many ranges of leases are owed."""
+        """Number of pending ranges of leases."""
         return len(self._owed)
 
     async def stop(self, seconds: float) -> None:
-        """Tell what is owed, for so long at most."""
+        """Wait up to `seconds` for the pending releases to be sent, then stop."""
         self._stopped = True
         if (task := self._task) is not None:
             await asyncio.wait({task}, timeout=seconds)
@@ -181,7 +184,7 @@ class LeaseReleases:
             )
 
     def _on_done(self, command: ReleaseLeases, future: asyncio.Future[Applied]) -> None:
-        if future.cancelled():  # by its caller: what became of it is not known
+        if future.cancelled():  # by its caller: the outcome is unknown
             self._failed(command, None)
         elif (error := future.exception()) is not None:
             self._failed(command, error)
@@ -190,7 +193,7 @@ class LeaseReleases:
         logger.debug("leases not released, they are again in a moment reason=%s", error)
         self.give_back(command)
 
-    # --- telling who leads ----------------------------------------------------------------------------------
+    # --- sending to the leader ------------------------------------------------------------------------------
     def _wake(self) -> None:
         if self._tell is not None and self._owed and self._task is None and not self._stopped:
             self._task = asyncio.create_task(self._tell_all(self._tell), name="lease-releases")
@@ -198,7 +201,7 @@ class LeaseReleases:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        self._wake()  # what came since it looked
+        self._wake()  # for releases added after its last check
 
     async def _tell_all(self, tell: Callable[[ReleaseLeases], Awaitable[str]]) -> None:
         failing = False

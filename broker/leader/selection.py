@@ -1,11 +1,11 @@
-"""Choosing the messages that a consumer gets (D14): expired leases first, then new offsets, fairly across queues.
+"""Selection of messages for a consumer (D14): expired leases first, then new offsets, fairly across queues.
 
-Owns: reservations of what was chosen and is not applied yet, per (group, topic, queue).
-Must not: change the state; what is chosen becomes true when its commands are applied.
-A FIFO group has one batch in flight per queue: a queue with an open lease gives nothing, except to the request with the
-attempt id of that batch, which gets it again.
-What ended as often as its group allows is parked instead of delivered again, as long as the queue has room for it. (A queue of
-dead letters would be filled in the same place.)
+Owns: reservations of messages that were selected and are not applied yet, per (consumer group, topic, queue).
+Must not: change the state; a selection takes effect when its commands are applied.
+A FIFO consumer group has one batch in flight per queue: a queue with an open lease yields nothing, except to
+a request with the attempt id of that batch, which gets the batch again.
+A message whose leases expired as often as the consumer group allows is parked instead of delivered again,
+while the queue has room for parked messages. (A dead letter queue would be filled in the same place.)
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from ..state.leases import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consum
 from ..state.machine import BrokerState
 from .grant_plan import GrantPlan, ReceiveRequest, deliveries_of
 
-#: Units that one selection looks at when it filters, over all queues; what is left is looked at in a later turn.
+#: Maximum of units that a filter scans in one selection, over all queues. A later turn continues.
 SCAN_UNITS: Final = 8_192
-#: Units that all selections of one append turn look at: between turns the event loop serves everybody else.
+#: Maximum of units that all selections of one append turn scan, so that the event loop can serve other work.
 SCAN_UNITS_PER_TURN: Final = 32_768
-#: Units that are looked at together; a budget is overdrawn by less than these.
+#: Number of units that are scanned in one step. A budget is exceeded by less than this.
 _SCAN_STEP: Final = 512
-#: Runs of unwanted units that are remembered, the oldest is looked through again.
+#: Maximum of remembered runs of filtered units. The oldest run is dropped, and scanned again if needed.
 _MAX_SCANNED_RUNS: Final = 65_536
-#: A run of filtered messages is written down (without a delivery) when it is so long.
+#: Minimum length of a run of filtered messages that is skipped in the state without a delivery.
 SKIP_UNITS: Final = 4_096
-#: Messages that one selection parks; the next one parks more. Their bytes are part of ReceiveWork.size.
+#: Maximum of messages that one selection parks; the next one continues. ReceiveWork.size includes their
+#: bytes.
 MAX_PARKED: Final = 16
 
 
 @dataclass(slots=True)
 class ScanBudget:
-    """Units that filters may still look at, in one turn or in one selection."""
+    """Number of units that filters may still scan in one turn."""
 
     left: int = field(default_factory=lambda: SCAN_UNITS_PER_TURN)
 
@@ -62,39 +63,39 @@ class ScanBudget:
 
 @dataclass(slots=True)
 class Reservation:
-    """What undecided turns have chosen in one queue for one group."""
+    """Reservations of all undecided turns in one queue for one consumer group."""
 
-    position: int | None = None  # the group's position after them; None: not moved
-    offsets: set[int] = field(default_factory=set)  # expired leases that are taken
-    turns: int = 0  # times that something was reserved
-    grants: int = 0  # of them, those that lease something
+    position: int | None = None  # position after these turns; None: they do not move it
+    offsets: set[int] = field(default_factory=set)  # offsets of reserved expired leases
+    turns: int = 0  # number of reservations; at 0 it is dropped
+    grants: int = 0  # number of reservations that belong to a grant
 
 
 @dataclass(slots=True)
 class Taken:
-    """What one selection reserved, to be given back when its turn is decided."""
+    """Reservation of one selection in one queue, released when its turn is decided."""
 
     key: ConsumptionKey
-    offsets: list[int]
-    position_before: int | None
-    position: int | None  # the group's when the turn is applied as it was chosen; None: not moved
+    offsets: list[int]  # reserved expired leases
+    position_before: int | None  # `Reservation.position` before it, for `undo`
+    position: int | None  # position expected in the state after the turn; None: not moved
     is_grant: bool
 
 
 class Selector:
-    """Chooses and reserves. One per leader view."""
+    """Selects and reserves messages. One per leader view."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._reserved: dict[ConsumptionKey, Reservation] = {}
-        self._rotation: dict[tuple[int, int], int] = {}
-        # Filtered runs that are not written down: [from, to) holds nothing for these tags.
+        self._rotation: dict[tuple[int, int], int] = {}  # (consumer group id, topic id) -> first queue to try
+        # Filtered runs that are not in the state yet: [start, stop) holds nothing for these tags.
         self._scanned: OrderedDict[tuple[ConsumptionKey, frozenset[int]], tuple[int, int]] = OrderedDict()
-        self._attempt_ids: dict[ConsumptionKey, str] = {}
+        self._attempt_ids: dict[ConsumptionKey, str] = {}  # attempt id of the last grant in the queue
 
-    # --- what is there --------------------------------------------------------------------------------------
+    # --- availability ---------------------------------------------------------------------------------------
     def _position(self, key: ConsumptionKey) -> int | None:
-        """Where new offsets begin, counting undecided turns; None: the group has no position yet."""
+        """Return the first new offset, counting undecided turns; None: the consumer group has no position."""
         reserved = self._reserved.get(key)
         if reserved is not None and reserved.position is not None:
             return reserved.position
@@ -102,7 +103,7 @@ class Selector:
         return None if found is None else found.position
 
     def has_deliverable(self, request: ReceiveRequest, now: int) -> bool:
-        """Tell whether `choose` may find something."""
+        """Tell whether `choose` may find messages."""
         topic = self._state.topics.get(request.topic_id)
         group = self._state.groups.get(request.group_id)
         if topic is None or group is None:
@@ -123,7 +124,7 @@ class Selector:
         return False
 
     def next_expiry(self, group_id: int, topic_id: int) -> int | None:
-        """Log time (ms) when the next lease ends by itself (a FIFO queue: its last one). May lie in the past."""
+        """Return the log time (ms) of the next lease expiry; FIFO: of a queue's last. May be in the past."""
         topic, group = self._state.topics.get(topic_id), self._state.groups.get(group_id)
         if topic is None or group is None:
             return None
@@ -134,13 +135,13 @@ class Selector:
                 soonest = min(soonest, found.last_deadline if group.fifo else found.next_deadline)
         return None if soonest == NEVER else soonest
 
-    # --- choosing -------------------------------------------------------------------------------------------
+    # --- selection ------------------------------------------------------------------------------------------
     def choose(
         self, request: ReceiveRequest, now: int, budget: ScanBudget | None = None
     ) -> tuple[GrantPlan, list[Taken]]:
-        """Select and reserve. The plan's commands are to be proposed together, in order.
+        """Select and reserve messages. Propose the commands of the plan together, in order.
 
-        `budget` is what filters may look at in the whole turn; a plan that it cut short is `unfinished`.
+        `budget`: scan budget of the whole turn. A plan that it limits is `unfinished`.
 
         Raises: ConsumeQueueError (nothing is reserved then).
         """
@@ -175,7 +176,7 @@ class Selector:
     def _resolve_starts(
         self, group: ConsumerGroup, queues: Sequence[ConsumeQueue], plan: GrantPlan, taken: list[Taken]
     ) -> None:
-        """Decide, once, where a new group begins."""
+        """Set the start of a consumer group in queues in which it has no position."""
         new = [queue for queue in queues if self._position((group.group_id, *queue.key)) is None]
         if not new:
             return
@@ -211,16 +212,17 @@ class Selector:
         return taken
 
     def undo(self, taken: Sequence[Taken]) -> None:
-        """Give back what the newest turn reserved: nothing of it was proposed."""
+        """Release the reservations of the newest turn, which was not proposed."""
         for item in reversed(taken):
             self._reserved[item.key].position = item.position_before
         self._give_back(taken)
 
     def settle(self, taken: Sequence[Taken]) -> None:
-        """The turn is applied: the state says now what it said.
+        """Release the reservations of an applied turn.
 
-        Or something else: a reset or retention was applied first and moved the position. Nothing is granted from the old one
-        any more, so what is chosen from now on counts from the state, however many turns are still undecided.
+        If the position in the state is not the expected one, a reset or retention was applied first.
+        Undecided grants from the old position will grant nothing new, so later selections start from the
+        state.
         """
         self._give_back(taken)
         expected = {item.key: item.position for item in taken if item.position is not None}
@@ -240,12 +242,12 @@ class Selector:
 
     # --- parking --------------------------------------------------------------------------------------------
     def exhausted(self, group: ConsumerGroup, found: Consumption, now: int) -> np.ndarray:
-        """Return leases that have ended for the last time and for which there is room: they are to be parked.
+        """Return the leases to park: expired at the maximum of attempts, and within PARKED_MAX.
 
-        In order only the first of a batch: those behind it came again because of it.
+        FIFO: only the first of a batch. Those behind it were delivered repeatedly because of it.
         """
         if self._state.feature_level < PARKED_MESSAGES:
-            return found.leases[:0]  # an older node would stop at the command
+            return found.leases[:0]  # older nodes stop at an unknown command
         if group.fifo:
             rows = found.leases[found.leases["flags"] & ACKED == 0][:1]
             rows = rows[: int(found.last_deadline <= now)]
@@ -255,7 +257,7 @@ class Selector:
         return ended
 
     def overdue(self, now: int, most: int) -> list[ParkMessages]:
-        """Return commands that park up to `most` messages, of whatever nobody asks for any more."""
+        """Return commands that park up to `most` exhausted messages, also without a request for them."""
         rows: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         for (group_id, topic_id, queue_id), found in sorted(
             self._state.consumption.copy().items(), key=lambda item: item[0]
@@ -271,26 +273,26 @@ class Selector:
 
     # --- for _Choice ----------------------------------------------------------------------------------------
     def view(self, key: ConsumptionKey) -> tuple[Consumption | None, Reservation | None, int]:
-        """Return the applied state, the reservation, and the position for new offsets."""
+        """Return the applied state, the reservation, and the first new offset."""
         return self._state.consumption.get(key), self._reserved.get(key), self._position(key) or 0
 
     def repeats(self, key: ConsumptionKey, attempt_id: str) -> bool:
         return bool(attempt_id) and self._attempt_ids.get(key) == attempt_id
 
     def is_granting(self, key: ConsumptionKey) -> bool:
-        """Tell whether an undecided turn leases something of the queue to the group."""
+        """Tell whether an undecided turn has a grant to the consumer group in this queue."""
         reserved = self._reserved.get(key)
         return reserved is not None and reserved.grants > 0
 
     def first_unseen(self, key: ConsumptionKey, tags: frozenset[int] | None, position: int) -> int:
-        """Return where to look from `position` on: behind a run that is known to hold nothing for `tags`."""
+        """Return `position`, or the end of a run around it that is known to hold nothing for `tags`."""
         if tags is None:
             return position
         start, stop = self._scanned.get((key, tags), (0, 0))
         return stop if start <= position <= stop else position
 
     def note_unwanted(self, key: ConsumptionKey, tags: frozenset[int] | None, start: int, stop: int) -> None:
-        """[start, stop) holds nothing for `tags`, and is not written down yet."""
+        """Remember that [start, stop) holds nothing for `tags`; the state does not skip it yet."""
         if tags is not None:
             self._scanned[key, tags] = (start, stop)
             self._scanned.move_to_end((key, tags))
@@ -303,15 +305,15 @@ class Selector:
 
 @dataclass(slots=True)
 class _Part:
-    """What was chosen in one queue."""
+    """Part of a selection in one queue."""
 
-    start: int  # position of the group that new offsets count from
-    end: int
-    renewed: list[int] = field(default_factory=list)
-    parked: np.ndarray = field(default_factory=lambda: NO_LEASES)
-    fresh: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    skipped: int = 0
-    reserved_end: int | None = None
+    start: int  # position of the consumer group before it
+    end: int  # position after it; [start, end) without `fresh` is skipped
+    renewed: list[int] = field(default_factory=list)  # offsets below `start` with expired leases
+    parked: np.ndarray = field(default_factory=lambda: NO_LEASES)  # leases to park
+    fresh: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # offsets in [start, end)
+    skipped: int = 0  # number of offsets in [start, end) that are not in `fresh`
+    reserved_end: int | None = None  # position to reserve; None: it does not move
 
     @property
     def touched(self) -> bool:
@@ -357,7 +359,7 @@ class _Choice:
         for key, part in self.parts.items():
             if part.skipped and not len(part.fresh) and not self.worth_writing:
                 self._selector.note_unwanted(key, self.request.tags, part.start, part.end)
-                part.reserved_end = None  # remembered in memory only; the next grant writes it down
+                part.reserved_end = None  # kept in memory only; the next grant moves the position past it
                 part.end = part.start
 
     @property
@@ -365,7 +367,7 @@ class _Choice:
         return self._count > 0 and self._bytes > 0
 
     def grants(self) -> list[QueueGrant]:
-        """The chosen parts as they are proposed."""
+        """Return the grants to propose."""
         grants = []
         for (_, _, queue_id), part in self.parts.items():
             if part.renewed or part.end > part.start:
@@ -374,7 +376,7 @@ class _Choice:
         return grants
 
     def parked(self) -> ParkMessages | None:
-        """Return the command that parks what failed for the last time; None: nothing did."""
+        """Return the command that parks exhausted messages; None: there are none."""
         rows = [row for (_, _, queue), part in self.parts.items() for row in _park_rows(queue, part.parked)]
         if not rows:
             return None
@@ -402,7 +404,7 @@ class _Choice:
     def _park(
         self, queue: ConsumeQueue, found: Consumption, reserved: Reservation | None = None
     ) -> np.ndarray:
-        """Set aside what failed for the last time, now or with the next selection; return its offsets."""
+        """Select exhausted messages to park, up to the limit. Return the offsets of all of them."""
         rows = self._selector.exhausted(self._group, found, self._now)
         offsets: np.ndarray = rows["offset"]
         if reserved is not None and reserved.offsets:
@@ -414,7 +416,7 @@ class _Choice:
         return offsets
 
     def _renew(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
-        """Take rows of leases again, up to the bounds."""
+        """Select expired leases again, up to the limits."""
         units = self._units_at(queue, rows["offset"])
         if units is None or not len(rows):
             return
@@ -424,7 +426,7 @@ class _Choice:
         self._add_units(queue, rows["offset"][:keep], units[:keep])
 
     def _units_at(self, queue: ConsumeQueue, offsets: np.ndarray) -> np.ndarray | None:
-        """Return the units at (sorted) offsets, or None after noting the cold reads."""
+        """Return the units at sorted offsets; None: a cold read was added to the plan."""
         parts = []
         breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
         for run in np.split(offsets, breaks):
@@ -439,7 +441,7 @@ class _Choice:
 
     # --- new offsets ----------------------------------------------------------------------------------------
     def _take_new(self, queue: ConsumeQueue) -> None:
-        """Take new offsets of a queue, skipping those that the filter does not want."""
+        """Select new offsets of a queue and skip those that the filter excludes."""
         key = (self._group.group_id, *queue.key)
         part = self._part(queue)
         at = first = max(queue.begin, self._selector.first_unseen(key, self.request.tags, part.start))
@@ -460,14 +462,14 @@ class _Choice:
             part.end = part.reserved_end = at
 
     def _take_units(self, queue: ConsumeQueue, part: _Part, units: np.ndarray, at: int) -> int:
-        """Take what is wanted of the units from offset `at` on; return the first offset not looked at."""
+        """Select from the units at offset `at` those that match; return the first offset not processed."""
         if self._tags is None:
             wanted = np.arange(len(units))
         else:
             wanted = np.flatnonzero(np.isin(units["tag_hash"], self._tags))
         chosen = wanted[: self._count]
         chosen = chosen[: self._within_bytes(units[chosen])]
-        # Up to the first that is wanted and not taken; what lies before it is not wanted.
+        # Stop at the first match that did not fit. All units before it are selected or do not match.
         stop = at + (len(units) if len(chosen) == len(wanted) else int(wanted[len(chosen)]))
         offsets = chosen + at
         part.fresh = np.concatenate((part.fresh, offsets))
@@ -477,7 +479,7 @@ class _Choice:
 
     # --- FIFO -----------------------------------------------------------------------------------------------
     def _take_fifo(self, queue: ConsumeQueue) -> None:
-        """One batch in flight per queue."""
+        """Select from a queue that has at most one batch in flight."""
         key = (self._group.group_id, *queue.key)
         found = self._selector.view(key)[0]
         if not self._open or self._selector.is_granting(key):
@@ -491,7 +493,7 @@ class _Choice:
                 self._repeat(queue, _standing(rows[rows["flags"] & (ACKED | RELEASED) == 0], self._now))
             return
         if len(self._park(queue, found)):
-            return  # the rest of the batch comes with the next selection
+            return  # the next selection delivers the rest of the batch
         self._renew(queue, rows[: self._count])
 
     def _repeat(self, queue: ConsumeQueue, rows: np.ndarray) -> None:
@@ -504,7 +506,7 @@ class _Choice:
 
     # --- bounds ---------------------------------------------------------------------------------------------
     def _within_bytes(self, units: np.ndarray) -> int:
-        """Return how many of the units fit the byte bound: at least one message in all. Ends the choice when full."""
+        """Return how many units fit into the byte limit, at least one per selection. Ends it when full."""
         total = np.cumsum(units["size"], dtype=np.int64)
         fitting = int(np.searchsorted(total, self._bytes, side="right"))
         if fitting < len(units):
@@ -513,7 +515,7 @@ class _Choice:
         return fitting
 
     def _add_units(self, queue: ConsumeQueue, offsets: np.ndarray, units: np.ndarray) -> None:
-        """Count what was taken and keep its units for the delivery."""
+        """Count selected messages against the limits, and keep their units for the delivery."""
         if not len(offsets):
             return
         self._count -= len(offsets)
@@ -526,15 +528,16 @@ class _Choice:
 
 
 def _park_rows(queue_id: int, leases: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Return rows of ParkMessages for leases of a queue; the state knows how often each was tried."""
+    """Return rows of ParkMessages for leases of a queue; attempts 0: the state's count applies."""
     pairs = zip(leases["offset"].tolist(), leases["lease_id"].tolist(), strict=True)
     return [(queue_id, offset, lease_id, 0) for offset, lease_id in pairs]
 
 
 def _standing(rows: np.ndarray, now: int) -> np.ndarray:
-    """Return the rows before the first whose lease has ended (given back, or moved): nobody could acknowledge that one.
+    """Return the rows before the first one whose lease has ended (released or moved).
 
-    What is behind it must not be delivered before it: it comes with it, when the whole batch has ended.
+    That message can no longer be acknowledged, and those behind it must not be delivered before it: all of
+    them are delivered again when the whole batch has ended.
     """
     ended = rows["deadline"] <= now
     return rows[: int(ended.argmax())] if ended.any() else rows

@@ -1,7 +1,7 @@
-"""What producers put into the append pipeline: sections of LogService streams, messages of SendMessage calls.
+"""Producer works of the append pipeline: sections of LogService streams, messages of SendMessage calls.
 
-A retry is recognised by the leader's view; one whose first copy is still undecided waits for that copy's turn.
-Owns: one request and its future. Must not: encode answers.
+The leader's view recognises retries. A retry whose first copy is undecided waits for the turn of that copy.
+Owns: one request and its future.   Must not: encode answers.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .records import PlacedRecord
 
 @dataclass(slots=True)
 class SectionOutcome:
-    """What became of a section; `expected_sequence` with SEQUENCE_GAP."""
+    """Outcome of one section; see Admission."""
 
     verdict: Verdict
     base_offset: int
-    count: int
-    expected_sequence: int = 0
+    count: int  # records
+    expected_sequence: int = 0  # set with SEQUENCE_GAP
 
 
 class _ProducerWork:
-    """Waits for its own turn and for the turns of first copies; ends when all are decided, or one is lost."""
+    """Work that waits for its own turn and those of first copies, until all are decided or one is lost."""
 
     filters = False
 
@@ -41,9 +41,9 @@ class _ProducerWork:
         self.essential = False
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.timestamp = 0  # log time of the entry, ms
-        self.index = 0  # of the entry; 0: nothing of it was new
+        self.index = 0  # of the entry; 0: all of it was stored before
         self.committed_at = 0.0  # monotonic seconds
-        self._undecided = 1
+        self._undecided = 1  # turns to wait for
 
     def wait_for(self, turn: Turn, own: Flight) -> None:
         """Wait for the turn that holds a first copy."""
@@ -60,7 +60,7 @@ class _ProducerWork:
         self._on_decided(None)
 
     def on_applied(self, flight: Flight, effects: Effects) -> None:
-        """Acknowledged at commit."""
+        """Do nothing: producers are answered at commit."""
 
     def fail(self, error: Exception) -> None:
         settle_error(self.future, error)
@@ -78,7 +78,7 @@ class _ProducerWork:
 
 
 class ProduceWork(_ProducerWork):
-    """The sections of one ProduceRequest. The future ends with one SectionOutcome per section."""
+    """Sections of one ProduceRequest. The future's result is one SectionOutcome per section."""
 
     def __init__(self, sections: list[ProducedSection]) -> None:
         super().__init__(sum(each.header.total_size for each in sections), len(sections))
@@ -106,15 +106,15 @@ class ProduceWork(_ProducerWork):
 
 @dataclass(slots=True)
 class SentMessage:
-    """Where a message stands. `verdict` other than ACCEPTED or DUPLICATE: it does not."""
+    """Place of a sent message."""
 
     queue_id: int
     offset: int
-    verdict: Verdict
+    verdict: Verdict  # other than ACCEPTED or DUPLICATE: the message is not stored
 
 
 class SendWork(_ProducerWork):
-    """The messages of one SendMessage call. The future ends with one SentMessage per message."""
+    """Messages of one SendMessage call. The future's result is one SentMessage per message."""
 
     def __init__(self, topic: Topic, messages: list[tuple[OutgoingRecord, str]]) -> None:
         size = sum(len(record.rest_run) + len(record.system_run) + 160 for record, _ in messages)

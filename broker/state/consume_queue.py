@@ -94,7 +94,7 @@ class ConsumeQueue:
     def __init__(
         self, key: QueueKey, folder: str, begin: int = 0, end: int = 0, sums: QueueSums | None = None
     ) -> None:
-        """`folder`: its topic's folder in `consumequeue/`. `sums`: of the units below `end`, which are in files."""
+        """`folder`: its topic's folder in `consumequeue/`. `sums`: checksums of the units below `end`."""
         self.key = key
         self.folder = folder
         self.begin = begin  # first stored offset; never moves back
@@ -127,7 +127,7 @@ class ConsumeQueue:
         return self._tail[start - self._tail_start : stop - self._tail_start]
 
     def is_right(self, block: int, raw: Buffer) -> bool:
-        """Tell whether `raw` matches the checksum: the first units of a block, at least up to `tail_start`."""
+        """Tell whether `raw`, the units of a block up to `tail_start` or beyond, match the checksum."""
         return self.error_of(block, raw) == 0
 
     def error_of(self, block: int, raw: Buffer) -> int:

@@ -180,7 +180,7 @@ class MembershipTable:
         return self._groups.pop(group_id, None) is not None
 
     def remove_topic(self, topic_id: int) -> list[int]:
-        """Drop the queues of a deleted topic; return the ids of the consumer groups that had owners of them."""
+        """Drop the queues of a deleted topic; return the ids of the affected consumer groups."""
         touched = []
         for group_id, group in sorted(self._groups.items()):
             owners = {key: owner for key, owner in group.owners.items() if key[0] != topic_id}
