@@ -1,21 +1,25 @@
-"""Checkpoints: the whole state at one index as bytes, equal on every node (D12).
+"""Checkpoint format: the whole state at one index, byte-identical on every node (D12).
 
-Little-endian. A file is a header, shards, and a manifest that comes last:
+Little-endian. A file is a header, shards, and a manifest at the end:
 
     header    "LMQC" · u32 format version · u64 index · u64 term · u64 log time (ms)
-    shards    payloads one behind the other, each padded to 8 bytes
+    shards    consecutive payloads, each padded to 8 bytes
     manifest  per shard: u32 kind · u32 crc32c of the payload · u64 position · u64 size
     end       u32 shard count · u32 crc32c of header and manifest · "LMQCEND\\n"
 
-Kinds: 1 numbers · 2 topics · 3 queues · 4 groups · 5 consumption · 6 producer streams · 7 message ids · 8 checksums of
-the blocks of queue units, from the block that holds the queue's begin (queue_sums.py) · 9 retention of topics · 10 messages
-that groups lost · 11 members and owners of queue-exclusive groups (membership_shard.py) · 12 what the broker group does, while
-it is drained or removed · 13 parked messages · 14 topics that keep what is unread. Everything is sorted by its key; message ids keep the order in which they were
-applied, which is the same everywhere. Kinds 9 to 14 are there when they are not empty, and only then the version is 2 (9, 10),
-3 (11), 4 (12), 5 (13) or 6: older nodes read the rest.
+Kinds: 1 numbers · 2 topics · 3 queues · 4 consumer groups · 5 consumption · 6 producer streams · 7 message
+ids ·
+8 checksums of the blocks of queue units, from the block with the queue's begin on (queue_sums.py) · 9
+retention of topics · 10 messages lost by consumer groups · 11 members and owners of queue-exclusive consumer
+groups (membership_shard.py) · 12 mode of the broker group, while it is drained or removed · 13 parked
+messages · 14 topics that keep unread messages. Everything is sorted by its key. Message ids keep the order in
+which they were applied, which is the same on all nodes. Kinds 9 to 14 are optional: they are present only if
+not empty. The version is that of the highest kind present: 2 (9, 10), 3 (11), 4 (12), 5 (13), 6 (14), else 1.
+Older nodes can read lower versions.
 
-A checkpoint at an index says also that the ConsumeQueue files hold everything up to the queue ends in it, durably: who
-writes it syncs them first (checkpoint/store.py). So recovery replays the log from index + 1, and nothing else.
+A checkpoint at an index also states that the ConsumeQueue files durably hold all units up to the queue ends
+in it: the writer syncs them first (checkpoint/store.py). Recovery therefore replays the log from index + 1
+only.
 Owns: the bytes.   Must not: touch files.
 """
 
@@ -84,7 +88,7 @@ class Shard(IntEnum):
     KEEP_UNREAD = 14
 
 
-#: Shards that need not be there, and the version that has them.
+#: Optional shards, and the format version that introduced each.
 _OPTIONAL: Final = {
     Shard.TOPIC_RETENTION: 2,
     Shard.LOST: 2,
@@ -97,25 +101,26 @@ _OPTIONAL: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The state at one index: shallow copies of values that never change. Encode it in a thread."""
+    """State at one index: shallow copies of immutable values. It can be encoded in a thread."""
 
-    index: int
-    term: int
-    timestamp: int
-    numbers: tuple[int, int, int, int, int, int]  # next ids, log start, feature level, evicted early
+    index: int  # of the last applied entry
+    term: int  # of that entry
+    timestamp: int  # log time (ms) of that entry
+    # next topic id, next consumer group id, log start (index, physical offset), feature level, evicted early
+    numbers: tuple[int, int, int, int, int, int]
     topics: tuple[Topic, ...]
     groups: tuple[ConsumerGroup, ...]
     queues: list[tuple[int, int, int, int]]  # topic id, queue id, begin, end
     consumption: dict[ConsumptionKey, Consumption]
     streams: dict[StreamKey, Stream]
-    generations: list[Generation]
+    generations: list[Generation]  # oldest first
     sums: dict[QueueKey, tuple[int, bytes, int]]  # arguments of QueueSums
-    memberships: dict[int, GroupMembership]
-    mode: tuple[int, int]  # of the broker group, and since when
+    memberships: dict[int, GroupMembership]  # by consumer group id
+    mode: tuple[int, int]  # mode of the broker group, log time (ms) of its last change
 
 
 def take_snapshot(state: BrokerState) -> Snapshot:
-    """Copy the state, in the time that a few shallow copies take."""
+    """Return a snapshot of the state, made by shallow copies."""
     numbers = (
         state.topics.next_id, state.groups.next_id, state.log_start_index, state.log_start_offset,
         state.feature_level, state.message_ids.evicted_early,
@@ -138,7 +143,7 @@ def take_snapshot(state: BrokerState) -> Snapshot:
 
 
 def restore_state(snapshot: Snapshot) -> BrokerState:
-    """Build a state from a decoded snapshot. Attach its queue files before it is used."""
+    """Return the state of a decoded snapshot. Attach its queue files before use."""
     state = BrokerState()
     state.applied_index, state.applied_term = snapshot.index, snapshot.term
     state.timestamp = snapshot.timestamp
@@ -165,9 +170,10 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
     return state
 
 
-# --- encoding ---------------------------------------------------------------------------------------------------
+# --- encoding
+# ---------------------------------------------------------------------------------------------------
 def encode_snapshot(snapshot: Snapshot) -> Iterator[bytes]:
-    """Yield the checkpoint's bytes in pieces, each complete shards. The pieces joined are the file."""
+    """Yield the bytes of the checkpoint: the header, one piece per shard, the manifest."""
     optional = {kind: _ENCODERS[kind](snapshot) for kind in _OPTIONAL}
     wanted = [kind for kind in _ENCODERS if optional.get(kind) != b""]
     version = max((_OPTIONAL[kind] for kind, payload in optional.items() if payload), default=1)
@@ -298,9 +304,10 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
 }
 
 
-# --- decoding ---------------------------------------------------------------------------------------------------
+# --- decoding
+# ---------------------------------------------------------------------------------------------------
 def decode_snapshot(raw: bytes, path: str) -> Snapshot:
-    """Read a checkpoint. `path` is for the error. Raises: CheckpointError, CheckpointVersionError."""
+    """Decode a checkpoint. `path` appears in errors. Raises: CheckpointError, CheckpointVersionError."""
     if len(raw) < _HEADER.size + _END.size or raw[:4] != MAGIC:
         raise CheckpointError(path, "this is not a checkpoint, or it is cut short")
     _, version, index, term, timestamp = _HEADER.unpack_from(raw)

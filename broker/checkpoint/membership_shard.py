@@ -1,13 +1,13 @@
-"""Members and owners of queue-exclusive groups as a shard of a checkpoint.
+"""Checkpoint shard with the members and queue owners of queue-exclusive consumer groups.
 
-Little-endian; groups, members and owners sorted by their keys; texts as in commands:
+Little-endian. Consumer groups, members and owners are sorted by their keys. Texts are encoded as in commands:
 
-    group     u32 group id · u32 members · u32 owners
+    group     u32 consumer group id · u32 members · u32 owners
     member    u64 joined · i64 joined at (ms) · u32 session timeout · u32 release (ms) · u16 topics ·
               texts: name, allocation, zone, filter, topics
-    owner     u32 topic id · u32 queue id · u64 epoch · u32 place of the member, or all ones: nobody
+    owner     u32 topic id · u32 queue id · u64 epoch · u32 index of the member, or all ones: no owner
 
-Owns: these bytes.   Must not: judge them; the checksums of the checkpoint did.
+Owns: these bytes.   Must not: verify them; the checksums of the checkpoint do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OWNER: Final = struct.Struct("<IIQI")
 
 
 def encode_memberships(groups: Mapping[int, GroupMembership]) -> bytes:
-    """Return the shard; empty when no group has members."""
+    """Return the shard; empty if no consumer group has members."""
     out = []
     for group_id, group in sorted(groups.items()):
         out.append(_GROUP.pack(group_id, len(group.members), len(group.owners)))
@@ -50,7 +50,7 @@ def encode_memberships(groups: Mapping[int, GroupMembership]) -> bytes:
 
 
 def decode_memberships(raw: bytes) -> Iterator[tuple[int, GroupMembership]]:
-    """Yield (group id, membership). Raises: struct.error, ValueError."""
+    """Yield (consumer group id, membership). Raises: struct.error, ValueError."""
     position = 0
     while position < len(raw):
         group_id, member_count, owner_count = _GROUP.unpack_from(raw, position)

@@ -1,10 +1,10 @@
-"""Keeps the files of the ConsumeQueues right: reads them all, slowly, over and over, and rebuilds what is damaged.
+"""Scrubber of the ConsumeQueue files: reads all of them slowly and repeatedly, and rebuilds damaged blocks.
 
-A queue file is derived from the log: the units of a damaged block are made again from the entries that hold the
-queue's sections, and written only when they have the checksum that the state keeps for that block.
+A queue file is derived from the log. The units of a damaged block are rebuilt from the entries that hold the
+queue's sections, and written only if they match the checksum that the state keeps for that block.
 
-Owns: the pass that is under way, the rebuilds.   Must not: believe a file, or write one itself (`rewrite` does, in the
-one thread that may). A block that cannot be rebuilt ends the node, as before: its records would not be found.
+Owns: the current pass, the rebuilds.   Must not: trust a file, or write one itself (`rewrite` does, in the
+one thread that may). A block that cannot be rebuilt stops the node, because its records could not be found.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ Block = tuple[tuple[int, int], int]  # queue key, block number
 
 
 class QueueCheck:
-    """Use: `start()`, `await stop()`; `await rebuilt(error)` when a reader met damage. Event-loop thread."""
+    """Scrubber. Call `start()`, `await stop()`, and `await rebuilt(error)` for damage that a reader found.
+
+    Runs on the event-loop thread.
+    """
 
     def __init__(
         self,
@@ -72,40 +75,41 @@ class QueueCheck:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to read, if that is wanted."""
+        """Start scrubbing, if the plan enables it."""
         if self._plan.is_on:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Read and rebuild no further."""
+        """Cancel scrubbing and rebuilds."""
         tasks = [*self._rebuilds.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def report(self, error: ConsumeQueueError) -> None:
-        """Begin to rebuild what a reader found damaged."""
+        """Start the rebuild of a block that a reader found damaged."""
         if error.block is None:
             self._on_failed(str(error))
         else:
             self._begin(error.block, error)
 
     async def rebuilt(self, error: ConsumeQueueError) -> bool:
-        """Wait for the rebuild of what a reader found damaged; return whether it can read again."""
+        """Wait for the rebuild of a block that a reader found damaged; return whether it is readable."""
         if error.block is None:
             return False
         return await asyncio.shield(self._begin(error.block, error))
 
-    # --- looking -----------------------------------------------------------------------------------------------
+    # --- scrubbing
+    # ---------------------------------------------------------------------------------------------
     async def _run(self) -> None:
         while True:
-            while self._replica.rebuild is not None:  # noqa: ASYNC110 (after a reset the files are being made)
+            while self._replica.rebuild is not None:  # noqa: ASYNC110 (the files are being rebuilt)
                 await asyncio.sleep(_REBUILD_POLL)
             begin = time.monotonic()
             for key in [queue.key for queue in self._replica.state.queues]:
                 try:
                     await self._check_queue(key)
-                except Exception:  # nobody awaits this task: the others are still to be checked
+                except Exception:  # no caller sees it, and the other queues must still be checked
                     logger.exception("queue not checked, the next pass follows topic=%d queue=%d", *key)
             await asyncio.sleep(self._plan.wait_s(time.monotonic() - begin))
 
@@ -124,7 +128,7 @@ class QueueCheck:
             await asyncio.sleep(self._plan.pause_s(read, time.monotonic() - begin, log_bytes))
 
     async def _check_block(self, queue: ConsumeQueue, block: int) -> int:
-        """Verify a block as it stands in its file; return how many bytes were read."""
+        """Verify a block in its file; return the number of bytes read."""
         want = min(queue.written - block * BLOCK_UNITS, BLOCK_UNITS)
         read = ColdRead(queue.key, queue.folder, block, want)
         try:
@@ -138,7 +142,7 @@ class QueueCheck:
             self._replica.state.queues.get(*queue.key) is not queue
             or (block + 1) * BLOCK_UNITS <= queue.begin
         ):
-            return len(raw)  # deleted in between
+            return len(raw)  # deleted meanwhile
         if len(raw) == want * UNIT_SIZE and (
             block * BLOCK_UNITS + want < min(queue.tail_start, (block + 1) * BLOCK_UNITS)
             or queue.is_right(block, raw)
@@ -148,7 +152,8 @@ class QueueCheck:
         await asyncio.shield(self._begin((queue.key, block), damage))
         return len(raw)
 
-    # --- rebuilding --------------------------------------------------------------------------------------------
+    # --- rebuilding
+    # --------------------------------------------------------------------------------------------
     def _begin(self, block: Block, error: ConsumeQueueError) -> asyncio.Task[bool]:
         task = self._rebuilds.get(block)
         if task is None:
@@ -169,14 +174,14 @@ class QueueCheck:
         start = stop = block[1] * BLOCK_UNITS
         units: np.ndarray | None = None
         while stop < min(start + BLOCK_UNITS, queue.tail_start) or units is None:
-            stop = min(start + BLOCK_UNITS, queue.written)  # more may be written out meanwhile
+            stop = min(start + BLOCK_UNITS, queue.written)  # may grow during the rebuild
             try:
                 units, known_from = await self._units_from_log(queue, start, stop)
             except LogCompactedError:
                 units = None
             if units is None:
                 break
-        if units is not None and start < known_from:  # as in a rebuild of all (rebuild.py)
+        if units is not None and start < known_from:  # as in a full rebuild (rebuild.py)
             behind = min(start + BLOCK_UNITS, queue.end) - known_from
             unit = bridging_unit(queue.error_of(block[1], units.tobytes()), behind)
             units[known_from - 1 - start] = np.frombuffer(unit, UNIT_DTYPE)[0]
@@ -196,9 +201,10 @@ class QueueCheck:
     async def _units_from_log(
         self, queue: ConsumeQueue, start: int, stop: int
     ) -> tuple[np.ndarray | None, int]:
-        """Make units [start, stop) again from the entries that hold them; return from which one on they are known.
+        """Rebuild units [start, stop) from their entries; return them and the offset of the first known unit.
 
-        Those below it are zeros: retention took their entries. None: others are not in the log, either.
+        Units below that offset are zeros, because retention deleted their entries. None: units that are still
+        needed are missing from the log.
         """
         units = np.zeros(stop - start, UNIT_DTYPE)
         known_from, done = stop, start
@@ -236,12 +242,15 @@ class QueueCheck:
         return None if is_lost else units, known_from
 
     async def _first_entry(self, queue: ConsumeQueue, start: int) -> LogIndex:
-        """Return an entry that is not behind the one of unit `start`: the unit in front tells its segment."""
+        """Return the index of an entry at or before that of unit `start`.
+
+        It is the first one of the segment that holds the preceding unit's record.
+        """
         first = self._log.first_index
         if start <= queue.begin:
             return first
         try:
-            # One whose block is damaged, too, is waited for: what follows it then begins to look where it stands.
+            # If that unit's block is damaged, too, this waits for its rebuild.
             unit = await self._replica.units(*queue.key, start - 1, 1)
         except BrokerError:
             return first

@@ -1,8 +1,10 @@
-"""Writes checkpoints in the background: every 256 MiB of log or 60 s, and at a clean stop (D12).
+"""Background writer of checkpoints: every 256 MiB of log or 60 s, and at a clean stop (D12).
 
-Owns: one worker thread, which alone writes queue files and checkpoints. Must not: let a checkpoint run ahead of this
-node's durable log: a leader may apply what only its followers have on disk. Must not: write one when the node has faulted:
-its state may stop in the middle of an entry, and after a failed flush the next one would say that all is well (P15).
+Owns: one worker thread, the only one that writes queue files and checkpoints.
+Must not: let a checkpoint run ahead of this node's durable log. A leader may apply entries that only its
+followers have on disk.
+Must not: write a checkpoint after a fault of the node. Its state may stop in the middle of an entry, and
+after a failed flush the next one would report success (P15).
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 BYTES_BETWEEN: Final = 256 << 20
 SECONDS_BETWEEN: Final = 60.0
-#: Units (20 bytes each) that may wait in memory for the next checkpoint.
+#: Maximum of units (20 bytes each) that wait in memory for the next checkpoint.
 UNITS_IN_MEMORY: Final = 50_000
 _LOOK_INTERVAL: Final = 1.0
 _DURABLE_POLL: Final = 0.05
 
 
 class Checkpointing:
-    """Use: `start()` when the Raft node runs, `on_effects` after each entry, `await stop()`.
+    """Checkpoint schedule.
 
-    `floor`: log entries below it may be deleted.
+    Call `start()` when the Raft node runs, `on_effects` after each entry, and `await stop()` at the end.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Checkpointing:
         on_failed: Callable[[str], None],
         fault: Callable[[], str | None],
     ) -> None:
-        """`on_failed`: a flush failed, so this node must stop (P15). `fault`: why it does, None while it is well."""
+        """`on_failed`: a flush failed, so the node must stop (P15). `fault`: reason of the stop, or None."""
         self._on_failed = on_failed
         self._fault = fault
         self._replica = replica
@@ -59,17 +61,19 @@ class Checkpointing:
         self._log_end = log_end
         self._worker = ThreadPoolExecutor(1, "checkpoint")
         self._task: asyncio.Task[None] | None = None
-        self._writing = asyncio.Lock()
-        self._wanted = False
-        self._last_index = 0
-        self._last_end = 0
-        self._last_time = 0.0
+        self._writing = asyncio.Lock()  # held during any write of queue files or checkpoints
+        self._wanted = False  # write a checkpoint at the next look
+        self._last_index = 0  # of the newest checkpoint
+        self._last_end = 0  # end offset of the log at the last attempt
+        self._last_time = 0.0  # monotonic seconds of the last attempt
+        #: Log entries below this index may be deleted.
         self.floor = 0
-        # Queue files that an entry (its index) made useless: a kept checkpoint before that entry still counts on them.
+        # (entry index, removal) of queue files that an entry made obsolete. A kept checkpoint before that
+        # entry still needs them.
         self._useless: list[tuple[int, Callable[[], list[Path]]]] = []
 
     def start(self) -> None:
-        """Begin to write checkpoints."""
+        """Start writing checkpoints."""
         self._last_index = self._replica.state.applied_index
         self._last_end, self._last_time = self._log_end(), time.monotonic()
         self.floor = self._store.kept_index + 1
@@ -82,7 +86,7 @@ class Checkpointing:
         return self._task is not None
 
     async def stop(self) -> None:
-        """Write a last checkpoint, so that the next start has little to replay, and end the worker."""
+        """Write a last checkpoint, so that the next start replays little, and stop the worker."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -95,11 +99,11 @@ class Checkpointing:
             await asyncio.sleep(_LOOK_INTERVAL)
             try:
                 await self._look()
-            except Exception:  # a defect: yet a log that no checkpoint lets go of would be worse
+            except Exception:  # a bug; without checkpoints the log could never be deleted
                 logger.exception("checkpoint failed, the next try follows")
 
     async def _look(self) -> None:
-        """Write what is due."""
+        """Write a checkpoint if it is due, else only queue units if there are many."""
         grown = self._log_end() - self._last_end >= BYTES_BETWEEN
         rebuilt = self._store.rebuilding and self._replica.rebuild is None
         if self._wanted or rebuilt or grown or time.monotonic() - self._last_time >= SECONDS_BETWEEN:
@@ -110,19 +114,19 @@ class Checkpointing:
                 await self._write_units()
 
     async def write_now(self) -> int:
-        """Write a checkpoint unless nothing was applied since the last one; return the index of the newest."""
+        """Write a checkpoint unless the state is unchanged; return the index of the newest one."""
         async with self._writing:
             await self._checkpoint_if_changed()
         return self._last_index
 
     async def rewrite(self, run: UnwrittenRun) -> None:
-        """Write units of a damaged block again, durably. Raises: OSError."""
+        """Write the units of a damaged block again, durably. Raises: OSError, StorageFailedError."""
         async with self._writing:
             await self._in_worker(self._store.files.write, [run])
             await self._in_worker(self._store.files.sync)
 
     async def _write_units(self) -> None:
-        """Write queue units before the next checkpoint does when they take memory. Not durable, not counted on."""
+        """Write queue units ahead of the next checkpoint to save memory. They are not durable until then."""
         runs = self._replica.state.queues.unwritten()
         if sum(len(run.units) for run in runs) < UNITS_IN_MEMORY:
             return
@@ -137,12 +141,12 @@ class Checkpointing:
         state = self._replica.state
         self._last_end, self._last_time = self._log_end(), time.monotonic()
         if self._fault() is not None or self._replica.rebuild is not None:
-            return  # while it is rebuilt, the checkpoint that the leader sent is the newest there can be
+            return  # during a rebuild, the received checkpoint is the newest possible one
         if state.applied_index == self._last_index and not self._store.rebuilding:
             return
         job = begin_checkpoint(state)
         while self._durable_index() < job.snapshot.index:
-            await asyncio.sleep(_DURABLE_POLL)  # the flusher tells nobody else
+            await asyncio.sleep(_DURABLE_POLL)  # the flusher has no notification for this
             if self._fault() is not None:
                 return
         try:
@@ -164,26 +168,26 @@ class Checkpointing:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call, *arguments)
 
     def on_effects(self, effects: Effects) -> None:
-        """Note which queue files an entry made useless."""
+        """Record the queue files that an entry made obsolete."""
         files = self._store.files
         for topic in effects.deleted_topics:
             self._useless.append((effects.index, partial(files.remove_topic, topic.folder)))
         if effects.log_start is not None:
-            self._wanted = True  # segments go as far as the older checkpoint reaches
+            self._wanted = True  # segments are deleted only up to the older checkpoint
         for key in effects.trimmed:
             queue = self._replica.state.queues.get(*key)
             if queue is not None:
                 self._useless.append((effects.index, partial(files.remove_below, [bounds_of(queue)])))
 
     def _trim_again(self) -> None:
-        """Of what retention hid before this start, files may be left: forgotten by a stop, or by a crash while they went."""
+        """Schedule the removal of queue files below the begins that an earlier run left behind."""
         state = self._replica.state
         begun = [bounds_of(queue) for queue in state.queues if queue.begin]
         if begun:
             self._useless.append((state.applied_index, partial(self._store.files.remove_below, begun)))
 
     async def _remove_useless(self) -> None:
-        """Delete the files that no kept checkpoint counts on any more."""
+        """Delete the obsolete files that no kept checkpoint needs."""
         while self._useless and self._useless[0][0] < self.floor:
             _, remove = self._useless.pop(0)
             try:

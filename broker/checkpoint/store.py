@@ -1,15 +1,15 @@
-"""Checkpoint files of a node: `checkpoint/<20-digit index>`, the last two (D12).
+"""Store of a node's last two checkpoint files: `checkpoint/<20-digit index>` (D12).
 
     job = begin_checkpoint(state)                 # on the loop; cheap
     await to_thread(store.run, job)               # writes queues, syncs them, writes the checkpoint
     finish_checkpoint(state, job)                 # on the loop
 
-The record `rebuild` says that queue files are not whole: after a reset (D8) the received checkpoint comes before them, and
-at a start some may be missing or cut short. They are made again from the log (rebuild.py), and the record goes with the
-first checkpoint that is written when they are whole.
+The record file `rebuild` marks incomplete queue files: after a reset (D8) the received checkpoint precedes
+them, and at start some may be missing or cut short. They are rebuilt from the log (rebuild.py). The first
+checkpoint written after that removes the record.
 
-A checkpoint has its name only when it is complete and durable. `kept_index` is the older of the two: retention never goes beyond
-it, so a node can always start from either.
+A checkpoint gets its name only once it is complete and durable. `kept_index` is the index of the older one:
+retention never goes beyond it, so a node can start from either.
 Owns: the names and their order.   Must not: know the contents (checkpoint/layout.py).
 """
 
@@ -39,7 +39,7 @@ from .layout import Snapshot, decode_snapshot, encode_snapshot, restore_state, t
 _log = logging.getLogger(__name__)
 _KEPT: Final = 2
 _PARTIAL: Final = ".part"
-#: Given back when the disk is full: retention must be able to run, and it needs a new checkpoint first.
+#: Placeholder file, deleted when the disk is full: retention needs a new checkpoint before it can free space.
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
 _REBUILD: Final = "rebuild"
@@ -47,40 +47,42 @@ _REBUILD_VERSION: Final = (
     2  # of files that were lost: a former build expects those of a reset, with their leading units
 )
 _RESET_VERSION: Final = 1
-#: Added to the name of a checkpoint that cannot be used, when the node starts without it.
+#: Suffix of an unusable checkpoint, added when the node starts without it.
 _DAMAGED: Final = ".damaged"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointJob:
-    """What a thread needs to write a checkpoint: nothing in it changes."""
+    """Immutable input of a thread that writes a checkpoint."""
 
     snapshot: Snapshot
-    runs: list[UnwrittenRun]
+    runs: list[UnwrittenRun]  # units up to the queue ends of the snapshot that are not in files
 
 
 def begin_checkpoint(state: BrokerState) -> CheckpointJob:
-    """Take what must be written; both parts at the same index."""
+    """Return the data to write. Both parts are of the same index."""
     return CheckpointJob(take_snapshot(state), state.queues.unwritten())
 
 
 def finish_checkpoint(state: BrokerState, job: CheckpointJob) -> None:
-    """Tell the queues that their units are in files."""
+    """Mark the units of the job as written."""
     state.queues.mark_written(job.runs)
 
 
 class CheckpointStore:
-    """The folder `checkpoint/`. `run` belongs to the background worker that also writes the queue files."""
+    """Folder `checkpoint/`. Only the background worker that also writes the queue files calls `run`."""
 
     def __init__(self, filesystem: FileSystem, folder: Path, files: ConsumeQueueFiles) -> None:
         self._filesystem = filesystem
         self._folder = folder
         self._files = files
-        #: After `load`: the queues that must be made from the log before the state serves, unless it is whole at once.
+        #: After `load`: rebuild that must be whole before the state may serve; None: the queue files are
+        #: whole.
         self.rebuild: QueueRebuild | None = None
-        #: The log must hold the entries up to this one: its queues were lost, the state was not received.
+        #: After a loss of queue files: the log must hold the entries up to this index. 0 otherwise, even
+        #: after a reset.
         self.counts_on_log_to = 0
-        #: True until a checkpoint counts on the rebuilt queue files. Nothing of the log may be deleted before.
+        #: True until a checkpoint covers the rebuilt queue files. The log must not be deleted before.
         self.rebuilding = False
 
     @property
@@ -90,7 +92,7 @@ class CheckpointStore:
 
     @property
     def kept_index(self) -> int:
-        """Index of the oldest checkpoint kept; 0 when there is none. Log entries up to it may be deleted."""
+        """Index of the oldest kept checkpoint; 0: none, or a rebuild. Log entries up to it may be deleted."""
         if self.rebuilding:
             return 0
         indexes = self.indexes
@@ -98,18 +100,19 @@ class CheckpointStore:
 
     @property
     def indexes(self) -> list[int]:
-        """Indexes of the checkpoints kept, ascending."""
+        """Indexes of the kept checkpoints, ascending."""
         return [int(name) for name in self._filesystem.list_directory(self._folder) if name.isdecimal()]
 
     def path(self, index: int) -> Path:
-        """Return the file of the checkpoint at an index."""
+        """Return the path of the checkpoint at an index."""
         return self._folder / f"{index:020d}"
 
     # --- writing --------------------------------------------------------------------------------------------
     def run(self, job: CheckpointJob) -> int:
-        """Make queues and state durable; return the bytes of the checkpoint. Raises: OSError (nothing is lost).
+        """Make queues and state durable; return the size of the checkpoint in bytes.
 
-        On a full disk the reserve and all checkpoints but the newest make room.
+        On a full disk, the reserve and all checkpoints but the newest are deleted to make room.
+        Raises: OSError (nothing is lost), StorageFailedError.
         """
         try:
             size = self._run(job)
@@ -140,7 +143,7 @@ class CheckpointStore:
                 self._filesystem.unlink(self._folder / name)
 
     def _keep_reserve(self) -> None:
-        """Take the reserve space unless it is taken. Without room there is none: that is no error."""
+        """Create the reserve file unless it exists. A disk without room for it is not an error."""
         path = self._folder / _RESERVE
         if self._filesystem.exists(path):
             return
@@ -156,7 +159,7 @@ class CheckpointStore:
             file.close()
 
     def _write(self, index: int, pieces: Iterable[bytes]) -> int:
-        """Write one file: under another name, synced, then renamed."""
+        """Write one file under a temporary name, sync it, then rename it; return its size."""
         self._filesystem.make_directory(self._folder)
         path = self.path(index)
         partial = path.with_name(path.name + _PARTIAL)
@@ -178,10 +181,11 @@ class CheckpointStore:
 
     # --- start ----------------------------------------------------------------------------------------------
     def load(self) -> BrokerState:
-        """Return the state to start with: the newest usable checkpoint, else an empty state; queue files attached.
+        """Return the newest usable state, or an empty one, with its queue files attached.
 
-        Replay the log from `applied_index` + 1, or `rebuild.applied_index` + 1. Raises: CheckpointVersionError,
-        CheckpointError (none is usable, and the log does not go back to its first entry), OSError.
+        Replay the log from `applied_index` + 1, or from `rebuild.applied_index` + 1.
+        Raises: CheckpointVersionError, CheckpointError (no checkpoint is usable, and the log does not go back
+        to its first entry), OSError.
         """
         first_index = self._log_first_index()
         state = self._load_newest(first_index)
@@ -195,9 +199,9 @@ class CheckpointStore:
         return state
 
     def _log_first_index(self) -> int:
-        """Return the first entry that retention left of the log beside this folder."""
+        """Return the index of the first entry that retention left in this node's log."""
         path = LogFolders(self._folder.parent).manifest
-        if not self._filesystem.exists(path):  # without a log, nothing of it was deleted
+        if not self._filesystem.exists(path):  # no log yet, so nothing was deleted
             return 1
         return read_manifest(self._filesystem, path, str(self._folder.parent)).first_index
 
@@ -239,9 +243,10 @@ class CheckpointStore:
         pieces: Callable[[], Iterator[bytes]],
         leading: Callable[[Snapshot], Iterator[UnwrittenRun]],
     ) -> None:
-        """Replace everything by a received checkpoint and the `leading` units of its queues, durably. Repeatable.
+        """Durably replace all files by a received checkpoint and the `leading` units of its queues.
 
-        The rest of the queues is made from the log behind entry `base_index`. Raises: CheckpointError, OSError.
+        Idempotent. The other units are rebuilt from the log after entry `base_index`.
+        Raises: CheckpointError, OSError.
         """
         for name in self._filesystem.list_directory(self._folder):
             if name != _RESERVE:
@@ -255,9 +260,12 @@ class CheckpointStore:
         self._files.write(leading(decode_snapshot(self._read(path), str(path))))
         self._files.sync()
 
-    # --- queue files that are not whole ---------------------------------------------------------------------
+    # --- incomplete queue files -----------------------------------------------------------------------------
     def _begin_rebuild(self, state: BrokerState, first_index: int) -> None:
-        """See whether queue files of the loaded state must be made first. Raises: CheckpointError, OSError."""
+        """Set `rebuild` if queue files of the loaded state are incomplete.
+
+        Raises: CheckpointVersionError, CheckpointError, OSError.
+        """
         noted = self._rebuild_record()
         if noted is not None:
             self.rebuilding = True
@@ -273,12 +281,13 @@ class CheckpointStore:
                 else:
                     self.rebuild = self._rebuild_received(state, base_index)
                 return
-            self._end_rebuild()  # a checkpoint was written since, so the queue files were whole
+            self._end_rebuild()  # a later checkpoint exists, so the queue files were whole
         damage = {queue.key: error for queue in state.queues if (error := self._files.damage(queue))}
         if damage:
             first = next(iter(damage.values()))
             _log.warning(
-                "queue files missing or cut short, making them again from the log queues=%d first_path=%s reason=%r",
+                "queue files missing or cut short, making them again from the log"
+                " queues=%d first_path=%s reason=%r",
                 len(damage), first.path, first.reason,
             )  # fmt: skip
             fields = {"state_index": state.applied_index}
@@ -293,7 +302,7 @@ class CheckpointStore:
         self.rebuild = QueueRebuild(state, first_index - 1, None, keys)
 
     def _rebuild_record(self) -> tuple[int, int | None] | None:
-        """Return of which state the queues are being made, and, after a reset, behind which entry; None: they are not."""
+        """Return (index of the state, base index after a reset or None) of a pending rebuild; None: none."""
         path = self._folder / _REBUILD
         try:
             fields = read_record(self._filesystem, path, "rebuild", _REBUILD_VERSION)
@@ -316,10 +325,7 @@ class CheckpointStore:
             return QueueRebuild(state, base_index, None)
 
     def _leading_units(self, queue: ConsumeQueue) -> bytes:
-        """Return the units of a queue's first block before its begin: they came with the state.
-
-        Raises: ConsumeQueueError.
-        """
+        """Return the received units of a queue's first block before its begin. Raises: ConsumeQueueError."""
         block, count = divmod(queue.begin, BLOCK_UNITS)
         if not count:
             return b""
@@ -336,12 +342,12 @@ class CheckpointStore:
 
 
 def _lost(failure: CheckpointError | None, folder: Path, first_index: int) -> CheckpointError:
-    """Return the error of a node without a usable checkpoint whose log does not go back to the first entry."""
+    """Return the error for a node without a usable checkpoint whose log does not reach back to entry 1."""
     return CheckpointError(
         failure.path if failure is not None else str(folder),
-        f"{failure.reason + ', and no other checkpoint is usable' if failure is not None else 'there is no checkpoint'}. The"
-        f" log begins at entry {first_index}, so topics, offsets and leases cannot be made again from it; nothing was"
-        " changed. Put the folder `checkpoint` back if it was moved; else let the other nodes send everything: ledgermq"
-        " broker --rejoin. A broker group of one node has only its dumps and backups; its messages can still be read: "
-        f"ledgermq dump --data {folder.parent} DIR",
+        f"{failure.reason + ', and no other checkpoint is usable' if failure is not None else 'there is no checkpoint'}"
+        f". The log begins at entry {first_index}, so topics, offsets and leases cannot be made again from it;"
+        " nothing was changed. Put the folder `checkpoint` back if it was moved; else let the other nodes"
+        " send everything: ledgermq broker --rejoin. A broker group of one node has only its dumps and"
+        f" backups; its messages can still be read: ledgermq dump --data {folder.parent} DIR",
     )

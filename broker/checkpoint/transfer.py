@@ -1,14 +1,16 @@
-"""The state of a broker on its way to a follower that is being reset (D8; ledgermq.raft.reset.state_transfer).
+"""Transfer of a broker's state to a follower that is being reset (D8; ledgermq.raft.reset.state_transfer).
 
-What travels, little-endian:
+Format, little-endian:
 
     head      "LMQT" · u32 version · u64 size of the checkpoint · u32 count of leading blocks
     state     a checkpoint file, as it is (checkpoint/layout.py)
-    leading   per queue whose begin is inside a block: u32 topic id · u32 queue id · u64 first unit · u32 count · u32 0,
-              and the units of that block before the begin: its checksum covers them, the log need not hold them
+    leading   per queue whose begin is inside a block: u32 topic id · u32 queue id · u64 first unit · u32
+    count ·
+              u32 0, and the units of that block before the begin: its checksum covers them, but the log may
+              not have them
 
-The queues themselves do not travel: the follower makes them from the log (rebuild.py).
-Owns: these bytes. Must not: hold a whole state in memory while it sends.
+The queues themselves are not transferred: the follower rebuilds them from the log (rebuild.py).
+Owns: these bytes.   Must not: hold a whole state in memory while sending.
 """
 
 from __future__ import annotations
@@ -46,20 +48,20 @@ _LEADING: Final = struct.Struct("<IIQII")
 class _Leading:
     """Units of a queue's first block before its begin."""
 
-    key: tuple[int, int]
+    key: tuple[int, int]  # topic id, queue id
     folder: str
-    block: int
-    count: int
+    block: int  # number of the block in its queue
+    count: int  # number of units before the begin
 
 
 class OutgoingCheckpoint:
-    """One state that is being sent; the open file stays readable when a newer checkpoint replaces it."""
+    """A state that is being sent. The open file stays readable when a newer checkpoint replaces it."""
 
     def __init__(
         self, index: int, log_start: int, file: File, leading: list[_Leading], store: CheckpointStore
     ) -> None:
         self.index = LogIndex(index)
-        self.log_start = LogIndex(log_start)  # the first entry that its queues count on
+        self.log_start = LogIndex(log_start)  # first entry that its queues need
         self._file = file
         self._file_size = file.size()
         self._leading = leading
@@ -109,16 +111,16 @@ class BrokerStateTransfer:
 
     # --- leader ---------------------------------------------------------------------------------------------
     async def open(self, first_index: LogIndex) -> OutgoingCheckpoint:
-        """Return a checkpoint of now. Raises: StateTransferError."""
+        """Return a checkpoint of the current state. Raises: StateTransferError."""
         if not self._checkpointing.is_running:
             raise StateTransferError("this node is still starting")
-        if self._replica.rebuild is not None:  # units that are missing have zeros in their place until then
+        if self._replica.rebuild is not None:  # missing units read as zeros until it is done
             raise StateTransferError("this node makes its queues again")
         applied = self._replica.state.applied_index
         index = await self._checkpointing.write_now()
         if index < applied:
             raise StateTransferError("the checkpoint to send could not be written; its log says why")
-        if self._store.rebuilding:  # the newest checkpoint does not stand for the new units yet
+        if self._store.rebuilding:  # the newest checkpoint does not cover the rebuilt units yet
             raise StateTransferError(
                 "no checkpoint was written yet since this node has made its queues again"
             )
@@ -130,26 +132,29 @@ class BrokerStateTransfer:
     # --- follower -------------------------------------------------------------------------------------------
     @property
     def needs_entries_to(self) -> LogIndex:
-        """The received state is whole from this entry on; 0 when nothing is missing."""
+        """Index of the entry from which on the state is whole; 0: it is whole."""
         rebuild = self._replica.rebuild
         return LogIndex(rebuild.target if rebuild is not None else 0)
 
     @property
     def counts_on_log_to(self) -> LogIndex:
-        """After the loss of queue files: the log has all that the state has. After a reset it may not have it yet."""
+        """Index up to which the log must hold entries after a loss of queue files; 0 otherwise.
+
+        After a reset, the log need not have them yet.
+        """
         return LogIndex(self._store.counts_on_log_to)
 
     def install(self, staged: Path, plan: ResetPlan) -> None:
-        """Replace checkpoints and queue files by what came. Raises: CheckpointError, OSError."""
+        """Replace checkpoints and queue files by the received state. Raises: CheckpointError, OSError."""
         install_state(self._filesystem, self._store, staged, plan.state_index, plan.base_index)
 
 
 def open_state(
     filesystem: FileSystem, store: CheckpointStore, index: int, first_index: int
 ) -> OutgoingCheckpoint:
-    """Return the checkpoint of an index as it travels, for a log that begins at `first_index`. Blocks.
+    """Return the checkpoint of an index for sending, with a log that begins at `first_index`. Blocks.
 
-    Raises: CheckpointError, StateTransferError (it counts on entries before that), OSError.
+    Raises: CheckpointError, StateTransferError (the state needs entries before that), OSError.
     """
     path = store.path(index)
     file = filesystem.open(path, writable=False)
@@ -167,7 +172,7 @@ def open_state(
 
 
 def staged_snapshot(filesystem: FileSystem, staged: Path) -> Snapshot:
-    """Return the state in a file as it travels. Raises: CheckpointError, OSError."""
+    """Return the state in a transferred file. Raises: CheckpointError, OSError."""
     file = filesystem.open(staged, writable=False)
     try:
         size, _ = _head(file, staged)
@@ -192,9 +197,10 @@ def _head(file: File, staged: Path) -> tuple[int, int]:
 def install_state(
     filesystem: FileSystem, store: CheckpointStore, staged: Path, index: int, base_index: int
 ) -> None:
-    """Replace checkpoints and queue files by the state in a file. Repeatable. Raises: CheckpointError, OSError.
+    """Replace checkpoints and queue files by the state in a file. Idempotent.
 
-    It is that after entry `index`; the log that comes with it begins behind entry `base_index`.
+    Raises: CheckpointError, OSError.
+    `index`: last entry in the state. The log that belongs to it begins after entry `base_index`.
     """
     file = filesystem.open(staged, writable=False)
     try:
@@ -227,7 +233,7 @@ def _copied(file: File, start: int, size: int) -> Callable[[], Iterator[bytes]]:
 
 
 def _runs(file: File, staged: str, position: int, count: int, snapshot: Snapshot) -> Iterator[UnwrittenRun]:
-    """Yield the units behind a received checkpoint. Raises: CheckpointError."""
+    """Yield the leading units that follow a received checkpoint. Raises: CheckpointError."""
     folders = {topic.topic_id: topic.folder for topic in snapshot.topics}
     for _ in range(count):
         head = file.pread(_LEADING.size, position)
