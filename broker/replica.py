@@ -1,7 +1,7 @@
-"""The broker's side of the Raft seam: applies committed entries, and tells everybody what that changed.
+"""Broker side of the Raft interface: applies committed entries and notifies the other parts of their effects.
 
 Owns: the state, the leader's view while this node leads, the loading of cold queue units.
-Must not: judge entries (the state does) or wait while applying. An error while applying stops the node.
+Must not: judge entries (the state does), or block while applying. An error while applying stops the node.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_INTERVAL: Final = 1.0  # seconds
 READ_THREADS: Final = 4  # for queue files
-_MAX_REBUILDS: Final = 4  # of one read: each is of one block
+_MAX_REBUILDS: Final = 4  # maximum of damaged blocks that one read waits for
 
 _T = TypeVar("_T")
 
 
 class StateStore(Protocol):
-    """Where the state comes from at a start: CheckpointStore."""
+    """Source of the state at start: CheckpointStore."""
 
     def load(self) -> BrokerState: ...
 
@@ -56,16 +56,16 @@ class StateStore(Protocol):
 
 
 class ReplicaObserver(Protocol):
-    """The node that the replica is part of."""
+    """The node that contains the replica."""
 
     def on_effects(self, effects: Effects) -> None:
-        """An entry was applied."""
+        """Handle the effects of an applied entry."""
 
     def on_housekeeping(self) -> None:
-        """Called about once a second while this node leads."""
+        """Do periodic work, about once a second while this node leads."""
 
     def on_queue_damage(self, error: ConsumeQueueError) -> None:
-        """Queue files turned out to be damaged: this node must not serve from them."""
+        """Handle damaged queue files: this node must not serve from them."""
 
     async def queue_rebuilt(self, error: ConsumeQueueError) -> bool:
         """Wait until damaged queue files are rebuilt from the log; False: they cannot be."""
@@ -77,12 +77,14 @@ class Replica:
     def __init__(
         self, store: StateStore, leadership: Leadership, polls: Polls, max_streams: int = MAX_STREAMS
     ) -> None:
-        """`max_streams`: producers times queues that are remembered."""
+        """`max_streams`: maximum of producer streams (producer and queue) for deduplication."""
         self.state = BrokerState()
         self._store = store
         self._loaded = False
-        #: After a reset, or the loss of queue files: the queues are still being made from the log. Nothing is served.
+        #: Rebuild of the queues from the log, after a reset or a loss of queue files. No reads until it is
+        #: None.
         self.rebuild: QueueRebuild | None = None
+        #: None unless this node leads and has applied the no-op of its term.
         self.view: LeaderView | None = None
         self._leadership = leadership
         self._polls = polls
@@ -93,11 +95,12 @@ class Replica:
         self._header: Callable[[LogIndex], EntryHeader | None]
         self._observer: ReplicaObserver
         self._house: asyncio.TimerHandle | None = None
-        #: Consumers cause any number of cold reads: they must not take the threads of what the node itself has to store.
+        #: A pool of their own for cold reads of consumers, whose number is unbounded: they must not block the
+        #: threads that the node needs for its own storage.
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="ledgermq-queue-read")
 
     def close(self) -> None:
-        """Begin no more reads of queue files."""
+        """Stop the read threads and cancel waiting reads."""
         self._reads.shutdown(wait=False, cancel_futures=True)
 
     def attach(
@@ -108,12 +111,13 @@ class Replica:
         observer: ReplicaObserver,
         tell_release: Callable[[ReleaseLeases], Awaitable[str]] | None = None,
     ) -> None:
-        """Join the replica with what is made after it. `now`: log time (ms) of a proposal made now.
+        """Connect the replica to the objects that are created after it.
 
-        `tell_release`: how a release gets to the node that leads.
+        `now` returns the log time (ms) of a proposal made now. `tell_release` sends a release to the leader.
 
-        The constructor cannot take these: the Raft node is made with this replica, the pipeline with the Raft node.
-        The parts of the observer come last, when the Raft node runs and has applied entries.
+        The constructor cannot take these, because the Raft node is created with this replica, and the
+        pipeline with the Raft node. The parts of the observer come last, when the Raft node runs and has
+        applied entries.
         """
         self._pipeline = pipeline
         self.releases = LeaseReleases(pipeline.run, lambda: self.state, self._leadership, tell_release)
@@ -122,10 +126,7 @@ class Replica:
         self._observer = observer
 
     def require_whole_state(self) -> None:
-        """Refuse to read from a state whose queues are still being made from the log.
-
-        Raises: RefusedError.
-        """
+        """Refuse reads while the queues of the state are being rebuilt from the log. Raises: RefusedError."""
         if self.rebuild is not None:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
@@ -138,7 +139,7 @@ class Replica:
 
     # --- StateMachine ---------------------------------------------------------------------------------------
     def load(self) -> LogIndex:
-        """Read the state, once, when the data folder is open and locked.
+        """Load the state, once, after the data folder is open and locked. Return the last applied index.
 
         Raises: CheckpointError, ConsumeQueueError.
         """
@@ -164,7 +165,7 @@ class Replica:
             self._observer.on_effects(effects)
 
     def _take(self, rebuild: QueueRebuild, header: EntryHeader, payload: memoryview) -> None:
-        """The state has this entry; its queues have not."""
+        """Extend the queues by an entry that the state already contains."""
         rebuild.take(header, payload)
         if rebuild.is_whole:
             self.rebuild = None
@@ -185,7 +186,7 @@ class Replica:
                 polls.wake(("queue", topic.topic_id, queue_id))
 
     def on_leader_ready(self, term: Term, timestamp: int) -> None:
-        """Serve as leader from now on."""
+        """Start serving as leader."""
         self.view = LeaderView(self.state, term, timestamp, self._max_streams)
         self._pipeline.on_leader(self.view)
         self._leadership.on_ready(term)
@@ -195,7 +196,7 @@ class Replica:
         self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
 
     def on_leader_lost(self, term: Term) -> None:
-        """Drop what only a leader knows; what waits is refused, what is proposed is Raft's to decide."""
+        """Drop the leader's view. Waiting requests are refused; Raft decides the outcome of proposed ones."""
         self.view = None
         if self._house is not None:
             self._house.cancel()
@@ -205,11 +206,14 @@ class Replica:
         self._polls.wake("leader")
 
     def on_leader_changed(self, leader_id: NodeId | None, term: Term) -> None:
-        """Another leader is known, or none."""
+        """Record a new leader, or None."""
         self._leadership.on_changed(leader_id, term)
 
     def _young_index(self) -> LogIndex:
-        """Return the first entry of the last leader's last moments: what it granted then may not have arrived."""
+        """Return the index of the first entry within LAST_LEADER_MS of the previous leader's last one.
+
+        Messages granted since then may not have arrived.
+        """
         high = self.state.applied_index
         last = self._header(LogIndex(high - 1)) if high > 1 else None
         if last is None:
@@ -224,14 +228,14 @@ class Replica:
                 high = middle
         return LogIndex(low)
 
-    # --- the leader's housekeeping --------------------------------------------------------------------------
+    # --- housekeeping of the leader -------------------------------------------------------------------------
     def _housekeeping(self) -> None:
         self._house = asyncio.get_running_loop().call_later(HOUSEKEEPING_INTERVAL, self._housekeeping)
         self.keep_house()
         self._observer.on_housekeeping()
 
     def keep_house(self) -> None:
-        """Propose what is due: lost sessions, deduplication windows, releases. What is refused now comes again."""
+        """Propose due commands: lost sessions, deduplication windows, releases. Refused ones are repeated."""
         if self.view is None:
             return
         self.releases.again()
@@ -248,11 +252,11 @@ class Replica:
 
     # --- cold queue units -----------------------------------------------------------------------------------
     def load_units(self, read: ColdRead) -> bytes:
-        """Read queue units from disk, on any thread."""
+        """Read queue units from disk. Thread-safe. Raises: ConsumeQueueError."""
         return self._store.files.load(read)
 
     async def warm(self, reads: Sequence[ColdRead]) -> None:
-        """Load queue units that memory and page cache do not have. Raises: ConsumeQueueError."""
+        """Load queue units that are not in memory or the page cache. Raises: ConsumeQueueError."""
         for read in reads:
             await self._mended(partial(self._load, read))
 
@@ -266,7 +270,7 @@ class Replica:
             self.state.queues.admit(read, raw)
 
     async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray:
-        """Return queue units (UNIT_DTYPE), cut to what is stored. Raises: QueueNotFoundError, ConsumeQueueError."""
+        """Return the stored units (UNIT_DTYPE) of a range. Raises: QueueNotFoundError, ConsumeQueueError."""
         return await self._mended(partial(self._units, topic_id, queue_id, offset, count))
 
     async def _units(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray:
@@ -275,7 +279,7 @@ class Replica:
         return found
 
     async def _mended(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """Read; when queue files are damaged there, wait until they are rebuilt and read again."""
+        """Read. If queue files are damaged, wait until they are rebuilt, then read again."""
         for _ in range(_MAX_REBUILDS):
             try:
                 return await read()

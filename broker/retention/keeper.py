@@ -1,10 +1,12 @@
-"""Retention: deletes whole segments of the log, and refuses writing when the disk is nearly full (D8).
+"""Retention of one node: deletes segments of the log, and refuses writes when the disk is nearly full (D8).
 
-The leader decides and proposes where the log begins; every node hides what is below when it applies that, and unlinks it at a
-limited rate. Never past this node's checkpoint: `floor` says how far. And never before the checkpoints know that
-beginning: a node that starts again with an older one could reset no follower to its state. The rules are in `policy.py`.
-Owns: the timers, the refusals, the Clean call. Must not: stop reads or what frees space; wait for a disk (the log unlinks in
-a thread of its own, after its new beginning is durable, and finishes at start what a crash interrupted).
+The leader decides on the start of the log and proposes it. When a node applies that, it hides everything
+below and unlinks the segments at a limited rate: never beyond its checkpoint (`floor`), and never before its
+kept checkpoints record that start. Otherwise a node that restarts from an older checkpoint could not reset a
+follower to its state. The rules are in `policy.py`.
+Owns: the timers, the refusals, the Clean call.   Must not: stop reads or commands that free space; wait for a
+disk (the log unlinks in its own thread, after its new start is durable, and completes an interrupted deletion
+at start).
 """
 
 from __future__ import annotations
@@ -50,21 +52,22 @@ from .protection import Protection, protection
 
 logger = logging.getLogger(__name__)
 
-CHECK_INTERVAL: Final = 1.0  # seconds between two looks at the disk
-#: The same so shortly below where the oldest go: between two looks a small disk must not get from one step past the next.
+CHECK_INTERVAL: Final = 1.0  # seconds between two checks of the disk
+#: Shorter interval (seconds) while the used share is within CLOSE below the step that deletes the oldest
+#: segments: a small disk must not pass a whole step between two checks.
 CLOSE_INTERVAL: Final = 0.1
 CLOSE: Final = 0.05
-#: A daily expiry that nobody could do in time (an election was on) is made up for within this time.
+#: A daily expiry that was missed, for example during an election, is made up within this time.
 MAKE_UP: Final = timedelta(hours=1)
-#: How often it is looked what `protect_unconsumed` keeps, while nothing is to be deleted.
+#: Interval (seconds) at which the effect of `protect_unconsumed` is computed while nothing is deleted.
 PROTECTION_INTERVAL: Final = 30.0
-#: How often a start of the log is repeated while segments wait for checkpoints.
+#: Interval (seconds) at which the start of the log is proposed again while segments wait for checkpoints.
 PUSH_INTERVAL: Final = 5.0
 _HOUR_MS: Final = 3_600_000
 
 
 def next_clean(now: datetime, clean_at: str) -> datetime:
-    """Return when the daily expiry runs next."""
+    """Return the time of the next daily expiry. `clean_at`: "HH:MM"."""
     hour, minute = clean_at.split(":")
     today = now.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
     return today if today > now else today + timedelta(days=1)
@@ -80,9 +83,9 @@ class Checkpoints(Protocol):
 
 
 class Retention:
-    """Runs the disk watch, expiry and deletion of one node, and the Clean call.
+    """Disk watch, expiry and deletion of one node, and the Clean call.
 
-    Use: `start`, `on_effects`, `stop`.
+    Call `start`, `on_effects` after each entry, and `stop`.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Retention:
         disk_use: Callable[[], DiskUse],
         on_change: Callable[[], None],
     ) -> None:
-        """`on_change`: messages are refused, or taken again."""
+        """`on_change`: called when messages are refused, or accepted again."""
         self._config = config
         self._raft = raft
         self._replica = replica
@@ -108,7 +111,7 @@ class Retention:
         self._metrics = metrics
         self._disk_use = disk_use
         self._on_change = on_change
-        #: What is decided and done, for status and metrics.
+        #: Decisions and progress, for status and metrics.
         self.view = RetentionView()
         self._keep_ms = int(config.retention_hours * _HOUR_MS)
         self._limits = limits_of(
@@ -119,29 +122,29 @@ class Retention:
         self._watch = DiskWatch(config.node_id, str(config.data_dir), self._limits)
         self._pace = DeletionPace(config.delete_segments_per_second)
         self._tasks: list[asyncio.Task[None]] = []
-        self._wanted_start = 0
-        self._known_start = 0  # of what is wanted, what every kept checkpoint says, too
-        # (entry that said so, start): what they do not know yet
+        self._wanted_start = 0  # start of the log (index) in the state; never decreases
+        self._known_start = 0  # start that every kept checkpoint records; at most `_wanted_start`
+        # (index of the entry, start) that not all kept checkpoints record yet, oldest first
         self._starts: deque[tuple[int, int]] = deque()
         self._again: asyncio.Task[None] | None = None
-        #: Of the fullest node of the group: what has expired there may go everywhere.
+        #: Step of the fullest node of the broker group: expired segments are deleted on all nodes.
         self._fullest = DiskStep.NORMAL
-        self._hindering = DiskStep.NORMAL  # of the use at which the group can hardly commit
-        self._clean_at = next_clean(datetime.now(), config.clean_at)
-        self._make_up_until: datetime | None = None
-        self._protection_looked = 0.0
-        self._proposed_at = 0.0
-        self._need = 0  # bytes that must go until the group can commit at ease
+        self._hindering = DiskStep.NORMAL  # step of the usage that would hinder commits
+        self._clean_at = next_clean(datetime.now(), config.clean_at)  # next daily expiry
+        self._make_up_until: datetime | None = None  # the daily expiry is due until then
+        self._protection_looked = 0.0  # monotonic seconds
+        self._proposed_at = 0.0  # monotonic seconds of the last proposed start
+        self._need = 0  # bytes to delete until the broker group can commit freely
         self._last_failure = ""
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the timers."""
         state = self._replica.state
         self._note_start(state.applied_index, state.log_start_index)
         self._tasks = [asyncio.create_task(self._watch_disk()), asyncio.create_task(self._decide_often())]
 
     async def stop(self) -> None:
-        """Stop watching."""
+        """Stop the timers."""
         tasks = [*self._tasks, *([self._again] if self._again is not None else [])]
         for task in tasks:
             task.cancel()
@@ -153,13 +156,13 @@ class Retention:
             try:
                 self.look()
                 self._unlink()
-            except Exception:  # as in `_decide_often`: what nobody watches would fill up
+            except Exception:  # as in `_decide_often`: an unwatched disk would fill up
                 logger.exception("disk not watched, the next look follows node=%s", self._config.node_id)
             is_close = self._watch.use.share > self._limits[DiskStep.DELETE_OLDEST] - CLOSE
             await asyncio.sleep(CLOSE_INTERVAL if is_close else CHECK_INTERVAL)
 
     def look(self) -> None:
-        """Look at the disk once and refuse or take messages accordingly."""
+        """Check the disk once, and refuse or accept messages accordingly."""
         use, config, raft = self._disk_use(), self._config, self._raft
         used, limit = use.total - use.available, use.total
         if config.max_store_bytes:
@@ -169,7 +172,7 @@ class Retention:
         view = self.view
         view.step, view.use = watch.step, watch.use
         view.going = raft.log.deleting
-        if self._wanted_start > raft.first_index:  # rarely: a long log has many segments
+        if self._wanted_start > raft.first_index:  # only if needed: a long log has many segments
             view.going += sum(segment.last_index < self._wanted_start for segment in raft.log.segments()[:-1])
         refused_before = pipeline.produce_refusal
         pipeline.produce_refusal, pipeline.refusal = watch.refusal, watch.write_refusal
@@ -185,7 +188,7 @@ class Retention:
             self._on_change()
 
     def _note_group(self) -> None:
-        """Leader: take the disks of the others into account; `max_store_bytes` is the same on all of them."""
+        """On the leader, include the disks of the other nodes; `max_store_bytes` is equal on all of them."""
         use, raft = self._watch.use, self._raft.status()
         others = []
         if not self._config.max_store_bytes:
@@ -201,7 +204,7 @@ class Retention:
         self._hindering = step_of(self._hindering, hindering)
         self._need = bytes_to_free(use, hindering, self._limits)
 
-    # --- deciding -------------------------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------------------
     async def _decide_often(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
@@ -215,15 +218,15 @@ class Retention:
                 if str(error) != self._last_failure:
                     logger.warning("nothing deleted, the next try follows reason=%s", error)
                 self._last_failure = str(error)
-            except Exception:  # a defect: yet a disk that nobody cleans any more would be worse
+            except Exception:  # a bug; without further tries the disk would fill up
                 logger.exception("retention failed, the next try follows node=%s", self._config.node_id)
             else:
                 self._last_failure = ""
 
     def _follow_clock(self, now: datetime) -> bool:
-        """Note the time; return whether the daily expiry is due.
+        """Return whether the daily expiry is due.
 
-        Every node follows the clock, the leader deletes.
+        Every node follows the clock, so that a new leader can make up a missed expiry.
         """
         if now >= self._clean_at:
             self._make_up_until = self._clean_at + MAKE_UP
@@ -233,7 +236,10 @@ class Retention:
         return self._make_up_until is not None
 
     async def _decide(self, *, due: bool) -> None:
-        """Delete what the steps and the time of day want. One decision at a time: its effect on the disk must be seen first."""
+        """Delete segments as the disk steps and the time of day require.
+
+        One decision at a time: its effect on the disk must be visible before the next one.
+        """
         self._note_group()
         log = self._raft.log
         kept = await self._note_hold()
@@ -258,7 +264,10 @@ class Retention:
                 await self._begin_at(first_kept, "oldest")
 
     async def _note_hold(self) -> Protection | None:
-        """Return what topics keep on a nearly full disk, and note it for people when the log cannot begin later because of it."""
+        """Return the protection by topics that keep unread messages, on a nearly full disk.
+
+        If it prevents a later start of the log, set the text for operators.
+        """
         kept = None
         if max(self._hindering, self._watch.step) >= DiskStep.DELETE_OLDEST:
             kept = await self._protection(kept_only=True)
@@ -268,9 +277,9 @@ class Retention:
         return kept
 
     async def _first_unexpired(self, keep_ms: int, *, protect: bool = True) -> SegmentInfo | None:
-        """Return the first segment to keep, None when nothing may go; note what is protected.
+        """Return the first segment to keep (None: none may be deleted), and record the protected segments.
 
-        `protect` False: only for topics that keep what is unread.
+        `protect` False: protect only topics that keep unread messages.
         """
         raft, view = self._raft, self.view
         protect = protect and self._config.protect_unconsumed
@@ -288,7 +297,7 @@ class Retention:
         return age_clock(self._raft.next_timestamp(), time.time() * 1000)
 
     async def _protection(self, *, kept_only: bool) -> Protection | None:
-        """Return from where on the log is needed."""
+        """Return the part of the log that is needed; None: nothing is."""
         replica = self._replica
         known: dict[tuple[QueueKey, int], int] = {}
         while isinstance(found := protection(replica.state, known, kept_only=kept_only), list):
@@ -297,7 +306,7 @@ class Retention:
         return found
 
     async def _begin_at(self, first_kept: SegmentInfo, reason: str) -> None:
-        """Write the checkpoint that must come first, then replicate that the log begins at a segment.
+        """Write the required checkpoint, then replicate the start of the log at a segment.
 
         Raises: RefusedError (the checkpoint cannot be written), and what the pipeline raises.
         """
@@ -305,12 +314,12 @@ class Retention:
         if await self._checkpoints.write_now() < applied:
             raise RefusedError(
                 route_pb2.DISK_FULL,
-                f"{config.node_id} deleted nothing: the checkpoint that must come first could not be written to "
-                f"{config.data_dir / 'checkpoint'} (its log says why). Free some of that disk by other means, "
-                "then repeat: ledgermq admin clean",
+                f"{config.node_id} deleted nothing: the checkpoint that must come first could not be written"
+                f" to {config.data_dir / 'checkpoint'} (its log says why). Free some of that disk by other"
+                " means, then repeat: ledgermq admin clean",
                 retryable=True,
             )
-        kept = await self._protection(kept_only=True)  # the checkpoint took its time
+        kept = await self._protection(kept_only=True)  # needs may have changed during the checkpoint
         if kept is not None and kept.physical_offset < first_kept.start_offset:
             raise RefusedError(
                 route_pb2.DISK_FULL, f"{config.node_id} deleted nothing. {kept.hold}", retryable=True
@@ -325,7 +334,7 @@ class Retention:
         self._again = asyncio.create_task(self._propose_again(first_kept))
 
     async def _propose_start(self, first_kept: SegmentInfo) -> None:
-        """Replicate that the log begins at a segment."""
+        """Replicate the start of the log at a segment."""
         state = self._replica.state
         known: dict[QueueKey, int] = {}
         while isinstance(
@@ -337,7 +346,10 @@ class Retention:
         await self._pipeline.run(command)
 
     async def _push_on(self) -> None:
-        """Segments below the start wait for checkpoints, and without entries there are none: repeat the start now and then."""
+        """Propose the start again while segments below it wait for checkpoints.
+
+        Without new entries, no node would write one.
+        """
         state, now = self._replica.state, time.monotonic()
         deletable = min(self._in_checkpoints(), self._checkpoints.floor)
         waits = self._raft.log.deleting == 0 and deletable < state.log_start_index
@@ -348,7 +360,10 @@ class Retention:
             )
 
     async def _propose_again(self, first_kept: SegmentInfo) -> None:
-        """Say the same a moment later: nodes write a checkpoint each time, and segments below both may go."""
+        """Propose the start again shortly after: each time the nodes write a checkpoint.
+
+        Segments below both kept checkpoints can then be deleted.
+        """
         await asyncio.sleep(3 * CHECK_INTERVAL)
         try:
             await self._propose_start(first_kept)
@@ -357,7 +372,7 @@ class Retention:
 
     # --- by hand --------------------------------------------------------------------------------------------
     async def clean(self, request: admin_pb2.CleanRequest) -> admin_pb2.CleanResponse:
-        """Delete (or name) expired segments, on the leader. Raises: RefusedError, and what the pipeline raises."""
+        """Delete or list expired segments, on the leader. Raises: RefusedError, and as the pipeline."""
         if request.older_than_ms < 0:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, "an age cannot be negative")
         keep_ms = 0 if request.even_unexpired else request.older_than_ms or self._keep_ms
@@ -378,7 +393,7 @@ class Retention:
         return answer
 
     def _note(self, segments: list[SegmentInfo], first_kept: SegmentInfo | None, keep_ms: int) -> str:
-        """Say for a person why the oldest segment that stays does."""
+        """Return a text for operators: the reason why the oldest remaining segment stays."""
         now = self._now()
         oldest = first_kept or (segments[0] if segments else None)
         if oldest is None or oldest is segments[-1]:
@@ -386,11 +401,14 @@ class Retention:
         if kept := self.view.protection:
             return kept
         age = (now - oldest.last_timestamp) / _HOUR_MS
-        return f"the oldest segment that stays ends {age:.1f} hours ago; what is older than {keep_ms / _HOUR_MS:g} hours goes"
+        return (
+            f"the oldest segment that stays ends {age:.1f} hours ago; what is older than"
+            f" {keep_ms / _HOUR_MS:g} hours goes"
+        )
 
     # --- unlinking ------------------------------------------------------------------------------------------
     def on_effects(self, effects: Effects) -> None:
-        """Note where the log is to begin, and tell what was deleted before it was consumed."""
+        """Record the new start of the log, and log messages that were deleted before they were consumed."""
         if effects.log_start is not None:
             self._note_start(effects.index, effects.log_start.index)
         if effects.losses:
@@ -402,14 +420,14 @@ class Retention:
             self._starts.append((said_at, start))
 
     def _in_checkpoints(self) -> int:
-        """Return where the log begins by every kept checkpoint."""
+        """Return the start of the log that every kept checkpoint records."""
         floor = self._checkpoints.floor
         while self._starts and self._starts[0][0] < floor:
             self._known_start = self._starts.popleft()[1]
         return self._known_start
 
     def _tell_losses(self, losses: list[Loss]) -> None:
-        """One line per group and topic: `ledgermq group describe` shows the queues."""
+        """Log one line per consumer group and topic; `ledgermq group describe` shows the queues."""
         state, counts = self._replica.state, Counter[tuple[int, int]]()
         for loss in losses:
             counts[loss.group_id, loss.topic_id] += loss.count
@@ -422,7 +440,7 @@ class Retention:
             )  # fmt: skip
 
     def _unlink(self) -> None:
-        """Unlink segments below the replicated start, as far as this node's checkpoint and the rate allow."""
+        """Unlink segments below the replicated start, as far as the checkpoints and the rate allow."""
         raft = self._raft
         below = min(self._in_checkpoints(), self._checkpoints.floor)
         if below <= raft.first_index or raft.log.deleting:
@@ -434,7 +452,7 @@ class Retention:
         started, stop = time.monotonic(), LogIndex(ready[count - 1].last_index + 1)
         deleted = raft.delete_segments_before(stop)
         if not deleted:
-            return  # a follower that is being reset starts from them
+            return  # a follower reset in progress needs them
         self._metrics.segments_deleted.inc(deleted)
         logger.info(
             "segments deleted count=%d below=%d seconds=%.3f", deleted, stop, time.monotonic() - started

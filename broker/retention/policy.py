@@ -1,7 +1,7 @@
-"""Retention as a policy: which segments go, and how fast (D8).
+"""Retention policy: the segments to delete, and the rate (D8).
 
-Owns: the choice of segments, by age, by need and by what is unread.   Must not: know a clock, a disk, or who leads; times,
-sizes and shares come in.
+Owns: the choice of segments by age, by required space and by unread messages.   Must not: know a clock, a
+disk, or the leader; times, sizes and shares come in.
 """
 
 from __future__ import annotations
@@ -12,39 +12,36 @@ from dataclasses import dataclass
 from ledgermq.raft.log.segment import SegmentInfo
 
 
-# --- which segments go ------------------------------------------------------------------------------------------
+# --- choice of segments
+# -----------------------------------------------------------------------------------------
 def age_clock(log_time: int, wall_ms: float) -> int:
-    """Return the time (ms) by which the leader that decides judges ages: what is young by one of its clocks is young.
+    """Return the time (ms) that the leader compares ages with: the lower of both clocks.
 
-    Log time may have been moved ahead, the wall clock may have been set wrong; neither deletes anything alone.
+    Log time may have been moved ahead, and the wall clock may be set wrong. Neither alone deletes anything.
     """
     return min(log_time, int(wall_ms))
 
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """Conditions under which a segment goes.
+    """Conditions for deleting a segment. All of them must hold."""
 
-    It is older than `keep_ms` (by its last entry; `now` is `age_clock`), wholly below index `floor` (the state
-    checkpoint), and wholly before offset `protected_from` of the log (None: nothing is protected).
-    """
-
-    now: int
-    keep_ms: int
-    floor: int
-    protected_from: int | None = None
+    now: int  # ms, from `age_clock`
+    keep_ms: int  # minimum age of the segment's last entry
+    floor: int  # the segment must end below this index: the state checkpoint covers it
+    protected_from: int | None = None  # the segment must end before this physical offset; None: no limit
 
     def has_expired(self, segment: SegmentInfo) -> bool:
         """Tell whether its last entry is old enough."""
         return self.now - segment.last_timestamp >= self.keep_ms
 
     def protects(self, segment: SegmentInfo) -> bool:
-        """Tell whether somebody still has to read it."""
+        """Tell whether it holds messages that a consumer group has yet to read."""
         return self.protected_from is not None and segment.end_offset > self.protected_from
 
 
 def expired_before(segments: Sequence[SegmentInfo], expiry: Expiry) -> SegmentInfo | None:
-    """Return the first segment to keep: those before it go. None: nothing may go. The last segment always stays."""
+    """Return the first segment to keep; None: none may be deleted. The last segment always stays."""
     keep = 0
     for segment in segments[:-1]:
         if not expiry.has_expired(segment) or segment.last_index >= expiry.floor or expiry.protects(segment):
@@ -54,7 +51,7 @@ def expired_before(segments: Sequence[SegmentInfo], expiry: Expiry) -> SegmentIn
 
 
 def protected_by(segments: Sequence[SegmentInfo], expiry: Expiry) -> list[SegmentInfo]:
-    """Return the segments that would go if nobody had to read them still."""
+    """Return the segments that only the protection of unread messages keeps from being deleted."""
     return [
         segment
         for segment in segments[:-1]
@@ -65,9 +62,10 @@ def protected_by(segments: Sequence[SegmentInfo], expiry: Expiry) -> list[Segmen
 def oldest_before(
     segments: Sequence[SegmentInfo], need: int, floor: int, kept_from: int | None = None
 ) -> SegmentInfo | None:
-    """Return the first segment to keep when the fewest oldest ones go that free `need` bytes, whatever their age.
+    """Return the first segment to keep after deleting the oldest ones, as few as free `need` bytes.
 
-    `kept_from`: offset of the log from which on a topic keeps what is unread (None: nothing).
+    Their age does not matter. `floor`: as in Expiry. `kept_from`: physical offset from which on a topic keeps
+    unread messages; None: no limit. None: none may be deleted.
     """
     keep, freed = 0, 0
     while keep < len(segments) - 1 and freed < need and segments[keep].last_index < floor:
@@ -78,9 +76,10 @@ def oldest_before(
     return segments[keep] if keep else None
 
 
-# --- how fast ---------------------------------------------------------------------------------------------------
+# --- rate
+# -------------------------------------------------------------------------------------------------------
 class DeletionPace:
-    """How many segments may be unlinked: `rate` per second, without saving up more than a second of it."""
+    """Token bucket for unlinking: `rate` segments per second, burst of one second (at least one segment)."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -88,7 +87,7 @@ class DeletionPace:
         self._last = 0.0
 
     def take(self, wanted: int, now: float) -> int:
-        """Return how many of `wanted` may go at `now` (seconds, never going back)."""
+        """Return how many of `wanted` segments may be unlinked at `now` (monotonic seconds)."""
         self._allowed = min(self._allowed + (now - self._last) * self._rate, max(1.0, self._rate))
         self._last = now
         granted = min(wanted, int(self._allowed))

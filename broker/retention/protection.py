@@ -1,7 +1,7 @@
-"""Protection of unconsumed messages: where the log must begin, for which consumer group, how to free it.
+"""Protection of unconsumed messages: the part of the log to keep, its consumer group, and how to free it.
 
-Owns: the way from queue offsets that are needed (`state/backlog.py`) to a place in the log.
-Must not: touch files (a read that must be done first is returned), decide what goes.
+Owns: the mapping of needed queue offsets (`state/backlog.py`) to an offset in the log.
+Must not: touch files (required reads are returned), decide what is deleted.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from ..state.backlog import unconsumed
 from ..state.consume_queue import ColdRead, QueueKey
 from ..state.machine import BrokerState
 
-#: In one turn of the event loop (each takes some 20 µs); reads that are asked for at once, of which the cache must hold all.
+#: Maximum of lookups per turn of the event loop; each takes some 20 µs.
 _LOOK_UPS: Final = 500
+#: Maximum of reads that are returned at once; the block cache must hold all of them.
 _READS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """The log from `physical_offset` on holds messages that `group` ("": any) has not consumed in `topic`."""
+    """Part of the log that is protected because a consumer group needs messages in it."""
 
-    physical_offset: int
-    group: str
-    topic: str
-    parked: bool = False  # the first of them is parked
-    keep_unread: bool = False  # the topic asks for it, however full the disk is
+    physical_offset: int  # the log is needed from here on
+    group: str  # consumer group that needs the first message; "": no consumer group consumes the topic
+    topic: str  # of that message
+    parked: bool = False  # that message is parked
+    keep_unread: bool = False  # the topic keeps unread messages, even if the disk is full
 
     @property
     def setting(self) -> str:
-        """What asks for the protection."""
+        """Name of the setting that causes the protection."""
         return "topic update --keep-unread" if self.keep_unread else "protect_unconsumed"
 
     @property
     def hold(self) -> str:
-        """Who holds the log of a full disk, and what to do."""
+        """Text for an operator: the topic that holds the log on a full disk, and the remedies."""
         consume, delete = "create a consumer group and let it consume", ""
         if self.group:
             consume = f"let {self.group} consume"
@@ -43,8 +44,9 @@ class Protection:
                 consume = f"release or consume what is parked (ledgermq group release {self.group})"
             delete = f"ledgermq group delete {self.group} (when another one consumes the topic), "
         return (
-            f"The log, which all topics of the broker group share, is held by {self}: that topic keeps what is unread. To free "
-            f"it: {consume} (not while all writes are refused), {delete}or ledgermq topic update {self.topic} --no-keep-unread; else more disk"
+            f"The log, which all topics of the broker group share, is held by {self}: that topic keeps what"
+            f" is unread. To free it: {consume} (not while all writes are refused), {delete}or ledgermq topic"
+            f" update {self.topic} --no-keep-unread; else more disk"
         )
 
     def __str__(self) -> str:
@@ -52,8 +54,8 @@ class Protection:
             return f"topic {self.topic}, which no consumer group consumes"
         if self.parked:
             return (
-                f"consumer group {self.group} in topic {self.topic}, for which messages there are parked (ledgermq group describe "
-                f"{self.group})"
+                f"consumer group {self.group} in topic {self.topic}, for which messages there are parked"
+                f" (ledgermq group describe {self.group})"
             )
         return f"consumer group {self.group} in topic {self.topic}"
 
@@ -61,10 +63,10 @@ class Protection:
 def protection(
     state: BrokerState, known: dict[tuple[QueueKey, int], int], *, kept_only: bool = False
 ) -> Protection | list[ColdRead] | None:
-    """Return from where on the log is needed; None: nothing is; or reads that must be done before it is asked again.
+    """Return the part of the log that is needed (None: nothing is), or reads to do before the next call.
 
-    `known` keeps, from one question to the next, what was found out: the cache does not hold the units of all queues. The list
-    may be empty: then others should have their turn first.
+    `known` collects offsets found so far across calls, because the block cache does not hold the units of all
+    queues. The list may be empty: then yield to the event loop and call again.
     """
     first: Protection | None = None
     cold: list[ColdRead] = []

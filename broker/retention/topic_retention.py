@@ -1,8 +1,10 @@
-"""Retention of single topics: their messages are hidden when they are older than the topic keeps them; segments stay (D8).
+"""Retention of single topics: hides messages that exceed the retention time of their topic (D8).
 
-The leader looks which messages are too old, by log time and by its own clock, and proposes where each queue begins; every
-node lets its queues begin there when it applies that, so the same is hidden everywhere, and a new leader cannot show it again.
-Owns: that timer. Must not: delete segments; queue files that are wholly hidden go with the checkpoints.
+The leader finds expired messages by log time and by its own clock, and proposes the new begin of each queue.
+Every node moves the begin when it applies the command, so all nodes hide the same messages, and a new leader
+cannot show them again.
+Owns: the timer.   Must not: delete segments. Queue files whose units are all hidden are deleted with the
+checkpoints.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from .policy import age_clock
 
 logger = logging.getLogger(__name__)
 
-TRIM_INTERVAL: Final = 10.0  # seconds between two looks
-_ROWS_MAX: Final = 4096  # of one command
+TRIM_INTERVAL: Final = 10.0  # seconds between two passes
+_ROWS_MAX: Final = 4096  # per command
 
 
 class TopicRetention:
-    """Hides what topics keep no longer, while this node leads. Use: `start`, `stop`."""
+    """Timer that hides expired messages of topics while this node leads. Call `start` and `stop`."""
 
     def __init__(
         self,
@@ -55,15 +57,15 @@ class TopicRetention:
         self._queues = queues
         self._retention = retention
         self._task: asyncio.Task[None] | None = None
-        # Of each queue the begin that was looked at last, and the log time at which the message there was stored.
+        # Last checked begin of each queue, and the log time (ms) at which the message there was stored.
         self._oldest: dict[QueueKey, tuple[int, int]] = {}
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the timer."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop looking."""
+        """Stop the timer."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -77,11 +79,14 @@ class TopicRetention:
                 await self.trim()
             except (RaftError, BrokerError, TooManyRequestsError) as error:
                 logger.info("messages of topics not hidden, the next look follows reason=%s", error)
-            except Exception:  # a defect: the next look may do better than nobody
+            except Exception:  # a bug; the next pass may succeed
                 logger.exception("hiding messages of topics failed, the next look follows")
 
     async def trim(self) -> int:
-        """Hide what is too old now; return how many messages that were. Raises: RaftError, TooManyRequestsError."""
+        """Hide expired messages; return their number.
+
+        Raises: RaftError, BrokerError, TooManyRequestsError.
+        """
         now = age_clock(self._raft.next_timestamp(), time.time() * 1000)
         old: list[tuple[ConsumeQueue, int]] = []
         for topic in [topic for topic in self._replica.state.topics if topic.retention_ms]:
@@ -100,7 +105,10 @@ class TopicRetention:
         return hidden
 
     def _not_needed(self, old: list[tuple[ConsumeQueue, int]]) -> tuple[list[tuple[int, int, int]], int]:
-        """Return the rows of what may go of these, as of now (finding what is old took time), and how many messages that are."""
+        """Return the rows to propose, without messages that are needed, and the number of hidden messages.
+
+        The needs are read again here, because finding expired messages takes time.
+        """
         protect = self._config.protect_unconsumed
         needs = unconsumed(
             self._replica.state,
@@ -116,12 +124,12 @@ class TopicRetention:
         return rows, count
 
     def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
-        """The queues of a topic, none when it was deleted meanwhile."""
+        """Return the queues of a topic; none if it was deleted meanwhile."""
         state = self._replica.state
         return state.queues_of(topic) if state.topics.get(topic.topic_id) is not None else []
 
     async def _begin(self, queue: ConsumeQueue, before: int) -> int:
-        """Return the first offset of a queue that was stored at or after `before` (log time, ms)."""
+        """Return the first offset in a queue whose message was stored at or after `before` (log time, ms)."""
         begin = queue.begin
         if begin == queue.end:
             return begin
