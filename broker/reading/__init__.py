@@ -1,6 +1,7 @@
-"""Stored messages of this node: the log, the queue files, the key index (D22), and who waits for news.
+"""Reads of stored messages on this node: the log, the queue files, the key index (D22), long polls.
 
-Owns reads of what is applied here. Must not: know who leads, or write into the log.
+Owns: reads of applied entries.   Must not: know the leader, or write into the log.
 
-Begin with `log_reader.py`. Then: `consume_queue_files.py`, `polls.py`, `live_readers.py`, `key_index.py`, `key_runs.py`.
+Begin with `log_reader.py`. Then: `consume_queue_files.py`, `polls.py`, `live_readers.py`, `key_index.py`,
+`key_runs.py`.
 """

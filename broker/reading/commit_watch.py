@@ -1,4 +1,4 @@
-"""Readers of this node that wait for entries to become visible."""
+"""Count of readers on this node that wait for entries to become visible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ledgermq.raft.node.raft_node import RaftNode
 
 
 class CommitWatch:
-    """While somebody waits here, the leader tells at once when commit moves, not with its next heartbeat."""
+    """While a reader waits, the leader reports commits to this node at once, not with its next heartbeat."""
 
     def __init__(self, raft: RaftNode) -> None:
         self._raft = raft
@@ -17,7 +17,7 @@ class CommitWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count as one who waits, inside the block."""
+        """Count the caller as waiting inside the block."""
         self._waiting += 1
         if self._waiting == 1:
             self._raft.want_commits(True)

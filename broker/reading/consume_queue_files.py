@@ -1,11 +1,11 @@
 """Files of the ConsumeQueues: `consumequeue/<topic>@<topic id>/<queueId>/<20-digit byte offset>` (D13).
 
-A file holds 300,000 units of 20 bytes and is named after the byte offset of its first unit in the queue (unit * 20).
-Files appear with their first unit and are sparse. Owns: the descriptors, a bounded number of them.
-Must not: know which units are right; whoever reads them keeps inside the queue's range.
+A file holds 300,000 units of 20 bytes and is named after the byte offset of its first unit in the queue (unit
+* 20). Files are created with their first unit and are sparse.
+Owns: a bounded number of descriptors.   Must not: verify units; callers stay within the queue's range.
 
-Threads: `write`, `sync`, `remove_topic` and `remove_below` belong to one background worker; `read_nowait` to the event
-loop; `load` to any thread (it opens its own descriptor).
+Threads: one background worker calls `write`, `sync`, `remove_topic` and `remove_below`; the event loop calls
+`read_nowait`; any thread may call `load` (it opens its own descriptor).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _OPEN_FILES: Final = 64  # per role: readers and the writer
 FILE_SIZE: Final = UNITS_PER_FILE * UNIT_SIZE
 
 
-#: Folder of the topic, queue id, and the queue offset that the queue begins at.
+#: Folder of the topic, queue id, first stored queue offset.
 QueueBounds = tuple[str, int, int]
 
 
 def bounds_of(queue: ConsumeQueue) -> QueueBounds:
-    """Return what `remove_below` needs to know of a queue."""
+    """Return the bounds of a queue, for `remove_below`."""
     return queue.folder, queue.key[1], queue.begin
 
 
 class _OpenFiles:
-    """The most recently used descriptors."""
+    """LRU cache of descriptors."""
 
     def __init__(self, filesystem: FileSystem, *, writable: bool) -> None:
         self._filesystem = filesystem
@@ -67,15 +67,15 @@ class _OpenFiles:
 
 
 class ConsumeQueueFiles:
-    """The folder `consumequeue/` of a node."""
+    """Folder `consumequeue/` of a node."""
 
     def __init__(self, filesystem: FileSystem, root: Path) -> None:
         self._filesystem = filesystem
         self._root = root
         self._readers = _OpenFiles(filesystem, writable=False)
         self._writers = _OpenFiles(filesystem, writable=True)
-        self._unsynced: set[Path] = set()
-        self._new_names: set[Path] = set()  # folders whose list of names is not durable
+        self._unsynced: set[Path] = set()  # files with writes that are not durable
+        self._new_names: set[Path] = set()  # folders with new entries that are not durable
 
     def path(self, folder: str, queue_id: int, unit: int) -> Path:
         """Return the file that holds a unit."""
@@ -83,7 +83,7 @@ class ConsumeQueueFiles:
 
     # --- the event loop -------------------------------------------------------------------------------------
     def read_nowait(self, folder: str, queue_id: int, start: int, count: int) -> bytes | None:
-        """See UnitReader. A file that is missing or cannot be read is an error: the range was written before."""
+        """See UnitReader. A missing or unreadable file is an error, because the range was written before."""
         path = self.path(folder, queue_id, start)
         try:
             file = self._readers.get(path)
@@ -95,7 +95,7 @@ class ConsumeQueueFiles:
             raise _unreadable(path, error) from None
 
     def forget(self, paths: Iterable[Path]) -> None:
-        """Close what is open of files that were deleted: until then they take space."""
+        """Close the descriptors of deleted files, which hold disk space until then."""
         for path in paths:
             self._readers.forget(path)
 
@@ -108,7 +108,7 @@ class ConsumeQueueFiles:
 
     # --- any thread -----------------------------------------------------------------------------------------
     def load(self, read: ColdRead) -> bytes:
-        """Read a block from disk. May wait. The bytes go to `ConsumeQueues.admit`. Raises: ConsumeQueueError."""
+        """Read a block from disk, for `ConsumeQueues.admit`. Blocks. Raises: ConsumeQueueError."""
         path = self.path(read.folder, read.key[1], read.start)
         try:
             file = self._filesystem.open(path, writable=False)
@@ -124,7 +124,7 @@ class ConsumeQueueFiles:
 
     # --- the background worker ------------------------------------------------------------------------------
     def write(self, runs: Iterable[UnwrittenRun]) -> None:
-        """Write runs to their files (not durable before `sync`). Raises: OSError; then write the same again."""
+        """Write runs to their files, durable after `sync`. Raises: OSError; then write the same again."""
         for run in runs:
             done = 0
             while done < len(run.units):
@@ -143,10 +143,10 @@ class ConsumeQueueFiles:
         self._writers.get(path).pwritev([raw], unit % UNITS_PER_FILE * UNIT_SIZE)
 
     def sync(self) -> None:
-        """Put everything written so far on stable storage.
+        """Make all writes so far durable.
 
-        Raises: StorageFailedError (a failed flush is never tried again, P15: the next would say that all is well),
-        OSError (no room; nothing is lost).
+        Raises: StorageFailedError (a failed flush is never repeated, because the next one would report
+        success: P15), OSError (disk full; nothing is lost).
         """
         for path in sorted(self._unsynced):
             if self._filesystem.exists(path):
@@ -167,7 +167,7 @@ class ConsumeQueueFiles:
         return [path for name in queues for path in self._remove(self._root / folder / name, FILE_SIZE << 40)]
 
     def remove_below(self, bounds: Iterable[QueueBounds]) -> list[Path]:
-        """Delete the files whose units are all below the begin of their queue (retention); return them, for `forget`."""
+        """Delete files whose units are all below the queue's begin (retention); return them, for `forget`."""
         return [
             path
             for folder, queue_id, begin in bounds
@@ -184,17 +184,17 @@ class ConsumeQueueFiles:
         return gone
 
     def remove_orphans(self, known: set[str]) -> None:
-        """At start: delete the files of topics that the state does not know any more."""
+        """At start, delete the files of topics that are not in the state."""
         for folder in self._filesystem.list_directory(self._root):
-            if folder not in known and "@" in folder:  # others are not ours
+            if folder not in known and "@" in folder:  # other folders are foreign
                 self.remove_topic(folder)
 
     def damage(self, queue: ConsumeQueue) -> ConsumeQueueError | None:
-        """At start: return what the files lack of all that the checkpoint counts on, in their names and sizes."""
+        """At start, return an error if files are missing or shorter than the checkpoint requires."""
         stop = queue.written
         begin = (
             queue.begin // BLOCK_UNITS * BLOCK_UNITS
-        )  # the checksum of its block covers also what is below it
+        )  # the checksum of its block covers the units below it, too
         if begin == stop:
             return None
         for start in range(begin // UNITS_PER_FILE * UNITS_PER_FILE, stop, UNITS_PER_FILE):
@@ -214,11 +214,11 @@ class ConsumeQueueFiles:
         return None
 
     def close(self) -> None:
-        """Close all descriptors; nothing else may run."""
+        """Close all descriptors. No other method may run."""
         self._readers.close()
         self._writers.close()
 
 
 def _unreadable(path: Path, error: OSError) -> Exception:
-    """Return what a failed read means: a bad sector is damage, as it is in the log. Others say nothing of the file."""
+    """Return the error for a failed read. A bad sector is damage, as in the log; other errors are not."""
     return ConsumeQueueError(str(path), "the disk cannot read it") if error.errno == errno.EIO else error

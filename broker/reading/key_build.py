@@ -1,8 +1,8 @@
-"""The run of one segment in the making: items are collected, written out in parts when they take memory, and merged.
+"""Build of the key index run of one segment: collects items, writes them out in parts, merges the parts.
 
-Owns: the items of one segment that no finished run has.   Must not: read the log, or know other segments.
-Invariant: `content` is replaced as a whole, so that a search in another thread sees each item once. All methods but the
-look at `content` belong to one worker thread at a time.
+Owns: the items of one segment without a finished run.   Must not: read the log, or know other segments.
+Invariant: `content` is replaced as a whole, so a search in another thread sees each item exactly once. Except
+for reads of `content`, only one worker thread at a time may use a build.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ledgermq.raft.disk.files import FileSystem
 from .key_hashes import NO_ITEMS, ItemForm, items_of
 from .key_run import KeyRun, RunRange, merged, run_path, write_run
 
-#: Items in memory that make a part: 8 MiB.
+#: Number of items in memory at which a part is written: 8 MiB.
 PART_ITEMS: Final = 1 << 20
-#: Log bytes that make one, too: what a killed node reads again.
+#: Number of log bytes at which a part is written: a node that was killed reads up to so much again.
 PART_LOG_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuildContent:
-    """What can be searched: runs of parts, and behind them items in memory, in no order."""
+    """Searchable content of a build. Immutable."""
 
-    parts: tuple[KeyRun, ...] = ()
-    items: np.ndarray = field(default_factory=lambda: NO_ITEMS)
+    parts: tuple[KeyRun, ...] = ()  # in the order of the log
+    items: np.ndarray = field(default_factory=lambda: NO_ITEMS)  # u64, unsorted; of entries after `parts`
 
     def in_memory(self, form: ItemForm, hashed: int, begin: int, end: int, at_most: int) -> np.ndarray:
-        """As RunReader.find, of the items in memory."""
+        """Search the items in memory; see RunReader.find."""
         bounds = form.bounds(hashed, begin, end)
         if bounds is None:
             return np.empty(0, np.int64)
@@ -43,7 +43,7 @@ class BuildContent:
 
 
 class SegmentBuild:
-    """Use: `take` entries in order, `write_part` when `is_full`, `write_whole` when the segment is closed."""
+    """Build of one run. `take` entries in order, `write_part` when `is_full`, `write_whole` at the end."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class SegmentBuild:
         pace: Callable[[int], None],
         part_items: int = PART_ITEMS,
     ) -> None:
-        """`start`: physical offset of the segment, whose first entry is `first_index`."""
+        """`start`: physical offset of the segment. `first_index`: index of its first entry."""
         self._files = files
         self._folder = folder
         self._form = form
         self._pace = pace
         self._part_items = part_items
-        self._room = NO_ITEMS  # `content.items` is the begin of it
-        self._part_first = first_index
-        self._part_offset = start
+        self._room = NO_ITEMS  # buffer; `content.items` is its used part
+        self._part_first = first_index  # first entry of the next part
+        self._part_offset = start  # physical offset of that entry
         self.start = start
         self.first_index = first_index
-        self.next_index = first_index
-        self.last: RunRange | None = None  # of all that was taken
+        self.next_index = first_index  # first entry that is not taken
+        self.last: RunRange | None = None  # range of all taken entries
         self.content = BuildContent()
 
     def go_on(self, parts: Sequence[KeyRun]) -> None:
-        """Begin with parts of an earlier build, one behind the other, the first one at the segment's first entry."""
+        """Start with contiguous parts of an earlier build, from the segment's first entry on."""
         last = parts[-1].range
         self.last = last._replace(first_index=self.first_index)
         self.next_index = self._part_first = last.last_index + 1
@@ -81,12 +81,12 @@ class SegmentBuild:
 
     @property
     def end_offset(self) -> int:
-        """Physical offset behind what was taken."""
+        """Physical offset just past the last taken entry."""
         return self.last.end_offset if self.last is not None else self.start
 
     @property
     def is_full(self) -> bool:
-        """What is in memory should be written out."""
+        """Whether the items in memory should be written out."""
         grown = self.end_offset - self._part_offset
         return len(self.content.items) >= self._part_items or grown >= PART_LOG_BYTES
 
@@ -107,7 +107,7 @@ class SegmentBuild:
         self.next_index = last.index + 1
 
     def write_part(self, paced: bool = True) -> None:
-        """Put what is in memory into a file, slowly unless the node waits for it. Raises: OSError (nothing changed)."""
+        """Write the items in memory to a file. `paced`: slowly. Raises: OSError (nothing changed)."""
         if self.last is None or self._part_first == self.next_index:
             return
         items = np.sort(self.content.items)
@@ -119,7 +119,7 @@ class SegmentBuild:
         self._part_first, self._part_offset = self.next_index, self.end_offset
 
     def write_whole(self) -> KeyRun:
-        """Write the run of the segment; its parts may be deleted then. Raises: OSError, CorruptError (of a part)."""
+        """Write the run of the segment; its parts can be deleted then. Raises: OSError, CorruptError."""
         assert self.last is not None
         content = self.content
         path = run_path(self._folder, self.start)
@@ -139,4 +139,4 @@ class SegmentBuild:
 
 
 def _no_pace(size: int) -> None:
-    """Write as fast as the disk takes it."""
+    """Do not limit the rate."""

@@ -1,7 +1,7 @@
-"""The folder `keyindex/` at a start: which of its files belong to this log, and what has to be made.
+"""Inventory of the folder `keyindex/` at start: files that match this log, and runs that must be built.
 
-Owns: that decision.   Must not: believe a file for its name. A file that fits no segment, was made of other entries (its
-last one has another checksum, and checksums are chained), or is damaged, is useless.
+Owns: that decision.   Must not: trust the name of a file. A file is useless if it is damaged, fits no
+segment, or was built from other entries (the checksum of its last entry differs, and checksums are chained).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogShape(Protocol):
-    """The part of CommitLog that tells what it holds."""
+    """The part of CommitLog that describes its contents."""
 
     def segments(self) -> Sequence[SegmentInfo]: ...
 
@@ -35,18 +35,18 @@ class LogShape(Protocol):
 
 @dataclass(slots=True)
 class Kept:
-    """What is there, and what is not."""
+    """Result of the inventory. Segments are named by their start offset."""
 
-    #: The segment of the last applied entry, which is followed from its first entry (or from the end of `parts`).
+    #: Segment of the last applied entry. It is followed from its first entry, or from the end of `parts`.
     followed: SegmentInfo | None = None
-    parts: list[KeyRun] = field(default_factory=list)
-    runs: dict[int, KeyRun] = field(default_factory=dict)  # of whole segments, by start
-    missing: set[int] = field(default_factory=set)
-    useless: list[Path] = field(default_factory=list)
+    parts: list[KeyRun] = field(default_factory=list)  # of `followed`, contiguous from its first entry
+    runs: dict[int, KeyRun] = field(default_factory=dict)  # runs of whole segments
+    missing: set[int] = field(default_factory=set)  # segments before `followed` without a run
+    useless: list[Path] = field(default_factory=list)  # files to delete
 
 
 def read_folder(files: FileSystem, folder: Path, form: ItemForm) -> tuple[list[KeyRun], list[Path]]:
-    """Return the runs in the folder, oldest first, and the files that are none. Blocking."""
+    """Return the runs in the folder, oldest first, and the other files. Blocks."""
     found: list[KeyRun] = []
     useless: list[Path] = []
     for name in files.list_directory(folder):
@@ -60,13 +60,13 @@ def read_folder(files: FileSystem, folder: Path, form: ItemForm) -> tuple[list[K
         first = run.range.first_index if path.suffix else None
         if run.form == form and path == run_path(folder, run.range.segment_start, first):
             found.append(run)
-        else:  # incomplete, of other segments, or under another name
+        else:  # incomplete, of another segment size, or with a wrong name
             useless.append(path)
     return found, useless
 
 
 async def keep_what_fits(found: list[KeyRun], log: LogShape, applied: int) -> Kept:
-    """Choose among the runs of the folder; `applied`: index of the last applied entry."""
+    """Select the runs that match the log. `applied`: index of the last applied entry."""
     infos = {info.start_offset: info for info in log.segments()}
     newest = max(infos, default=0)
     kept = Kept()
@@ -91,14 +91,14 @@ async def keep_what_fits(found: list[KeyRun], log: LogShape, applied: int) -> Ke
 
 
 def _is_whole(run: KeyRun, segment: SegmentInfo, newest: int) -> bool:
-    """Tell whether a run holds a whole segment. The newest one still grows."""
+    """Tell whether a run covers a whole segment. The newest one still grows."""
     taken = run.range
     same = (taken.first_index, taken.last_index) == (segment.first_index, segment.last_index)
     return same and segment.start_offset != newest
 
 
 async def _fits(run: KeyRun, log: LogShape) -> bool:
-    """Tell whether a run was made of the entries that the log has."""
+    """Tell whether a run was built from the entries in the log."""
     taken = run.range
     try:
         last = await log.header_at(LogIndex(taken.last_index))

@@ -1,10 +1,11 @@
-"""What the key index notes of a message: its id and its keys as hashes, and where its record stands. Pure.
+"""Items of the key index: hashes of message ids and keys, with the place of the record. Pure.
 
-An item is a u64: the upper bits of a hash, and in the lower ones the place of the record in its segment, in units of 8
-bytes. So a sorted run of items needs 8 bytes for each id and key, is sorted as it is, and has the records of one hash in
-the order of the log. A segment of 1 GiB leaves 37 bits to the hash: whoever finds an item must look at the record.
+An item is a u64. Its upper bits are those of a hash. Its lower bits are the place of the record in its
+segment, in units of 8 bytes. A run therefore needs 8 bytes per id or key, sorts by plain comparison, and
+holds the records of one hash in log order. A segment of 1 GiB leaves 37 bits for the hash: a match must be
+verified in the record.
 
-Owns: how ids and keys become hashes, the form of an item.   Must not: know files, or what is visible.
+Owns: the hash functions of ids and keys, the form of an item.   Must not: know files, or what is visible.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, hash_text
 
 from ..state.consume_queue import record_starts
 
-#: Records, and so places, are multiples of this.
+#: Alignment of records (bytes), and unit of places.
 PLACE_UNIT: Final = 8
 _MASK: Final = (1 << 64) - 1
-_ODD: Final = 0x9E3779B97F4A7C15  # spreads what is alike (the golden ratio, in 64 bits)
+_ODD: Final = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits; spreads similar values
 _FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64's last steps
 _SECTION_WORDS: Final = SECTION_HEADER_SIZE // 8
-_FEW: Final = 24  # records
+_FEW: Final = 24  # records; up to so many, a loop is faster than arrays
 # 8-byte words of a record: flags and key count, the two halves of the id, the first key.
 _COUNT_WORD, _ID_WORD, _KEYS_WORD = 1, 6, 8
 
@@ -33,9 +34,9 @@ NO_ITEMS: Final = np.empty(0, np.uint64)
 
 
 class ItemForm(NamedTuple):
-    """How a word is shared between hash and place; the same for all segments of a group."""
+    """Division of an item into hash and place; equal for all segments of a broker group."""
 
-    place_bits: int
+    place_bits: int  # number of low bits for the place; the others are the hash's upper bits
 
     @classmethod
     def of(cls, segment_size: int) -> ItemForm:
@@ -46,9 +47,9 @@ class ItemForm(NamedTuple):
         return (1 << self.place_bits) - 1
 
     def bounds(self, hashed: int, begin: int, end: int) -> tuple[np.uint64, np.uint64] | None:
-        """Return the smallest and the largest item of a hash whose record stands in [begin, end) (bytes in the segment).
+        """Return the smallest and the largest item of a hash in [begin, end) (bytes in the segment).
 
-        None: no record stands there.
+        None: no record can start there.
         """
         first, behind = -(-begin // PLACE_UNIT), -(-end // PLACE_UNIT)
         if first >= behind:
@@ -57,12 +58,12 @@ class ItemForm(NamedTuple):
         return np.uint64(upper | first), np.uint64(upper | (behind - 1))
 
     def positions(self, items: np.ndarray) -> np.ndarray:
-        """Return where in the segment the records of items stand (bytes, int64)."""
+        """Return the positions of the items' records in the segment (bytes, int64)."""
         return (items & np.uint64(self.place_mask)).astype(np.int64) * PLACE_UNIT
 
 
 def id_hash(message_id: bytes) -> int:
-    """Return the hash of the 16 bytes that a record has of its message id."""
+    """Return the hash of the 16-byte message id of a record."""
     halves = np.frombuffer(message_id, "<u8")
     return int(_of_ids(halves[:1], halves[1:])[0])
 
@@ -73,7 +74,7 @@ def key_hash(topic_id: int, key: str) -> int:
 
 
 def _of_ids(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Mix the halves of ids: those of one producer differ in few bits."""
+    """Mix the halves of ids: ids of one producer differ in few bits."""
     mixed = low ^ (high * np.uint64(_ODD))
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         mixed ^= mixed >> np.uint64(shift)
@@ -85,7 +86,7 @@ def _of_ids(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 def items_of(
     entries: Iterable[tuple[EntryHeader, memoryview]], segment_start: int, form: ItemForm
 ) -> np.ndarray:
-    """Return the items of committed entries of one segment (u64, in no order). May run in any thread."""
+    """Return the items of committed entries of one segment (u64, unsorted). Thread-safe."""
     items = _Items(form)
     for header, payload in entries:
         if header.kind is EntryKind.RECORDS:
@@ -95,7 +96,7 @@ def items_of(
 
 
 class _Items:
-    """Collects items: those of small sections one by one, as arrays would cost more than the records."""
+    """Collector of items. Small sections are processed record by record, because arrays would cost more."""
 
     def __init__(self, form: ItemForm) -> None:
         self._mask = np.uint64(form.place_mask)
@@ -104,7 +105,7 @@ class _Items:
         self._found: list[np.ndarray] = []
 
     def add(self, payload: memoryview, section_count: int, base: int) -> None:
-        """Take the records of a payload, which stands at the place `base`."""
+        """Add the records of a payload that starts at place `base`."""
         words = payload.cast("Q")
         at = 0
         for _ in range(section_count):
@@ -147,7 +148,7 @@ class _Items:
         self._found.append((hashes & ~self._mask) | places)
 
     def all(self) -> np.ndarray:
-        """Return everything that was taken."""
+        """Return all collected items."""
         low, high, places = (np.array(each, np.uint64) for each in self._ids)
         self._put(_of_ids(low, high), places)
         self._put(*(np.array(each, np.uint64) for each in self._keys))

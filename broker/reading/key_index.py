@@ -1,11 +1,11 @@
-"""The key index of a node: where in the log the records with a message id or a key stand (D22).
+"""Key index of a node: places in the log of records with a given message id or key (D22).
 
-One sorted run of items per segment whose entries are all applied; that of the segment that is written grows in memory,
-behind what is applied by a moment. Nothing here is a source of truth: a run that is missing, damaged, or of another log is
-made again, and who finds an item must look at the record.
+Each segment whose entries are all applied has one sorted run of items. The run of the current segment grows
+in memory, shortly behind apply. The index is not a source of truth: a run that is missing, damaged, or of
+another log is rebuilt, and a match must be verified in the record.
 
-Owns: the build of the segment that is followed, and searching.   Must not: hold up apply, or look at what is not applied;
-work on the event loop for longer than a slice of log takes to verify.
+Owns: the build of the followed segment, and searches.   Must not: delay apply, read entries that are not
+applied, or occupy the event loop for longer than the verification of one slice of log.
 Bounds: five builds of about 8 MiB (one followed, three closed, one of an old segment), 8 MiB of tables.
 """
 
@@ -32,34 +32,37 @@ from .key_runs import RETRY_SECONDS, Builds, Entries, KeyRuns, StoppedError, say
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between an entry that is applied and its items, while nobody asks.
+#: Delay (seconds) from apply to the index while no search waits.
 FOLLOW_INTERVAL: Final = 0.1
-_MAX_CLOSED: Final = 2  # segments whose run is to be written; with more of them following waits
-_LOOK_INTERVAL: Final = 10.0  # for segments that retention deleted
+_MAX_CLOSED: Final = 2  # maximum of segments waiting for their run to be written; then following pauses
+_LOOK_INTERVAL: Final = 10.0  # seconds between checks for segments that retention deleted
 _MAX_PLANS: Final = 4
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Physical offsets of records that may have a hash, the newest first, and how many log bytes were not searched."""
+    """Result of a search."""
 
-    offsets: list[int]
-    unsearched: int
+    offsets: list[int]  # physical offsets of records that may match, newest first
+    unsearched: int  # log bytes that were not searched
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is searched of one segment, between two bytes of it."""
+    """Part of a segment to search."""
 
-    start: int
-    begin: int
-    end: int
+    start: int  # physical offset of the segment
+    begin: int  # first byte in the segment
+    end: int  # one past the last byte in the segment
     content: BuildContent
 
 
 class KeyIndex:
-    """Use: `start()`, `on_effects` for each applied entry, `await search(...)`, `await stop()`. Event-loop thread."""
+    """Key index. `start()`, `on_effects` for each applied entry, `await search(...)`, `await stop()`.
+
+    Runs on the event-loop thread.
+    """
 
     def __init__(self, builds: Builds, applied: Callable[[], int]) -> None:
         """`applied`: index of the last applied entry."""
@@ -69,21 +72,21 @@ class KeyIndex:
         self._finished = KeyRuns(builds, applied)
         self._tail: SegmentBuild | None = None
         self._next = 0  # first entry that is not taken; 0: not known yet
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # (index to reach, future)
         self._wanted = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, "key-items")
         self._searchers = ThreadPoolExecutor(2, "key-search")
 
-    # --- life -----------------------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin to follow the log."""
+        """Start following the log."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._finished.start()
 
     async def stop(self) -> None:
-        """Follow no further; keep what is in memory, so that the next start need not read it again."""
+        """Stop following, and write the items in memory, so that the next start need not read them again."""
         self._builds.stopping.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -100,7 +103,7 @@ class KeyIndex:
         await asyncio.to_thread(self._searchers.shutdown)
 
     def on_effects(self, effects: Effects) -> None:
-        """An entry was applied: its items follow soon."""
+        """Schedule the indexing of an applied entry."""
         if self._timer is None and not self._builds.stopping.is_set():
             self._timer = asyncio.get_running_loop().call_later(FOLLOW_INTERVAL, self._wake)
 
@@ -111,22 +114,22 @@ class KeyIndex:
     # --- for metrics ----------------------------------------------------------------------------------------
     @property
     def entries_behind(self) -> int:
-        """Applied entries that are not taken yet."""
+        """Number of applied entries that are not indexed yet."""
         return max(self._applied() + 1 - self._next, 0)
 
     @property
     def segments_missing(self) -> int:
-        """Old segments that cannot be searched."""
+        """Number of old segments that cannot be searched."""
         return len(self._finished.missing)
 
     @property
     def damaged(self) -> int:
-        """Files that were thrown away since the start."""
+        """Number of damaged files that were discarded since start."""
         return self._finished.damaged
 
-    # --- searching ------------------------------------------------------------------------------------------
+    # --- search ---------------------------------------------------------------------------------------------
     async def catch_up(self, timeout: float) -> None:
-        """Return when everything that is applied now is taken, or after `timeout` seconds."""
+        """Wait until all entries applied so far are indexed, at most `timeout` seconds."""
         target = self._applied()
         if self._next > target:
             return
@@ -139,9 +142,9 @@ class KeyIndex:
             self._waiters.remove(waiter)
 
     async def search(self, hashed: int, begin: int, end: int, at_most: int) -> Found:
-        """Return the newest `at_most` records that may have a hash and stand in [begin, end) (physical offsets).
+        """Return the newest `at_most` records in [begin, end) (physical offsets) that may have a hash.
 
-        Raises: OSError (files cannot be read, and it is not their fault).
+        Raises: OSError (files cannot be read for a reason other than damage).
         """
         offsets: list[int] = []
         for _ in range(_MAX_PLANS):
@@ -154,7 +157,7 @@ class KeyIndex:
         return Found(offsets, end - begin)
 
     def _plan(self, begin: int, end: int) -> tuple[list[_Source], int]:
-        """Return what there is to search, the newest first, and the bytes for which there is nothing."""
+        """Return the sources to search, newest first, and the number of bytes without a source."""
         size, finished, tail = self._log.segment_size, self._finished, self._tail
         plan: list[_Source] = []
         unsearched = 0
@@ -176,7 +179,7 @@ class KeyIndex:
     def _search(
         self, plan: list[_Source], hashed: int, at_most: int
     ) -> tuple[list[int], list[tuple[KeyRun, str]]]:
-        """Search, in a thread. Returns offsets, the newest first, and the runs that cannot be used. Raises: OSError."""
+        """Search, in a thread. Return offsets, newest first, and unusable runs. Raises: OSError."""
         form, reader = self._builds.form, self._builds.reader
         found: list[int] = []
         lost: list[tuple[KeyRun, str]] = []
@@ -199,13 +202,13 @@ class KeyIndex:
         return found, lost
 
     def _lose(self, run: KeyRun, reason: str) -> None:
-        """A run cannot be read: it is made again, unless it was replaced or deleted in the meantime."""
+        """Rebuild an unreadable run, unless it was replaced or deleted meanwhile."""
         start, finished = run.range.segment_start, self._finished
         closed = finished.closed.get(start)
         if self._tail is not None and run in self._tail.content.parts:
             finished.damaged += 1
             paths = [part.path for part in self._tail.content.parts]
-            self._worker.submit(self._builds.unlink, paths)  # in front of the parts that come in their place
+            self._worker.submit(self._builds.unlink, paths)  # before new parts with these names are written
             self._next = self._tail.first_index
             self._tail = self._builds.new(start, self._tail.first_index)
             self._wanted.set()
@@ -217,7 +220,7 @@ class KeyIndex:
             return
         logger.warning("key index damaged, it is made again path=%s reason=%s", run.path, reason)
 
-    # --- following what is applied --------------------------------------------------------------------------
+    # --- following apply ------------------------------------------------------------------------------------
     async def _run(self) -> None:
         while True:
             try:
@@ -227,7 +230,7 @@ class KeyIndex:
                 await self._follow()
             except StoppedError:
                 return
-            except Exception as error:  # nobody awaits this task, and nothing but look-ups depends on it
+            except Exception as error:  # the task must go on; only searches depend on it
                 if isinstance(error, OSError | StorageError):
                     logger.warning("key index does not follow, the next try comes reason=%s", error)
                 else:
@@ -240,7 +243,7 @@ class KeyIndex:
             self._wanted.clear()
 
     async def _open(self) -> None:
-        """Take over what an earlier run of this node left, as far as it fits the log."""
+        """Load the files of an earlier process, as far as they match the log."""
         builds, finished = self._builds, self._finished
         found, useless = await self._in(self._worker, read_folder, builds.files, builds.folder, builds.form)
         kept = await keep_what_fits(found, self._log, self._applied())
@@ -259,19 +262,19 @@ class KeyIndex:
         finished.wake()
 
     async def _follow(self) -> None:
-        """Take all that is applied."""
+        """Index all applied entries."""
         while (target := self._applied()) >= self._next:
             try:
                 entries = await self._builds.read(LogIndex(self._next), LogIndex(target))
-            except LogCompactedError:  # retention or a reset was quicker
+            except LogCompactedError:  # deleted meanwhile by retention or a reset
                 self._tail, self._next = None, self._log.first_index
                 continue
-            if entries and entries[0][0].index == self._next:  # else a part was damaged while it was read
+            if entries and entries[0][0].index == self._next:  # else a part was found damaged meanwhile
                 await self._take(entries)
         self._settle()
 
     async def _take(self, entries: Entries) -> None:
-        """Take the next entries, of one segment or several."""
+        """Index the next entries, of one or several segments."""
         size = self._log.segment_size
         while entries:
             start = segment_start(entries[0][0].physical_offset, size)
@@ -282,7 +285,7 @@ class KeyIndex:
             count = _count_before(entries, start + size)
             await self._in(self._worker, build.take, entries[:count])
             if self._tail is not build:
-                return  # a part of it was damaged: it begins again
+                return  # one of its parts was damaged: the build restarts
             self._next = build.next_index
             if build.is_full:
                 await self._in(self._worker, build.write_part)
@@ -290,11 +293,11 @@ class KeyIndex:
             entries = entries[count:] if self._tail is build else ()
 
     async def _close_tail(self) -> None:
-        """The segment that was followed has no more entries: let its run be written."""
+        """Hand the build of a complete segment over to be written."""
         build, self._tail = self._tail, None
         if build is not None:
             self._finished.close(build)
-        while len(self._finished.closed) > _MAX_CLOSED:  # noqa: ASYNC110 (rare: a disk that is full, or very slow)
+        while len(self._finished.closed) > _MAX_CLOSED:  # noqa: ASYNC110 (rare: a full or very slow disk)
             await asyncio.sleep(FOLLOW_INTERVAL)
 
     def _settle(self) -> None:
@@ -307,7 +310,7 @@ class KeyIndex:
 
 
 def _count_before(entries: Entries, offset: int) -> int:
-    """Return how many of the entries stand in front of a physical offset."""
+    """Return the number of entries before a physical offset."""
     for count, (header, _) in enumerate(entries):
         if header.physical_offset >= offset:
             return count

@@ -1,28 +1,29 @@
 """Files of the key index: sorted runs of items (see key_hashes), searched by bisection.
 
-`keyindex/<20-digit start of the segment>` holds the items of a whole segment; `….<20-digit first index>` those of some
-entries of a segment that is still written. A file appears under its name when it is complete (temporary name, rename). It
-is not flushed: one that a power cut left incomplete has wrong checksums, and is made again like any other damaged one.
+`keyindex/<20-digit start of the segment>` holds the items of a whole segment, `….<20-digit first index>`
+those of some entries of a segment that still grows. A file gets its name once it is complete (temporary name,
+rename). It is not flushed: after a power cut an incomplete file has wrong checksums, and is rebuilt like any
+other damaged one.
 
-Little-endian. A header, a table of the blocks, the items, ascending, in blocks of 2,048 (16 KiB).
+Little-endian: a header, a table of the blocks, and the items in ascending order, in blocks of 2,048 (16 KiB).
 
      0  4   magic b"LMQK"
      4  u32 version (1)
      8  u32 crc32c over bytes [12, 80)
     12  u32 crc32c of the table
     16  u64 start of the segment
-    24  u64 index of the first entry that was taken
-    32  u64 index of the last one
-    40  u32 its checksum field: by the chain that names all entries before it, too
-    44  u32 bits of an item that are the place
-    48  u64 count of items
-    56  u64 physical offset behind the last entry
+    24  u64 index of the first entry
+    32  u64 index of the last entry
+    40  u32 checksum field of the last entry; chained, so it identifies all entries before it, too
+    44  u32 number of bits of an item for the place
+    48  u64 number of items
+    56  u64 physical offset just past the last entry
     64  16  reserved, 0
     then per block u64 its first item; then per block u32 its crc32c; then the items
 
-Owns: the format, writing and reading it, the tables of the runs that were searched lately.
-Must not: believe bytes whose checksum is wrong (CorruptError); know which runs there should be. Blocking: any thread but
-the event loop's.
+Owns: the format, its reader and writer, the tables of recently searched runs.
+Must not: use bytes with a wrong checksum (CorruptError); know which runs should exist. All calls block: never
+call them on the event loop.
 """
 
 from __future__ import annotations
@@ -51,27 +52,27 @@ _MAGIC: Final = b"LMQK"
 _HEADER: Final = struct.Struct("<4sIIIQQQIIQQ16s")
 _ITEM: Final = 8
 _BLOCK: Final = BLOCK_ITEMS * _ITEM
-_ROW: Final = 12  # bytes of the table for a block
-#: Tables that stay in memory, bytes: those of 1,500 million items. Others are read again.
+_ROW: Final = 12  # bytes per block in the table
+#: Maximum bytes of cached tables: those of 1,500 million items. Others are read again.
 _TABLE_BYTES: Final = 8 << 20
-#: Of runs that are merged, items that are in memory at a time (about).
+#: Approximate number of items in memory during a merge.
 _MERGE_ITEMS: Final = 256 * 1024
 assert _HEADER.size == 80
 
 
 class RunRange(NamedTuple):
-    """What a run was made of: entries of one segment."""
+    """Entries of one segment from which a run was built."""
 
     segment_start: int
     first_index: int
     last_index: int
     last_crc: int  # checksum field of the last entry
-    end_offset: int  # physical, behind the last entry
+    end_offset: int  # physical, just past the last entry
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRun:
-    """A run file whose header was found right."""
+    """A run file with a verified header."""
 
     path: Path
     range: RunRange
@@ -90,7 +91,7 @@ class KeyRun:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self.items_at + _ITEM * self.count
 
 
@@ -101,13 +102,13 @@ class _Table:
 
 
 def run_path(folder: Path, segment_start: int, first_index: int | None = None) -> Path:
-    """Return the path of a segment's run; with `first_index` that of a part of it."""
+    """Return the path of a segment's run, or of a part of it with `first_index`."""
     name = f"{segment_start:020d}"
     return folder / (name if first_index is None else f"{name}.{first_index:020d}")
 
 
 def open_run(files: FileSystem, path: Path) -> KeyRun:
-    """Read and check the header of a run. Raises: CorruptError, NewerFormatError, OSError."""
+    """Read and verify the header of a run. Raises: CorruptError, NewerFormatError, OSError."""
     file = files.open(path, writable=False)
     try:
         raw, size = file.pread(_HEADER.size, 0), file.size()
@@ -129,7 +130,7 @@ def open_run(files: FileSystem, path: Path) -> KeyRun:
 
 
 class RunReader:
-    """Searches runs. May be used from several threads."""
+    """Search of runs. Thread-safe."""
 
     def __init__(self, files: FileSystem) -> None:
         self._files = files
@@ -138,7 +139,7 @@ class RunReader:
         self._lock = threading.Lock()
 
     def find(self, run: KeyRun, hashed: int, begin: int, end: int, at_most: int) -> np.ndarray:
-        """Return the last `at_most` records of a hash that stand in [begin, end) (bytes in the segment), ascending.
+        """Return the last `at_most` positions of a hash in [begin, end) (bytes in the segment), ascending.
 
         Raises: CorruptError (a checksum is wrong), FileNotFoundError, OSError.
         """
@@ -203,7 +204,7 @@ def _block(run: KeyRun, file: File, table: _Table, block: int) -> np.ndarray:
     return np.frombuffer(raw, "<u8")
 
 
-# --- writing ----------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------------
 def write_run(
     files: FileSystem,
     path: Path,
@@ -213,7 +214,7 @@ def write_run(
     items: Iterable[np.ndarray],
     pace: Callable[[int], None],
 ) -> KeyRun:
-    """Write a run of `count` items, which come in ascending stretches; `pace(bytes)` is called after each and may wait.
+    """Write a run of `count` items, given in ascending stretches. `pace(bytes)` is called after each.
 
     Raises: OSError, and what `pace` raises; then no file is left.
     """
@@ -226,7 +227,7 @@ def write_run(
         run = _write(file, KeyRun(path, taken, form, count, 0), items, pace)
     except BaseException:
         with suppress(OSError):
-            files.unlink(temporary)  # on a full disk others need the room more
+            files.unlink(temporary)  # frees the space on a full disk
         raise
     finally:
         file.close()
@@ -263,7 +264,7 @@ def _header(run: KeyRun) -> bytes:
 
 
 def _in_blocks(items: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Cut stretches anew, so that each but the last is whole blocks."""
+    """Regroup stretches, so that each but the last consists of whole blocks."""
     left = NO_ITEMS
     for stretch in items:
         joined = np.concatenate((left, stretch)) if len(left) else stretch
@@ -276,7 +277,7 @@ def _in_blocks(items: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 class _Cursor:
-    """Reads a run from its begin, as far as it is asked for."""
+    """Sequential reader of a run."""
 
     def __init__(self, run: KeyRun, file: File) -> None:
         self._run, self._file = run, file
@@ -285,7 +286,7 @@ class _Cursor:
         self._ahead = NO_ITEMS
 
     def below(self, bound: np.uint64 | None) -> np.ndarray:
-        """Return the next items, those below `bound`; None: all that are left."""
+        """Return the next items below `bound`; None: all remaining items."""
         parts = [self._ahead]
         while self._next < self._run.blocks and (bound is None or self.table.firsts[self._next] < bound):
             parts.append(_block(self._run, self._file, self.table, self._next))
@@ -297,7 +298,7 @@ class _Cursor:
 
 
 def merged(files: FileSystem, runs: Sequence[KeyRun], rest: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the items of runs and those of `rest` (ascending) in ascending stretches, a bounded part at a time.
+    """Yield the items of runs and of `rest` (ascending), in ascending stretches of bounded size.
 
     Raises: CorruptError, OSError.
     """

@@ -1,7 +1,8 @@
-"""The finished runs of the key index, and the task that makes them: of segments that are closed, and of old ones again.
+"""Finished runs of the key index, and the task that writes those of closed segments and rebuilds missing
+ones.
 
-Owns: the runs by segment, which are missing, the thread that writes their files.   Must not: follow what is applied.
-Bounds: runs are written, and old segments read, at a limited rate; one segment at a time.
+Owns: the runs by segment, the set of missing runs, the thread that writes their files.   Must not: follow
+apply. Bounds: runs are written, and old segments are read, at a limited rate, one segment at a time.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from .key_run import KeyRun, RunReader
 
 logger = logging.getLogger(__name__)
 
-#: Old segments are read, and runs written, at most so fast.
+#: Maximum rate at which old segments are read, and at which runs are written.
 BYTES_PER_SECOND: Final = 32 << 20
-#: After a failure.
+#: Pause after a failure.
 RETRY_SECONDS: Final = 30.0
-_SLICE: Final = 512 << 10  # of the log, at a time
+_SLICE: Final = 512 << 10  # bytes of log per read
 _T = TypeVar("_T")
 Entries = Sequence[tuple[EntryHeader, memoryview]]
 
 
 class LogSource(Protocol):
-    """The part of CommitLog that is read here."""
+    """The part of CommitLog that the key index uses."""
 
     @property
     def segment_size(self) -> int: ...
@@ -59,11 +60,11 @@ class LogSource(Protocol):
 
 
 class StoppedError(Exception):
-    """A thread was told to end."""
+    """The thread must stop."""
 
 
 class Builds:
-    """What builds and whoever fills them need: the log, the folder, the pace."""
+    """Factory and environment of builds: the log, the folder, the rate."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Builds:
         form: ItemForm | None = None,
         part_items: int = PART_ITEMS,
     ) -> None:
-        """`repair`: True when damaged log bytes are whole again."""
+        """`repair` returns True if damaged log bytes are whole again."""
         self.log = log
         self.files = files
         self.folder = folder
@@ -92,10 +93,13 @@ class Builds:
         )  # fmt: skip
 
     async def read(self, low: LogIndex, high: LogIndex) -> Entries:
-        """Return the next entries; none: ask again. Raises: LogCompactedError, DamagedLogError, StorageError."""
+        """Return the next entries; none: call again.
+
+        Raises: LogCompactedError, DamagedLogError, StorageError.
+        """
         try:
             return await self.log.entries(low, high, _SLICE)
-        except LogTruncatedError:  # behind these: a read that crossed it
+        except LogTruncatedError:  # a concurrent truncation of later entries
             await asyncio.sleep(0)
         except DamagedLogError as error:
             if not await self._repair(error):
@@ -103,12 +107,12 @@ class Builds:
         return []
 
     def _pace(self, size: int) -> None:
-        """Called by a thread that writes: not too fast, and no longer than the node runs."""
+        """Limit the rate of a writing thread. Raises: StoppedError (the node stops)."""
         if self.stopping.wait(size / BYTES_PER_SECOND):
             raise StoppedError
 
     def unlink(self, paths: Sequence[Path]) -> None:
-        """Delete files. Blocking."""
+        """Delete files. Blocks."""
         for path in paths:
             self.reader.forget(path)
             with suppress(OSError):
@@ -116,7 +120,7 @@ class Builds:
 
 
 class KeyRuns:
-    """Use: `start()`, `close(build)` for each complete segment, `await stop()`. Event-loop thread."""
+    """Finished runs. `start()`, `close(build)` per complete segment, `await stop()`. Event-loop thread."""
 
     def __init__(self, builds: Builds, applied: Callable[[], int]) -> None:
         self._builds = builds
@@ -126,33 +130,33 @@ class KeyRuns:
         self._worker = ThreadPoolExecutor(1, "key-runs")
         self._task: asyncio.Task[None] | None = None
         self._first_start = -1
-        self.runs: dict[int, KeyRun] = {}  # by the segment's start
-        self.missing: set[int] = set()  # segments that have none and are not followed
-        self.closed: dict[int, SegmentBuild] = {}  # complete, to be written
-        self.damaged = 0  # files that were thrown away since the start
+        self.runs: dict[int, KeyRun] = {}  # by the segment's start offset
+        self.missing: set[int] = set()  # starts of segments without a run or a build
+        self.closed: dict[int, SegmentBuild] = {}  # complete builds to be written, oldest first
+        self.damaged = 0  # runs that were discarded since start
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the task."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End the task and its thread; `Builds.stopping` is set."""
+        """Stop the task and its thread. `Builds.stopping` must be set."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._worker.shutdown)
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Wake the task: there may be work."""
         self._wanted.set()
 
     def close(self, build: SegmentBuild) -> None:
-        """A segment has no more entries: its run is written soon. Until then the build is searched."""
+        """Queue the build of a complete segment for writing. Until then, searches use the build."""
         self.closed[build.start] = build
         self._wanted.set()
 
     def lose(self, start: int, paths: Sequence[Path]) -> None:
-        """The run of a segment cannot be used: it is made again."""
+        """Discard the unusable run of a segment; it is rebuilt."""
         self.runs.pop(start, None)
         self.closed.pop(start, None)
         self.missing.add(start)
@@ -171,7 +175,7 @@ class KeyRuns:
             self._unlink([part.path for part in self.closed.pop(start).content.parts])
         self._unlink([self.runs.pop(start).path for start in [s for s in self.runs if s < first]])
 
-    # --- making runs ----------------------------------------------------------------------------------------
+    # --- writing runs ---------------------------------------------------------------------------------------
     async def _run(self) -> None:
         while True:
             await self._wanted.wait()
@@ -184,7 +188,7 @@ class KeyRuns:
                         await self._make(self._whole_missing()[-1])
             except StoppedError:
                 return
-            except Exception as error:  # nobody awaits this task, and nothing but look-ups depends on it
+            except Exception as error:  # the task must go on; only searches depend on it
                 if isinstance(error, OSError | StorageError):
                     logger.warning("key index not written, the next try follows reason=%s", error)
                 else:
@@ -202,7 +206,7 @@ class KeyRuns:
             self.lose(build.start, [part.path for part in build.content.parts])
 
     async def _write_whole(self, build: SegmentBuild) -> None:
-        """Write the run of a segment and put it in the place of its parts. Raises: OSError, CorruptError."""
+        """Write the run of a segment, which replaces its parts. Raises: OSError, CorruptError."""
         run = await self._in_worker(build.write_whole)
         self._builds.reader.forget(run.path)
         self.closed.pop(build.start, None)
@@ -216,7 +220,7 @@ class KeyRuns:
         logger.debug("key index written path=%s items=%d", run.path, run.count)
 
     def _whole_missing(self) -> list[int]:
-        """Segments without a run that are complete and applied, oldest first."""
+        """Return the complete, applied segments without a run, oldest first."""
         if not self.missing:
             return []
         applied = self._applied()
@@ -224,7 +228,7 @@ class KeyRuns:
         return sorted(self.missing & whole)
 
     async def _make(self, start: int) -> None:
-        """Make the run of an old segment from the log, slowly; segments that are closed meanwhile come first."""
+        """Build the run of an old segment from the log at a limited rate. Closed segments come first."""
         info = next((each for each in self._log.segments() if each.start_offset == start), None)
         if info is None:
             self.missing.discard(start)
@@ -249,9 +253,9 @@ class KeyRuns:
             self._unlink([part.path for part in build.content.parts])
 
     def _unlink(self, paths: Sequence[Path]) -> None:
-        """Delete files, in the thread that may write files of the same names."""
+        """Delete files in the thread that may write files of the same names."""
         if paths:
-            with suppress(RuntimeError):  # shut down: the next start deletes them
+            with suppress(RuntimeError):  # the thread is shut down; the next start deletes them
                 self._worker.submit(self._builds.unlink, paths)
 
     async def _in_worker(self, call: Callable[..., _T], *arguments: Any) -> _T:
@@ -259,7 +263,7 @@ class KeyRuns:
 
 
 def says_nothing_of_the_file(error: Exception) -> bool:
-    """Tell apart, of what a read raises, that the process has no descriptors left and the like from a bad file."""
+    """Tell whether a read error has another cause than a bad file, for example a lack of descriptors."""
     return (
         isinstance(error, OSError) and not isinstance(error, FileNotFoundError) and error.errno != errno.EIO
     )

@@ -1,8 +1,9 @@
-"""Who reads the log of this node through an open fetch stream, and how far; known while the stream is open.
+"""Open fetch streams of this node and their positions; known only while a stream is open.
 
-Consumers that store no progress here (broadcast ones, pull consumers that never commit) are seen nowhere else: before the
-broker group goes for good a person is told of those that are behind.
-Owns: the last request of each stream. Must not: cost a fetch more than to keep it; decide anything.
+Consumers that store no progress here (broadcast consumers, pull consumers that never commit) are visible
+nowhere else. Before a broker group is removed, the operator is told which of them are behind.
+Owns: the last request of each stream.   Must not: cost a fetch more than storing a reference; decide
+anything.
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ from ledgermq.proto.log_pb2 import FetchRequest
 from ..state.backlog import consumers_by_topic
 from ..state.machine import BrokerState
 
-_MOST_POSITIONS: Final = 20_000  # that are looked at for one question; the streams behind them are left out
+_MOST_POSITIONS: Final = 20_000  # maximum of positions per query; streams beyond it are left out
 
 
 @dataclass(slots=True, eq=False)
 class LiveReader:
     """An open stream."""
 
-    consumer_group: str  # "": of none, or of an older version, which does not tell
-    request: FetchRequest | None = None  # the last one: it says how far the reader is
+    consumer_group: str  # "": none, or an older client that does not send it
+    request: FetchRequest | None = None  # the last request, with the reader's positions
 
 
 @dataclass(slots=True)
 class LiveReading:
-    """A consumer group in a topic of which it stores no progress here."""
+    """A consumer group that reads a topic without progress stored here."""
 
     group: str
     topic: str
-    streams: int = 0
-    behind: int = 0  # messages that the last of its streams has not fetched
+    streams: int = 0  # that are behind
+    behind: int = 0  # messages that the slowest of its streams has not fetched
 
 
 class LiveReaders:
-    """`open` for each stream; the connection limits bound how many there are."""
+    """Open fetch streams. Call `open` for each; the connection limits bound their number."""
 
     def __init__(self) -> None:
         self._open: set[LiveReader] = set()
 
     @contextmanager
     def open(self, consumer_group: str) -> Iterator[LiveReader]:
-        """While the stream is open; set `request` of what it gives with each one."""
+        """Register a stream inside the block. Set `request` of the yielded reader for each request."""
         reader = LiveReader(consumer_group)
         self._open.add(reader)
         try:
@@ -55,7 +56,7 @@ class LiveReaders:
             self._open.remove(reader)
 
     def unseen(self, state: BrokerState) -> list[LiveReading]:
-        """Return those that are behind and of which `progress` knows nothing, by group and topic."""
+        """Return the readers that are behind and unknown to `progress`, by consumer group and topic."""
         counted = consumers_by_topic(state)
         found: dict[tuple[str, int], LiveReading] = {}
         room = _MOST_POSITIONS

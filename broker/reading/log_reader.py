@@ -1,8 +1,9 @@
-"""Reads records and sections of committed entries out of the CommitLog, by the physical offsets of the ConsumeQueues.
+"""Reader of records and sections in the CommitLog, by physical offsets from the ConsumeQueues.
 
-Owns: the way from a record to its section and its entry. Must not: wait for a disk on the loop (a cold read goes to the
-log's read pool), or look at anything that was not applied: offsets come from ConsumeQueues only.
-Invariant: nothing is handed out of an entry whose checksum was not found right since this process started.
+Owns: the path from a record to its section and its entry.   Must not: block on a disk on the event loop (a
+cold read goes to the log's read pool), or read entries that are not applied: offsets come from ConsumeQueues
+only.
+Invariant: no data of an entry is returned before its checksum was verified in this process.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from ledgermq.proto.values import value
 from ledgermq.raft.errors import DamagedLogError
 
 _DISTANCE: Final = struct.Struct("<I")
-#: Base queue offset, count, size, checksum, entry distance: bytes 8 to 32 of a section header (proto/record.py).
+#: Base queue offset, count, size, checksum, entry distance: bytes 8 to 32 of a section header
+#: (proto/record.py).
 _SECTION_FIELDS: Final = struct.Struct("<qIIII")
-#: Entries whose checksum need not be looked at again.
+#: Maximum of remembered entries with a verified checksum.
 _CHECKED_ENTRIES: Final = 8192
-#: Of one read: each repairs what stands in one place.
+#: Maximum of repairs per read; each repairs one place.
 _MAX_REPAIRS: Final = 4
 
 _T = TypeVar("_T")
 
 
 class ReadableLog(Protocol):
-    """The part of CommitLog that is read here."""
+    """The part of CommitLog that LogReader uses."""
 
     @property
     def segment_size(self) -> int: ...
@@ -44,36 +46,37 @@ class ReadableLog(Protocol):
 
 @value
 class StoredSection:
-    """A section as it stands in the log, without its bytes."""
+    """Place of a section in the log."""
 
-    physical_offset: int
+    physical_offset: int  # of its header
     first_queue_offset: int
-    count: int
+    count: int  # records
     total_size: int  # header and body, bytes
-    store_timestamp: int  # ms of log time, of its entry
+    store_timestamp: int  # log time (ms) of its entry
 
     @property
     def end_queue_offset(self) -> int:
         return self.first_queue_offset + self.count
 
     def holds(self, queue_offset: int) -> bool:
-        """Tell whether the record of that offset of the same queue is inside."""
+        """Tell whether it holds the record at that offset of its queue."""
         return self.first_queue_offset <= queue_offset < self.end_queue_offset
 
 
 class LogReader:
-    """Reads through a CommitLog. Errors of the log (compacted, damaged) pass through."""
+    """Reader of a CommitLog. Errors of the log (compacted, damaged) are passed on."""
 
     def __init__(
         self, log: ReadableLog, repair: Callable[[DamagedLogError], Awaitable[bool]] | None = None
     ) -> None:
-        """`repair` is asked before a DamagedLogError is raised; True: the bytes are whole now, read again."""
+        """`repair` is called before a DamagedLogError is raised; True: the bytes are repaired, read again."""
         self._log = log
         self._repair = repair
-        self._checked: OrderedDict[int, EntryHeader] = OrderedDict()  # by physical offset
+        # Headers of verified entries by physical offset, oldest first.
+        self._checked: OrderedDict[int, EntryHeader] = OrderedDict()
 
     async def read(self, offset: int, size: int) -> memoryview:
-        """Return log bytes, at once when memory or the page cache has them."""
+        """Return log bytes; without waiting if memory or the page cache has them."""
         data = self._log.read_at_nowait(offset, size)
         return data if data is not None else await self._log.read_at(offset, size)
 
@@ -110,7 +113,7 @@ class LogReader:
         return found
 
     def _check_inside(self, offset: int, record_offset: int) -> None:
-        """What a record leads to stands before it, in its own segment."""
+        """Check that an offset is before the record, in its segment. Raises: DamagedLogError."""
         if not record_offset - record_offset % self._log.segment_size <= offset < record_offset:
             raise self._damaged(record_offset, "the record does not lead to its entry")
 
@@ -118,7 +121,7 @@ class LogReader:
         return self._log.damage_at(offset, reason)
 
     async def _repaired(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """Read; when the log is damaged there, have it repaired and read again. Raises: DamagedLogError."""
+        """Read. If the log is damaged there, repair it and read again. Raises: DamagedLogError."""
         for _ in range(_MAX_REPAIRS):
             try:
                 return await read()

@@ -1,6 +1,6 @@
-"""How much memory this process may use: what the machine has, or less, when a container or service manager says so.
+"""Memory that this process may use: the machine's, or the lower limit of a container or service manager.
 
-Owns: nothing; asks the kernel. Knows control groups of version 2 and 1; without them the machine's memory counts.
+Owns: nothing; asks the kernel. Supports control groups of versions 2 and 1. Without them, the RAM counts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _NO_LIMIT: Final = 1 << 62
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Return bytes: the RAM, or the smallest limit of the control groups that this process is in."""
+    """Return the RAM or the smallest limit of the control groups of this process, in bytes."""
     return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits(root))
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """Yield the limits of this process's groups and of all groups above them."""
+    """Yield the limits of this process's control groups and of all their ancestors."""
     yield _NO_LIMIT
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -33,7 +33,7 @@ def _limits(root: Path) -> Iterator[int]:
         folder = root / _CGROUPS / "memory" if controllers else root / _CGROUPS
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         group = PurePosixPath(path.lstrip("/"))
-        # Inside a container the path may be that of the host: what is mounted is then the group itself.
+        # In a container the path may be that of the host; the mount is then the control group itself.
         for each in (group, *group.parents):
             yield from _limit(folder / each / name)
 

@@ -1,6 +1,6 @@
-"""Long polls: requests that wait until something becomes visible or deliverable, woken at once by apply.
+"""Long polls: requests that wait until a message becomes visible or deliverable; apply wakes them at once.
 
-Owns: who waits for what, how many may, and for how many things together. Must not: know what they will find.
+Owns: the waiting requests by key, and their limits.   Must not: know the result of a poll.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Final
 
+#: Maximum of waiting requests.
 MAX_WAITING: Final = 20_000
-#: Queues that they wait for, all together: each takes memory as a waiting request does.
+#: Maximum of keys that all requests wait for: each needs as much memory as a waiting request.
 MAX_KEYS: Final = 200_000
 
 
 class TooManyPollsError(Exception):
-    """The bound on waiting polls, or on what they wait for, is reached."""
+    """The limit on waiting polls, or on their keys, is reached."""
 
     def __init__(self, reached: str = "") -> None:
         reached = reached or f"{MAX_WAITING} requests wait already"
@@ -24,7 +25,7 @@ class TooManyPollsError(Exception):
 
 
 class Waiter:
-    """One waiting request. Create it before looking, so that nothing is missed in between."""
+    """One waiting request. Create it before checking for messages, so that no wake-up is missed."""
 
     __slots__ = ("_future", "_keys", "_polls")
 
@@ -34,12 +35,12 @@ class Waiter:
         self._future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def wake(self) -> None:
-        """Let the request look again."""
+        """Let the request check again."""
         if not self._future.done():
             self._future.set_result(True)
 
     async def wait(self, timeout: float) -> bool:
-        """Wait to be woken; return whether it was. `timeout` in seconds."""
+        """Wait for a wake-up; return whether there was one within `timeout` seconds."""
         if not self._future.done():
             timer = asyncio.get_running_loop().call_later(max(timeout, 0), self._give_up)
             try:
@@ -53,29 +54,29 @@ class Waiter:
             self._future.set_result(False)
 
     def close(self) -> None:
-        """Wait no longer."""
+        """End the wait and release its keys."""
         self._polls.remove(self, self._keys)
         self._future.cancel()
 
 
 class Polls:
-    """All waiting requests of a node, by what they wait for: at most `max_keys` things, each counted for each request."""
+    """All waiting requests of a node, by key. A key counts once per request, up to `max_keys` in total."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
-        self._waiters: defaultdict[Hashable, set[Waiter]] = defaultdict(set)
+        self._waiters: defaultdict[Hashable, set[Waiter]] = defaultdict(set)  # no empty set
         self._max_keys = max_keys
-        self._keys = 0
-        self.count = 0
+        self._keys = 0  # sum over all requests
+        self.count = 0  # waiting requests
 
     def open(self, keys: Iterable[Hashable]) -> Waiter:
-        """Begin to wait for any of `keys`. Raises: TooManyPollsError."""
+        """Register a request that waits for any of `keys`. Raises: TooManyPollsError."""
         if self.count >= MAX_WAITING:
             raise TooManyPollsError
         wanted = tuple(keys)
         if self._keys + len(wanted) > self._max_keys:
             raise TooManyPollsError(
-                f"requests wait for {self._keys} queues already, this one for {len(wanted)} more, and max_poll_queues is "
-                f"{self._max_keys}"
+                f"requests wait for {self._keys} queues already, this one for {len(wanted)} more,"
+                f" and max_poll_queues is {self._max_keys}"
             )
         waiter = Waiter(self, wanted)
         for key in wanted:
@@ -85,7 +86,7 @@ class Polls:
         return waiter
 
     def remove(self, waiter: Waiter, keys: tuple[Hashable, ...]) -> None:
-        """Forget a waiter (see Waiter.close)."""
+        """Remove a waiter (see Waiter.close)."""
         for key in keys:
             waiters = self._waiters.get(key)
             if waiters is not None:
@@ -96,12 +97,12 @@ class Polls:
         self.count -= 1
 
     def wake(self, key: Hashable) -> None:
-        """Wake everybody who waits for `key`."""
+        """Wake all requests that wait for `key`."""
         for waiter in self._waiters.get(key, ()):
             waiter.wake()
 
     def wake_all(self) -> None:
-        """Wake everybody: the leader changed, or the node stops."""
+        """Wake all requests: the leader changed, or the node stops."""
         for waiters in self._waiters.values():
             for waiter in waiters:
                 waiter.wake()

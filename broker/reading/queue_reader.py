@@ -1,6 +1,6 @@
-"""Sections of the log by queue and offset: ConsumeQueue → record → section.
+"""Reader of log sections by queue and offset: ConsumeQueue → record → section.
 
-Nothing beyond what this node has applied is ever found.
+It finds only entries that this node has applied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .log_reader import LogReader, StoredSection
 
 
 class AppliedQueues(Protocol):
-    """The part of Replica that is read here."""
+    """The part of Replica that QueueReader uses."""
 
     @property
     def state(self) -> BrokerState: ...
@@ -25,14 +25,14 @@ class AppliedQueues(Protocol):
 
 
 class QueueReader:
-    """Reads through the ConsumeQueues and the log."""
+    """Reader of the ConsumeQueues and the log."""
 
     def __init__(self, queues: AppliedQueues, log: LogReader) -> None:
         self._queues = queues
         self._log = log
 
     async def section_at(self, topic_id: int, queue_id: int, offset: int) -> StoredSection | None:
-        """Return the section that holds a queue offset; None when the offset is not stored any more.
+        """Return the section that holds a queue offset; None: the offset is no longer stored.
 
         Raises: QueueNotFoundError, LogCompactedError.
         """
@@ -44,7 +44,7 @@ class QueueReader:
         return await self._log.section_bytes(section)
 
     async def stored_at(self, topic_id: int, queue_id: int, offset: int) -> int | None:
-        """Return when (ms of log time) a message was stored; None when it is not stored any more.
+        """Return the log time (ms) at which a message was stored; None: it is no longer stored.
 
         Raises: as `section_at`.
         """
@@ -52,7 +52,7 @@ class QueueReader:
         return None if section is None else section.store_timestamp
 
     async def offset_at_time(self, topic_id: int, queue_id: int, timestamp: int) -> int:
-        """Return the first queue offset stored at or after `timestamp` (ms of log time), or the end.
+        """Return the first queue offset stored at or after `timestamp` (log time, ms), or the queue's end.
 
         Raises: QueueNotFoundError.
         """

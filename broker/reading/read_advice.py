@@ -1,9 +1,10 @@
-"""Who should serve a reader that is far behind (A5.14 of the seeds). Pure.
+"""Choice of the node that should serve a reader with a large backlog (A5.14 of the seeds). Pure.
 
-What was written last is read from memory; a reader whose backlog is larger than that costs its node's disk, and pushes what the
-others read out of memory. So the leader suggests a follower to it, which has the same log, and the follower suggests the leader
-when half of what fits is left. Between the two limits nobody is moved, so a reader does not go to and fro.
-A suggestion is all that it is: nobody is refused.
+The newest part of the log is read from memory. A reader with a larger backlog causes disk reads, and evicts
+from the page cache what the other readers need. The leader therefore suggests a follower, which has the same
+log. The follower suggests the leader again once the backlog is half of what fits into memory. The gap between
+the two limits prevents readers from moving back and forth.
+It is only a suggestion: no reader is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ledgermq.raft.node_status import PeerStatus
 
 
 class ReadAdvice:
-    """The advice of one node. `in_memory_bytes`: how much of the log's end is taken to be in memory."""
+    """Advice of one node. `in_memory_bytes`: size of the log's end that is assumed to be in memory."""
 
     def __init__(self, in_memory_bytes: int, *, enabled: bool = True) -> None:
         self.in_memory_bytes = in_memory_bytes
@@ -22,10 +23,10 @@ class ReadAdvice:
         self._turn = 0
 
     def follower(self, backlog: int, peers: Callable[[], Iterable[PeerStatus]]) -> str:
-        """Return the follower that a reader of the leader should go to, "" = it should stay.
+        """Return the follower to which a reader of the leader should move; "": it should stay.
 
-        `backlog`: bytes of log from what it reads next to the end. Followers take turns. One that is behind by more than half of
-        what fits in memory has not enough to offer.
+        `backlog`: bytes of log from its position to the end. Followers take turns. A follower that is behind
+        by more than half of `in_memory_bytes` is not suggested.
         """
         if not self._enabled or backlog <= self.in_memory_bytes:
             return ""
@@ -43,5 +44,5 @@ class ReadAdvice:
         )
 
     def has_caught_up(self, backlog: int) -> bool:
-        """Tell whether a reader of a follower should go back to the leader."""
+        """Tell whether a reader of a follower should return to the leader."""
         return backlog <= self.in_memory_bytes // 2
