@@ -1,6 +1,7 @@
-"""Bytes and names of both protocols: pure.
+"""Wire formats and names of both protocols: pure.
 
-Owns what a request may look like, receipt handles, routes and status codes. Must not: know a service or a node.
+Owns: the validation of requests, receipt handles, routes and status codes.   Must not: know a service or a
+node.
 
 Begin with `validation.py`. Then: `official.py`, `native.py`, `receipt_handle.py`, `status.py`.
 """

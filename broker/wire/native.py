@@ -1,4 +1,4 @@
-"""Produce and Fetch messages at the level of wire bytes: sections pass through without being copied into objects.
+"""Produce and Fetch messages at the level of wire bytes: sections pass through without conversion to objects.
 
 Pure. Field numbers: proto/log.proto. `tests/broker/wire/test_log_wire.py` compares with the generated code.
 """
@@ -32,28 +32,29 @@ from ledgermq.proto.record import (
 from ledgermq.proto.values import value
 from ledgermq.proto.varint import read_varint, varint
 
-#: Sections in one ProduceRequest: checking more would hold the event loop for too long.
+#: Maximum of sections in one ProduceRequest: verifying more would block the event loop for too long.
 MAX_SECTIONS: Final = 8192
 _FLAGS: Final = struct.Struct("<H")
-#: Up to so many records are looked at one by one: an array costs more.
+#: Number of records up to which a loop is faster than an array.
 _FEW: Final = 4
 _REFUSED_FLAGS: Final = 0xFFFF & ~PRODUCER_FLAGS
-#: Wire bytes beside the texts of tag, keys and properties: topic, message group, ids, host, and the framing of all.
+#: Allowance for wire bytes other than tag, keys and properties: topic, message group, ids, host, and all
+#: framing.
 _FRAMING: Final = 2304
 _FRAMING_PER_KEY: Final = 4
 
 
 @value
 class ProducedSection:
-    """A section as a producer sent it: a writable header and its body, still inside the request's bytes."""
+    """A section as sent by a producer."""
 
-    header: SectionHeader
-    header_bytes: bytearray
-    body: memoryview
+    header: SectionHeader  # decoded
+    header_bytes: bytearray  # writable copy, for sealing
+    body: memoryview  # view of the request's bytes
 
 
 class BadProduceRequestError(ValueError):
-    """The request cannot be used. `corrupt`: bytes do not fit their checksum or structure."""
+    """An invalid ProduceRequest. `corrupt`: its bytes do not match their checksum or structure."""
 
     def __init__(self, reason: str, request_id: int, corrupt: bool) -> None:
         super().__init__(reason)
@@ -90,7 +91,7 @@ def split_produce_request(raw: bytes) -> tuple[int, memoryview, int]:
 def checked_sections(
     request_id: int, raw: memoryview, count: int, max_message_bytes: int = MAX_BODY_SIZE
 ) -> list[ProducedSection]:
-    """Check structure and checksums of the sections of a request. Raises: BadProduceRequestError."""
+    """Verify structure and checksums of the sections of a request. Raises: BadProduceRequestError."""
     found: list[ProducedSection] = []
     if not count:
         raise BadProduceRequestError("the request holds no section", request_id, False)
@@ -121,7 +122,7 @@ def checked_sections(
 
 
 def _refused_flags(body: memoryview, positions: np.ndarray) -> str:
-    """Return what is wrong with the flags of a section's records, "" when nothing is."""
+    """Return the problem with the flags of a section's records; "": none."""
     if len(positions) <= _FEW:
         refused = 0
         for position in positions.tolist():
@@ -136,8 +137,8 @@ def _refused_flags(body: memoryview, positions: np.ndarray) -> str:
 
 
 def _too_large(body: memoryview, positions: np.ndarray, max_message_bytes: int) -> str:
-    """Return which limit a record of the section breaks, "" when none does. Only large records are looked at."""
-    small = RECORD_HEADER_SIZE + min(MAX_PROPERTIES_SIZE, max_message_bytes)  # such a record can break none
+    """Return the limit that a record of the section exceeds; "": none. Only large records are checked."""
+    small = RECORD_HEADER_SIZE + min(MAX_PROPERTIES_SIZE, max_message_bytes)  # such a record exceeds no limit
     if len(body) <= small:
         return ""
     last = int(positions[-1])
@@ -171,7 +172,7 @@ def _text(field: int, text: str) -> bytes:
 
 
 class QueueFrame:
-    """A FetchedQueue that grows by sections."""
+    """Encoder of a FetchedQueue, section by section."""
 
     def __init__(self, topic_id: int, queue_id: int) -> None:
         self._parts: list[Buffer] = [_integer(1, topic_id), _integer(2, queue_id)]
@@ -179,7 +180,7 @@ class QueueFrame:
         self.sections = 0
 
     def add(self, section: Buffer, store_timestamp: int, physical_offset: int) -> None:
-        """Add one section as it stands in the log."""
+        """Add one section with the bytes from the log."""
         head = _block(1, len(section))
         tail = _integer(2, store_timestamp) + _integer(3, physical_offset)
         inner = len(head) + len(section) + len(tail)
@@ -195,7 +196,7 @@ class QueueFrame:
         self.size += len(block)
 
     def close(self, begin_offset: int, end_offset: int) -> list[Buffer]:
-        """Return the parts of the whole field `queues` of a FetchResponse."""
+        """Return the parts of one `queues` field of a FetchResponse."""
         tail = _integer(5, begin_offset) + _integer(6, end_offset)
         return [_block(2, self.size + len(tail)), *self._parts, tail]
 
@@ -203,7 +204,7 @@ class QueueFrame:
 def fetch_response(
     queues: Iterable[list[Buffer]], applied_index: int, node_id: str, stale: bool, suggested: str = ""
 ) -> bytes:
-    """Return a FetchResponse made of closed queue frames: one copy of the sections."""
+    """Return a FetchResponse of closed queue frames. It copies the sections once."""
     tail = _integer(3, applied_index) + _text(4, node_id) + (b"\x28\x01" if stale else b"")
     if suggested:
         tail += _text(6, suggested)

@@ -1,7 +1,7 @@
-"""Messages on their way in and out of MessagingService, at the level of protobuf wire bytes.
+"""Conversion of MessagingService messages to and from records, at the level of protobuf wire bytes.
 
-In: one encoding pass turns a `Message` into the two runs of a record (D5).   Out: a delivered message is the stored
-runs plus the fields that only the server knows, in one SystemProperties field; nothing stored is decoded.
+In: one encoding pass turns a `Message` into the two runs of a record (D5).   Out: a delivered message
+consists of the stored runs and the server's own fields, in one SystemProperties field.
 Pure. Layout of records: proto/record.py.
 """
 
@@ -19,7 +19,7 @@ from ledgermq.proto.varint import read_varint, varint
 
 from .validation import derived_type
 
-#: Fields of SystemProperties that only the server may set; whatever a producer put there is dropped.
+#: Fields of SystemProperties that only the server may set; values from producers are dropped.
 SERVER_FIELDS: Final = (
     "store_timestamp",
     "store_host",
@@ -30,7 +30,7 @@ SERVER_FIELDS: Final = (
     "delivery_attempt",
     "dead_letter_queue",
 )
-#: What a protobuf Timestamp can hold, ms: the years 1 to 9999.
+#: Range of a protobuf Timestamp (ms): the years 1 to 9999.
 _FIRST_TIMESTAMP: Final = -62_135_596_800_000
 _LAST_TIMESTAMP: Final = 253_402_300_799_999
 _MASK64: Final = (1 << 64) - 1
@@ -39,20 +39,20 @@ _JUMP_FACTOR: Final = 2862933555777941757
 
 @dataclass(slots=True)
 class OutgoingRecord:
-    """A message ready to become a record: runs and header fields; the section distance is not known yet."""
+    """Runs and header fields of a future record; its section distance is not known yet."""
 
-    system_run: bytes
-    rest_run: bytes
-    body_offset: int  # inside the rest run
+    system_run: bytes  # encoded SystemProperties
+    rest_run: bytes  # encoded message without them
+    body_offset: int  # in the rest run
     body_size: int
-    message_id: bytes
-    flags: int
+    message_id: bytes  # 16 bytes
+    flags: int  # RecordFlags
     tag_hash: int
     key_hashes: tuple[int, ...]
-    born_timestamp: int
+    born_timestamp: int  # ms
 
     def encode(self, section_distance: int) -> bytes:
-        """Return the record as it stands `section_distance` bytes behind its section header."""
+        """Return the record for a place `section_distance` bytes after the start of its section."""
         return encode_record(
             self.system_run,
             self.rest_run,
@@ -68,7 +68,7 @@ class OutgoingRecord:
 
 
 def outgoing_record(message: v2.Message, kind: v2.MessageType | None = None) -> OutgoingRecord:
-    """Take a checked message apart. `message` loses its system properties and body on the way; `kind` is what it is."""
+    """Convert a validated message, which loses its system properties and body. `kind`: its type, if known."""
     system, body = message.system_properties, message.body
     for name in SERVER_FIELDS:
         system.ClearField(name)
@@ -101,7 +101,7 @@ def outgoing_record(message: v2.Message, kind: v2.MessageType | None = None) -> 
 
 
 def _sound_birth(system: v2.SystemProperties) -> int:
-    """Return the birth time (ms); one that a Timestamp cannot hold is moved to the nearest that it can, for all readers."""
+    """Return the birth time (ms), clamped to the range of a Timestamp; the stored field is corrected, too."""
     born = system.born_timestamp
     given = born.seconds * 1000 + born.nanos // 1_000_000
     sound = min(max(given, _FIRST_TIMESTAMP), _LAST_TIMESTAMP)
@@ -120,7 +120,7 @@ def java_string_hash(text: str) -> int:
 
 
 def queue_of_group(message_group: str, queue_count: int) -> int:
-    """Return the queue of a message group: jump consistent hash, so more queues move as few groups as possible."""
+    """Return the queue of a message group by jump consistent hash: added queues move few message groups."""
     state, candidate = java_string_hash(message_group) & _MASK64, 0
     while True:
         state = (state * _JUMP_FACTOR + 1) & _MASK64
@@ -131,7 +131,7 @@ def queue_of_group(message_group: str, queue_count: int) -> int:
 
 
 def present_fields(run: bytes | memoryview) -> int:
-    """Return a bit set of the field numbers (below 64) that a wire run holds. Raises: ValueError."""
+    """Return a bit set of the field numbers (below 64) in a wire run. Raises: ValueError."""
     found, position, end = 0, 0, len(run)
     while position < end:
         tag, position = read_varint(run, position)
@@ -153,28 +153,28 @@ def present_fields(run: bytes | memoryview) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingDelivery:
-    """What the server adds to a record when it hands it out."""
+    """Fields that the server adds to a delivered record."""
 
     queue_id: int
     queue_offset: int
-    store_timestamp: int  # ms of log time
+    store_timestamp: int  # log time, ms
     store_host: str
     receipt_handle: str
-    attempt: int
-    topic: str = ""  # for a record that does not name it
+    attempt: int  # from 1
+    topic: str = ""  # for a record without a topic name
 
 
 def message_id_text(record: RecordView) -> str:
-    """Return the id of a record whose system run holds none."""
+    """Return the text form of the message id, for a record whose system run has none."""
     prefix = "01" if record.flags & RecordFlags.V1_ID else ""
     return prefix + record.message_id.hex().upper()
 
 
 def delivered_message(record: RecordView, delivery: OutgoingDelivery) -> bytes:
-    """Return the wire bytes of the `Message` that a consumer gets.
+    """Return the wire bytes of the `Message` for a consumer.
 
-    Whoever writes records by hand may store runs that are no protobuf. One such message must not keep a group from all
-    others, so it is handed out with what can be read of it: at least topic, place and body.
+    A client that builds records itself may store runs that are not valid protobuf. Such a message must not
+    block a consumer group, so its readable parts are delivered: at least topic, place and body.
     """
     stored, present = _sound_system_run(record)
     extra = _server_properties(record, delivery, present)
@@ -184,7 +184,7 @@ def delivered_message(record: RecordView, delivery: OutgoingDelivery) -> bytes:
 
 
 def _sound_system_run(record: RecordView) -> tuple[bytes, int]:
-    """Return the system run and its field numbers; an empty one when no client could read it."""
+    """Return the system run and its field numbers, or an empty run if it is not valid."""
     stored = bytes(record.system_run)
     try:
         v2.SystemProperties.FromString(stored)
@@ -194,7 +194,7 @@ def _sound_system_run(record: RecordView) -> tuple[bytes, int]:
 
 
 def _sound_rest_run(record: RecordView, topic: str) -> bytes:
-    """Return the rest run; one of topic and body when no client could read it."""
+    """Return the rest run, or one of topic and body if it is not valid."""
     rest = bytes(record.rest_run)
     try:
         if v2.Message.FromString(rest).topic.name or not topic:
@@ -206,12 +206,12 @@ def _sound_rest_run(record: RecordView, topic: str) -> bytes:
 
 
 def message_frame(message: bytes) -> bytes:
-    """Return a ReceiveMessageResponse that carries `message`."""
+    """Return a ReceiveMessageResponse with `message`."""
     return b"\x12" + varint(len(message)) + message
 
 
 def _server_properties(record: RecordView, delivery: OutgoingDelivery, present: int) -> bytes:
-    """Encode the server's fields, and those that every client needs but this producer left out."""
+    """Encode the server's fields, and required fields that the producer omitted."""
     extra = v2.SystemProperties(
         store_host=delivery.store_host,
         receipt_handle=delivery.receipt_handle,

@@ -1,4 +1,4 @@
-"""Receipt handles: what a consumer gives back to acknowledge a message it received.
+"""Receipt handles, with which a consumer acknowledges a message that it received.
 
      0  u8   version 1
      1  u8   bytes of the broker group's name
@@ -9,10 +9,10 @@
     16  i64  queue offset
     24  u64  lease id: log index of the grant (or of the change of its invisible time)
     32       name of the broker group
-   end  u32  crc32c of all before
+   end  u32  crc32c of all bytes before it
 
-Text form: base64url without padding. Every node can read it and check it against replicated state.
-Owns: the bytes.   Must not: know whether the lease still stands.
+Text form: base64url without padding. Every node can decode it and check it against the replicated state.
+Owns: the bytes.   Must not: know whether the lease is still valid.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ReceiptHandle:
-    """A decoded handle. `broker_group` names who can act on it."""
+    """Decoded handle."""
 
-    broker_group: str
+    broker_group: str  # the broker group that granted the lease
     group_id: int  # consumer group
     topic_id: int
     queue_id: int
     queue_offset: int
     lease_id: int
-    attempt: int
+    attempt: int  # delivery attempt, from 1; encoded as at most 65535
 
     def encode(self) -> str:
-        """Return the text that goes to the consumer."""
+        """Return the text form."""
         name = self.broker_group.encode()
         raw = _FIXED.pack(
             _VERSION, len(name), min(self.attempt, 0xFFFF), self.group_id, self.topic_id, self.queue_id,
@@ -54,7 +54,7 @@ class ReceiptHandle:
 
 
 def parse_handle(text: str) -> ReceiptHandle:
-    """Read a handle. Raises: InvalidReceiptHandleError."""
+    """Decode a handle. Raises: InvalidReceiptHandleError."""
     try:
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):

@@ -1,9 +1,10 @@
-"""Routes and assignments as official clients want them: policy `nodes` (D17).
+"""Routes and assignments for official clients: policy `nodes` (D17).
 
-Every live node lists all queue ids of its group under its own broker name, with one address. Ids are labels: the server
-picks the queue, and any node of the group takes any call. Where messages may have an order (FIFO), each queue is listed
-once: a client that chooses by the hash of a message group then meets the same broker group, whoever lives in it.
-Pure; the order is the same in every node's answer, so that unchanged groups give an unchanged answer.
+Every live node lists all queue ids of its broker group under its own broker name, with one address. Ids are
+labels: the server chooses the queue, and any node of the broker group accepts any call. If messages may be
+ordered (FIFO), each queue is listed once: a client that chooses by the hash of a message group then always
+reaches the same broker group, whichever of its nodes are live.
+Pure. The order is the same in every node's answer, so unchanged broker groups yield an unchanged answer.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from ledgermq.proto.route_pb2 import ListenerAddresses, TopicMessageType
 
 LiveNodes = Sequence[tuple[str, ListenerAddresses]]
 
-#: Stands between group and node in a broker name; neither may contain it.
+#: Separates broker group and node in a broker name; neither may contain it.
 SEPARATOR: Final = "."
 _ACCEPTED: Final[dict[int, tuple[v2.MessageType, ...]]] = {
     TopicMessageType.NORMAL: (v2.NORMAL,),
     TopicMessageType.FIFO: (v2.FIFO,),
     TopicMessageType.DELAY: (v2.DELAY,),
     TopicMessageType.TRANSACTION: (v2.TRANSACTION,),
-    # What is not built is not offered: clients refuse it themselves then, before they send.
+    # Unsupported types are not listed, so clients refuse such messages before they send.
     TopicMessageType.MIXED: (v2.NORMAL, v2.FIFO),
 }
 
 
 def accepted_types(message_type: int) -> tuple[v2.MessageType, ...]:
-    """Return the message types that a topic takes; one without a type takes ordinary messages."""
+    """Return the message types that a topic accepts; a topic without a type accepts normal messages."""
     types: tuple[v2.MessageType, ...] = _ACCEPTED.get(message_type, (v2.NORMAL,))
     return types
 
 
 def broker_name(group: str, node_id: str) -> str:
-    """Return the name under which a node of a group appears to official clients."""
+    """Return the name of a node of a broker group for official clients."""
     return f"{group}{SEPARATOR}{node_id}"
 
 
@@ -58,16 +59,19 @@ def _scheme(host: str) -> v2.AddressScheme:
 
 @dataclass(frozen=True, slots=True)
 class GroupQueues:
-    """A topic's queues in one broker group, and the nodes that may be asked for them (at least one, sorted by id)."""
+    """Queues of a topic in one broker group."""
 
-    group: str
+    group: str  # the broker group
     queue_count: int
-    nodes: LiveNodes
-    writable: bool = True  # False: the group is being drained; who sends goes by the permission
+    nodes: LiveNodes  # that serve them: at least one, sorted by id
+    writable: bool = True  # False: the broker group is being drained; producers obey the permission
 
 
 def route(topic: v2.Resource, groups: Sequence[GroupQueues], message_type: int) -> list[v2.MessageQueue]:
-    """Return the queues of a route, groups and nodes alternating: a client that retries the next one meets another node."""
+    """Return the queues of a route.
+
+    Broker groups and nodes alternate, so a client that retries with the next queue reaches another node.
+    """
     types = accepted_types(message_type)
     ordered = v2.FIFO in types
     return [
@@ -86,7 +90,10 @@ def route(topic: v2.Resource, groups: Sequence[GroupQueues], message_type: int) 
 
 
 def assignments(topic: v2.Resource, groups: Sequence[GroupQueues], *, fifo: bool) -> list[v2.Assignment]:
-    """Return what a push consumer polls: "any queue" (-1) of every live node, or each queue of one node when FIFO."""
+    """Return the assignments of a push consumer: "any queue" (-1) of each live node.
+
+    FIFO: each queue of one node.
+    """
     return [
         v2.Assignment(
             message_queue=v2.MessageQueue(

@@ -1,4 +1,4 @@
-"""In-band results of MessagingService: every failure is a `Status` inside an answer whose gRPC status is OK."""
+"""In-band results of MessagingService: a failure is a `Status` in an answer whose gRPC status is OK."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 
 class StatusError(Exception):
-    """A call that must be answered with this code and text."""
+    """Failure of a call, answered with this code and text."""
 
     def __init__(self, code: v2.Code, message: str) -> None:
         super().__init__(message)
@@ -14,7 +14,7 @@ class StatusError(Exception):
         self.message = message
 
     def status(self) -> v2.Status:
-        """Return it as the client will see it."""
+        """Return the status for the client."""
         return v2.Status(code=self.code, message=self.message)
 
 
@@ -24,7 +24,7 @@ def ok() -> v2.Status:
 
 
 def overall(statuses: list[v2.Status]) -> v2.Status:
-    """Return the status of a call from those of its entries: theirs when equal, else MULTIPLE_RESULTS."""
+    """Return the status of a call from those of its entries: theirs if equal, else MULTIPLE_RESULTS."""
     codes = {status.code for status in statuses}
     if len(codes) == 1:
         return v2.Status(code=statuses[0].code, message=statuses[0].message)
@@ -32,6 +32,6 @@ def overall(statuses: list[v2.Status]) -> v2.Status:
 
 
 def topic_not_found(topic: str, hint: str = "") -> StatusError:
-    """The text begins as clients' tests expect it."""
+    """Return the error of an unknown topic. The beginning of its text is what clients' tests expect."""
     text = f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}"
     return StatusError(v2.TOPIC_NOT_FOUND, f"{text}. {hint or f'Create it: ledgermq topic create {topic}'}")

@@ -1,4 +1,4 @@
-"""What MessagingService accepts: names and messages, with the codes and texts that official clients know.
+"""Validation of names and messages in MessagingService, with the codes and texts that official clients know.
 
 Pure. Limits and order of the checks: docs/protocol.md, Sending.
 """
@@ -20,43 +20,46 @@ MAX_GROUP_LENGTH: Final = 120
 MAX_USER_PROPERTIES: Final = 128
 MAX_MESSAGE_GROUP_SIZE: Final = 63
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
-#: Of client ids and message ids: those of official clients have at most about 120 characters.
+#: Maximum length of client ids and message ids; those of official clients have at most about 120 characters.
 MAX_ID_LENGTH: Final = 255
-#: Messages to send, or deliveries to acknowledge, in one request: each costs some 15 µs of the event loop.
+#: Maximum of messages or acknowledgements in one request: each costs some 15 µs of the event loop.
 MAX_ENTRIES: Final = 4096
 MAX_FILTER_LENGTH: Final = 4096
-#: System properties besides tag and keys, bytes: ids, addresses, a trace context.
+#: Allowance (bytes) for system properties other than tag and keys: ids, addresses, a trace context.
 _MAX_OTHER_PROPERTIES: Final = 8192
 
-#: A name becomes a folder's (`consumequeue/<topic>@<id>`): none begins with a dot. Official clients refuse dots themselves.
+#: Names become folder names (`consumequeue/<topic>@<id>`), so none begins with a dot. Official clients refuse
+#: dots.
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-][%|a-zA-Z0-9_.-]*")
 _ALLOWED: Final = 'characters besides letters, digits, "%", "|", "-", "_" and, not in the first place, "."'
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SYSTEM_TOPICS: Final = (
-    "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC RMQ_SYS_TRANS_OP_HALF_TOPIC "
-    "TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT CHECKPOINT_TOPIC"
+    "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC "
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT "
+    "CHECKPOINT_TOPIC"
 )
 SYSTEM_TOPICS: Final = frozenset(_SYSTEM_TOPICS.split())
 _RESERVED_KEYS: Final = (
-    "TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET "
-    "BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES "
-    "CONSUME_START_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO "
-    "INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE "
-    "INNER_MULTI_QUEUE_OFFSET TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
-    "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP DLQ_ORIGIN_TOPIC "
-    "DLQ_ORIGIN_MESSAGE_ID __CRC32#"
+    "TRACE_ON MSG_REGION KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP "
+    "MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG "
+    "RECONSUME_TIME UNIQ_KEY MAX_RECONSUME_TIMES CONSUME_START_TIME POP_CK POP_CK_OFFSET "
+    "1ST_POP_TIME TRAN_PREPARED_QUEUE_OFFSET DUP_INFO EXTEND_UNIQ_INFO INSTANCE_ID CORRELATION_ID "
+    "REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_QUEUE_OFFSET "
+    "TIMER_DELAY_MS TIMER_DELAY_SEC TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS "
+    "TIMER_ROLL_TIMES TIMER_OUT_MS TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP "
+    "DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32#"
 )
 RESERVED_KEYS: Final = frozenset(_RESERVED_KEYS.split())
 
 
 def check_topic(name: str) -> None:
-    """Raises: StatusError (ILLEGAL_TOPIC)."""
+    """Check a topic name. Raises: StatusError (ILLEGAL_TOPIC)."""
     if reason := topic_problem(name):
         raise StatusError(v2.ILLEGAL_TOPIC, reason)
 
 
 def check_resource(topic: v2.Resource) -> None:
-    """Check a topic that is told back or stored as it is. Raises: StatusError (ILLEGAL_TOPIC)."""
+    """Check a topic that is returned or stored unchanged. Raises: StatusError (ILLEGAL_TOPIC)."""
     check_topic(topic.name)
     namespace = topic.resource_namespace
     if namespace and (problem := id_problem("resource namespace", namespace)):
@@ -64,7 +67,7 @@ def check_resource(topic: v2.Resource) -> None:
 
 
 def topic_problem(name: str) -> str:
-    """Return why `name` cannot be a user's topic, "" when it can."""
+    """Return the reason why `name` cannot be a user's topic; "": it can."""
     if not name.strip():
         return "topic cannot be empty"
     if len(name) > MAX_TOPIC_LENGTH:
@@ -77,13 +80,13 @@ def topic_problem(name: str) -> str:
 
 
 def check_group(name: str) -> None:
-    """Raises: StatusError (ILLEGAL_CONSUMER_GROUP)."""
+    """Check a consumer group name. Raises: StatusError (ILLEGAL_CONSUMER_GROUP)."""
     if reason := group_problem(name):
         raise StatusError(v2.ILLEGAL_CONSUMER_GROUP, reason)
 
 
 def group_problem(name: str) -> str:
-    """Return why `name` cannot be a consumer group, "" when it can."""
+    """Return the reason why `name` cannot be a consumer group; "": it can."""
     if not name.strip():
         return "consumer group cannot be empty"
     if len(name) > MAX_GROUP_LENGTH:
@@ -96,7 +99,10 @@ def group_problem(name: str) -> str:
 
 
 def id_problem(what: str, text: str) -> str:
-    """Return why `text` cannot be an id that somebody chose, "" when it can: ids are kept, compared, logged and shown."""
+    """Return the reason why a client cannot use `text` as an id; "": it can.
+
+    Ids are stored, compared, logged and displayed.
+    """
     if not text.strip():
         return f"{what} cannot be empty"
     if len(text) > MAX_ID_LENGTH:
@@ -107,13 +113,13 @@ def id_problem(what: str, text: str) -> str:
 
 
 def check_client_id(client_id: str) -> None:
-    """Raises: StatusError."""
+    """Check a client id. Raises: StatusError (BAD_REQUEST, CLIENT_ID_REQUIRED)."""
     if problem := id_problem("client id", client_id):
         raise StatusError(v2.BAD_REQUEST if client_id.strip() else v2.CLIENT_ID_REQUIRED, problem)
 
 
 def text_problem(what: str, text: str) -> str:
-    """Return why a text cannot be shown in logs and on terminals as it is, "" when it can."""
+    """Return the reason why a text cannot be shown unescaped in logs and on terminals; "": it can."""
     return f"the {what} {safe_text(text, 100)} has a control character" if _CONTROL.search(text) else ""
 
 
@@ -135,7 +141,7 @@ def check_messages(messages: Sequence[v2.Message], max_message_bytes: int = MAX_
 
 
 def check_message(message: v2.Message, max_message_bytes: int) -> None:
-    """Check everything of one message that does not depend on its topic. Raises: StatusError."""
+    """Check the parts of a message that do not depend on its topic. Raises: StatusError."""
     size = len(message.body)
     if size == 0:
         raise StatusError(v2.MESSAGE_BODY_EMPTY, "message body cannot be empty")
@@ -179,7 +185,7 @@ def _bytes(texts: Iterable[str]) -> int:
 
 
 def _check_user_properties(message: v2.Message) -> int:
-    """Return the bytes of keys and values."""
+    """Check the user properties; return the size of their keys and values in bytes. Raises: StatusError."""
     properties = message.user_properties
     if len(properties) > MAX_USER_PROPERTIES:
         raise StatusError(
@@ -208,7 +214,7 @@ def _check_message_group(group: str) -> None:
 
 
 def derived_type(system: v2.SystemProperties) -> v2.MessageType:
-    """Return the type that a message has by its properties; the client's own field counts for transactions only."""
+    """Return the message type by its properties; the client's own field counts for transactions only."""
     if system.message_type == v2.TRANSACTION:
         return v2.TRANSACTION
     if system.HasField("delivery_timestamp"):
@@ -217,7 +223,7 @@ def derived_type(system: v2.SystemProperties) -> v2.MessageType:
 
 
 def invisible_ms(request: v2.ReceiveMessageRequest, minimum_ms: int) -> int:
-    """Return the invisible time that a receive without auto-renew asks for. Raises: StatusError."""
+    """Return the invisible time (ms) of a receive without auto-renew. Raises: StatusError."""
     duration = request.invisible_duration.ToMilliseconds()
     if duration < minimum_ms:
         raise StatusError(v2.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too small. min is {minimum_ms}")
