@@ -170,8 +170,7 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
     return state
 
 
-# --- encoding
-# ---------------------------------------------------------------------------------------------------
+# --- encoding -------------------------------------------------------------------------------------------
 def encode_snapshot(snapshot: Snapshot) -> Iterator[bytes]:
     """Yield the bytes of the checkpoint: the header, one piece per shard, the manifest."""
     optional = {kind: _ENCODERS[kind](snapshot) for kind in _OPTIONAL}
@@ -304,8 +303,7 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
 }
 
 
-# --- decoding
-# ---------------------------------------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------------------
 def decode_snapshot(raw: bytes, path: str) -> Snapshot:
     """Decode a checkpoint. `path` appears in errors. Raises: CheckpointError, CheckpointVersionError."""
     if len(raw) < _HEADER.size + _END.size or raw[:4] != MAGIC:

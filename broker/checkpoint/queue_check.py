@@ -99,8 +99,7 @@ class QueueCheck:
             return False
         return await asyncio.shield(self._begin(error.block, error))
 
-    # --- scrubbing
-    # ---------------------------------------------------------------------------------------------
+    # --- scrubbing --------------------------------------------------------------------------------------
     async def _run(self) -> None:
         while True:
             while self._replica.rebuild is not None:  # noqa: ASYNC110 (the files are being rebuilt)
@@ -152,8 +151,7 @@ class QueueCheck:
         await asyncio.shield(self._begin((queue.key, block), damage))
         return len(raw)
 
-    # --- rebuilding
-    # --------------------------------------------------------------------------------------------
+    # --- rebuilding -------------------------------------------------------------------------------------
     def _begin(self, block: Block, error: ConsumeQueueError) -> asyncio.Task[bool]:
         task = self._rebuilds.get(block)
         if task is None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from ledgermq.raft.log.segment import SegmentInfo
 
 
-# --- choice of segments
-# -----------------------------------------------------------------------------------------
+# --- choice of segments ---------------------------------------------------------------------------------
 def age_clock(log_time: int, wall_ms: float) -> int:
     """Return the time (ms) that the leader compares ages with: the lower of both clocks.
 
@@ -76,8 +75,7 @@ def oldest_before(
     return segments[keep] if keep else None
 
 
-# --- rate
-# -------------------------------------------------------------------------------------------------------
+# --- rate -----------------------------------------------------------------------------------------------
 class DeletionPace:
     """Token bucket for unlinking: `rate` segments per second, burst of one second (at least one segment)."""
 
