@@ -1,4 +1,4 @@
-"""Errors of the broker's state machine and of what it stores.
+"""Errors of the broker's state machine and storage.
 
 BrokerError
 ├── StateError                  the log and the state do not fit: the node must stop, replicas would differ
@@ -30,13 +30,13 @@ class CertificateError(BrokerError):
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
-            f"{path} (tls_certificate) and its key cannot be used: {reason}. Give PEM files that belong together and "
-            "can be read, or set client_tls to plaintext, then start again"
+            f"{path} (tls_certificate) and its key cannot be used: {reason}. Give PEM files that belong"
+            " together and can be read, or set client_tls to plaintext, then start again"
         )
 
 
 class StateError(BrokerError):
-    """The log cannot be applied to this state; going on would make replicas differ."""
+    """The log cannot be applied to this state. Continuing would make replicas diverge."""
 
 
 class UnknownCommandError(StateError):
@@ -44,8 +44,9 @@ class UnknownCommandError(StateError):
 
     def __init__(self, command_type: int, version: int, index: int) -> None:
         super().__init__(
-            f"entry {index} holds command type {command_type} version {version}, which this build does not know; "
-            "a newer LedgerMQ wrote it. Install that version on this node and start it again; nothing was changed"
+            f"entry {index} holds command type {command_type} version {version}, which this build does not"
+            " know; a newer LedgerMQ wrote it. Install that version on this node and start it again; nothing"
+            " was changed"
         )
         self.command_type = command_type
         self.version = version
@@ -53,19 +54,19 @@ class UnknownCommandError(StateError):
 
 
 class DivergedError(StateError):
-    """An entry that contradicts the state: this node's state is not that of the group."""
+    """An entry that contradicts the state: this node has diverged from the broker group."""
 
     def __init__(self, reason: str, index: int) -> None:
         super().__init__(
-            f"entry {index} does not fit this node's state: {reason}. Compare the nodes with `ledgermq dump` and "
-            "`ledgermq check`, then rebuild this one: ledgermq broker --rejoin"
+            f"entry {index} does not fit this node's state: {reason}. Compare the nodes with `ledgermq dump`"
+            " and `ledgermq check`, then rebuild this one: ledgermq broker --rejoin"
         )
         self.reason = reason
         self.index = index
 
 
 class NotThereError(BrokerError):
-    """A topic, queue or group that does not exist."""
+    """A topic, queue or consumer group that does not exist."""
 
 
 class TopicNotFoundError(NotThereError):
@@ -88,17 +89,17 @@ class GroupNotFoundError(NotThereError):
 
 
 class LimitReachedError(BrokerError):
-    """A setting allows no more of these; the text says which, and what makes room."""
+    """A limit of the configuration is reached. The text names the setting and a remedy."""
 
     def __init__(self, what: str, limit: int, setting: str, room: str) -> None:
         super().__init__(
-            f"{what}; the limit is {limit} ({setting} of the brokers). Nothing was made. {room}, or raise {setting} on "
-            "every node"
+            f"{what}; the limit is {limit} ({setting} of the brokers). Nothing was made. {room}, or raise"
+            f" {setting} on every node"
         )
 
 
 class InvalidReceiptHandleError(BrokerError):
-    """A receipt handle that cannot be used; `reason` says why."""
+    """A receipt handle that cannot be used."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"receipt handle is not valid: {reason}")
@@ -128,13 +129,14 @@ class CheckpointVersionError(CheckpointError):
 
 
 class ConsumeQueueError(BrokerError):
-    """The files of a ConsumeQueue do not hold what the checkpoint says."""
+    """The files of a ConsumeQueue do not match the checkpoint."""
 
     def __init__(self, path: str, reason: str, block: tuple[tuple[int, int], int] | None = None) -> None:
-        """`block`: queue key and number of the damaged block, when it may be rebuilt from the log."""
+        """`block`: queue key and number of the damaged block; None: it cannot be rebuilt from the log."""
         super().__init__(
-            f"{path}: {reason}. Move this node's folder `consumequeue` away and start the node again: it is made again "
-            "from the log. If that fails, too, let the other nodes send everything: ledgermq broker --rejoin"
+            f"{path}: {reason}. Move this node's folder `consumequeue` away and start the node again: it is"
+            " made again from the log. If that fails, too, let the other nodes send everything: ledgermq"
+            " broker --rejoin"
         )
         self.block = block
         self.path = path

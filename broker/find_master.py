@@ -1,7 +1,8 @@
-"""Who the master of a group is, for a slave that was not told: asked of the nameservers (D24).
+"""Discovery of a broker group's master through the nameservers, for a slave without `master` set (D24).
 
-Owns: the questions before a node with an empty folder starts. A folder knows its master; so do the settings of the master itself, which registers with its nameservers.
-Must not: judge who should be the master.
+Owns: the queries before a node with an empty folder starts. A folder records its master. The settings of the
+master itself name it, and it registers with its nameservers.
+Must not: decide which node should be the master.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.5
 CALL_TIMEOUT_S: Final = 2.0
-#: How often a node that waits says so.
+#: Interval (seconds) at which a waiting node logs a warning.
 REMIND_S: Final = 30.0
 
 
 def looks_for(config: BrokerConfig) -> str:
-    """Return what probes are told meanwhile."""
+    """Return the text for probes during the search."""
     return f"looks for the master of group {config.group}, which no nameserver knows yet"
 
 
@@ -44,8 +45,8 @@ async def find_master(config: BrokerConfig) -> str:
         if loop.time() - said >= REMIND_S:
             said = loop.time()
             logger.warning(
-                "%s does not start yet: it was not told who the master of group %s is, and none is registered with %s. Start "
-                "the master (with `master` set to its own id), or set `master` here",
+                "%s does not start yet: it was not told who the master of group %s is, and none is registered"
+                " with %s. Start the master (with `master` set to its own id), or set `master` here",
                 config.node_id, config.group, ", ".join(config.nameservers),
             )  # fmt: skip
         await asyncio.sleep(PAUSE_S)
@@ -61,5 +62,5 @@ async def _ask(address: str, config: BrokerConfig) -> str:
                 await stub.Register(request, timeout=CALL_TIMEOUT_S)
             )
         except grpc.aio.AioRpcError:
-            return ""  # down; the others are asked, and it again
+            return ""  # unreachable: the others are asked, then this one again
     return answer.master_id

@@ -1,6 +1,7 @@
-"""The metrics of a broker node: one table, one registry per process, gauges read when somebody asks.
+"""Metrics of a broker node: one table, one registry per process, gauges read at scrape time.
 
-Names follow RocketMQ's where the meaning is the same; base units; labels come from closed sets only.
+Names follow RocketMQ's where the meaning is the same. Units are base units; labels come from closed sets
+only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Readings(Collector):
 
 
 class Metrics:
-    """What the services count. Create one per process."""
+    """Counters of the services. Create one per process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

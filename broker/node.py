@@ -1,7 +1,7 @@
-"""One broker node: assembles Raft, state, pipeline and services, opens the ports, and closes all in order.
+"""Broker node: assembles Raft, state, pipeline and services, opens the ports, and closes everything in order.
 
-Owns: the life of all parts. Must not: hold logic of its own.
-Stop: no new calls, drain what is under way, hand over the lead, flush, mark a clean stop.
+Owns: the lifetime of all parts.   Must not: contain logic of its own.
+Stop: refuse new calls, drain calls in progress, transfer leadership, flush, mark a clean stop.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ from .state.effects import Effects
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that calls under way get at a stop.
+#: Time (seconds) for calls in progress to end at a stop.
 DRAIN_SECONDS: Final = 1.0
 
 
 def raft_config(config: BrokerConfig) -> RaftConfig:
-    """Return the settings of the consensus layer."""
+    """Return the configuration of the Raft node."""
     return RaftConfig(
         cluster_id=config.cluster,
         group=config.group,
@@ -127,7 +127,7 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
 
 
 def own_info(config: BrokerConfig) -> NodeInfo:
-    """Return this node as it reports itself."""
+    """Return the information that this node reports about itself."""
     listeners = [
         ListenerAddresses(
             name=each.name, messaging_address=each.messaging_advertise, log_address=each.log_advertise
@@ -138,7 +138,7 @@ def own_info(config: BrokerConfig) -> NodeInfo:
 
 
 def read_advice(config: BrokerConfig) -> ReadAdvice:
-    """Return who is told to read from a follower."""
+    """Return the advice that moves readers with a large backlog to a follower."""
     in_memory = config.access_message_in_memory_max_bytes
     if not in_memory:
         in_memory = usable_memory() * config.access_message_in_memory_max_ratio // 100
@@ -146,7 +146,7 @@ def read_advice(config: BrokerConfig) -> ReadAdvice:
 
 
 def slave_gate(config: BrokerConfig, raft: RaftNode) -> SlaveGate | None:
-    """Return what an answer to a producer waits for besides commit."""
+    """Return the gate that an answer to a producer passes after commit; None: there is none."""
     if config.replication != "sync_master":
         return None
     return SlaveGate(
@@ -155,29 +155,29 @@ def slave_gate(config: BrokerConfig, raft: RaftNode) -> SlaveGate | None:
 
 
 def promise_of(config: BrokerConfig) -> str:
-    """Return what to say of settings that promise less than their names do; "" = nothing."""
+    """Return a warning about settings that guarantee less than their names suggest; "": none."""
     if config.replication != "sync_master" or config.flush == "sync":
         return ""
     return (
-        f"replication sync_master with flush {config.flush}: a confirmed message is in the memory of the master and of"
-        f" {config.min_insync_slaves} more, not on their disks; when all of these lose power it is lost. To have it on disk set"
-        " flush = sync on every node"
+        f"replication sync_master with flush {config.flush}: a confirmed message is in the memory of the"
+        f" master and of {config.min_insync_slaves} more, not on their disks; when all of these lose power"
+        " it is lost. To have it on disk set flush = sync on every node"
     )
 
 
 class BrokerNode:
-    """Use: `await start()`, `ready_line()`, `await wait_fatal()`, `await stop()`."""
+    """A broker node. Call `await start()`, `ready_line()`, `await wait_fatal()`, `await stop()`."""
 
     def __init__(
         self, config: BrokerConfig, *, files: FileSystem | None = None, http: PortCounts | None = None
     ) -> None:
-        """`http`: the counts of the port that serves `routes`, for the metrics."""
+        """`http`: counters of the port that serves `routes`, for the metrics."""
         self.config = config
         self.node_id = config.node_id
         self._metrics = Metrics()
         self._leadership = Leadership(config.node_id)
         self._polls = Polls(config.max_poll_queues)
-        files = files or RealFileSystem()  # a test may bring a disk that fails or forgets
+        files = files or RealFileSystem()  # tests pass one with injected faults
         self._files = files
         queue_files = ConsumeQueueFiles(files, config.data_dir / "consumequeue")
         self._store = CheckpointStore(files, config.data_dir / "checkpoint", queue_files)
@@ -229,9 +229,9 @@ class BrokerNode:
         self._listeners = Listeners(config.listener, port_policy(config), self._raft.metrics.ports)
         self._started = self._serves = False
 
-    # --- life -----------------------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Start everything. Raises: RaftError, PortError; nothing is left running then."""
+        """Start all parts. Raises: RaftError, PortError; nothing is left running then."""
         self._check_ports()
         if warning := promise_of(self.config):
             logger.warning("%s node=%s", warning, self.node_id)
@@ -251,13 +251,13 @@ class BrokerNode:
         self._serves = True
 
     def routes(self) -> Routes:
-        """Return what the HTTP port answers now: also while the node opens its folder, or its log is repaired."""
+        """Return the current routes of the HTTP port, also while the folder is opened or the log repaired."""
         if self._serves:
             return self._probes.routes()
         return starting(self._raft.starting or "opens its ports", self._metrics)
 
     def _check_ports(self) -> None:
-        """Name the port that is taken, before anything is opened. Raises: PortError."""
+        """Check that all ports are free before anything is opened. Raises: PortError."""
         addresses = {"http_bind": self.config.http_bind}
         for each in self.config.listener:
             addresses |= {
@@ -269,17 +269,17 @@ class BrokerNode:
             if address in taken and not address.endswith(":0"):
                 raise PortError(key, address, f"{taken[address]} has the same address")
             taken[address] = key
-        del addresses["http_bind"]  # open already: this process answers probes there
+        del addresses["http_bind"]  # already open: this process answers probes on it
         for key, address in addresses.items():
             check_port(key, address)
 
     def _assemble(self) -> None:
-        """Build what stands on the running Raft node: each part after those that it uses."""
+        """Create the parts that need the running Raft node, each after those that it uses."""
         config, raft, replica, pipeline = self.config, self._raft, self._replica, self._pipeline
         leadership, members, metrics = self._leadership, self._members, self._metrics
         if (reign := raft.config.reign) is not None:
             members.set_master(reign.master)
-        # What the services share
+        # Parts that the services share
         self._keys = self._key_index()
         self._slaves = slave_gate(config, raft)
         self._reader = LogReader(raft.log, raft.care.damage_at_read)
@@ -332,7 +332,7 @@ class BrokerNode:
             self._coordination.on_leadership,
         ):
             leadership.add_listener(begin_to_lead)
-            begin_to_lead()  # it may lead already
+            begin_to_lead()  # the node may lead already
         self._is_assembled = True
         self._handlers.set(
             [
@@ -346,7 +346,7 @@ class BrokerNode:
         )
 
     def _make_messaging(self) -> tuple[MessagingService, GrantService]:
-        """Make what official clients call, and what their nodes ask of the leader."""
+        """Create the service for official clients, and the one that grants leases to followers."""
         config, replica, pipeline, metrics = self.config, self._replica, self._pipeline, self._metrics
         selections = Selections(self._raft, replica, pipeline, self._polls, self._leadership, self._queues)
         leasing = Leasing(config, replica, self._creation, selections, self._deliveries, self._holders)
@@ -379,7 +379,7 @@ class BrokerNode:
         return messaging, grants
 
     def _make_log_service(self) -> LogService:
-        """Make what our own clients call."""
+        """Create the service for our own clients."""
         raft, replica, leadership, metrics = self._raft, self._replica, self._leadership, self._metrics
         fetches = Fetches(
             SectionReads(replica, self._queues, raft, leadership, metrics),
@@ -412,7 +412,7 @@ class BrokerNode:
         )
 
     def _make_admin_service(self) -> AdminService:
-        """Make what people call."""
+        """Create the service for operators."""
         config, raft, replica, pipeline = self.config, self._raft, self._replica, self._pipeline
         claims = GenerationClaims(config, raft, self._forwarder, self._promotion)
         modes = BrokerGroupModes(config, replica, pipeline, self._identity, self._features)
@@ -448,7 +448,7 @@ class BrokerNode:
         )
 
     def _make_keepers(self) -> None:
-        """Make what looks after the files: checkpoints, retention, the check of queue files."""
+        """Create the parts that maintain files: checkpoints, retention, the check of queue files."""
         self._retention = Retention(
             self.config,
             self._raft,
@@ -485,7 +485,7 @@ class BrokerNode:
         return KeyIndex(builds, lambda: self._raft.applied_index)
 
     async def stop(self) -> None:
-        """Refuse new calls, drain, hand over the lead, close everything."""
+        """Transfer leadership, refuse new calls, drain, close all parts."""
         if not self._started:
             return
         await self._registration.stop()
@@ -506,7 +506,7 @@ class BrokerNode:
         self._replica.close()
 
     async def _raft_hand_over(self) -> None:
-        """Hand over the lead first, so that calls under way are forwarded to the new leader instead of failing."""
+        """Transfer leadership first, so that calls in progress are forwarded to the new leader."""
         if not self._raft.is_leader or len(self._raft.config.voters) == 1:
             return
         try:
@@ -517,15 +517,15 @@ class BrokerNode:
 
     @property
     def fault(self) -> str | None:
-        """Why this node must not go on; None = it is well."""
+        """Reason why this node must stop; None: no fault."""
         return self._raft.fault
 
     async def wait_fatal(self) -> str:
-        """Wait for a fault; return why."""
+        """Wait for a fault; return its reason."""
         return await self._raft.wait_fatal()
 
     async def wait_reset(self) -> None:
-        """Wait until this node is to be replaced by another one on the same folder, with the leader's state (D8)."""
+        """Wait for a reset: a new node with the leader's state must replace this one on its folder (D8)."""
         await self._raft.reset_decided.wait()
 
     async def wait_promotion(self) -> None:
@@ -534,18 +534,18 @@ class BrokerNode:
 
     @property
     def promotion_plan(self) -> PromotionPlan | None:
-        """What this node's folder begins when it has stopped; None: nothing, or another node was promoted meanwhile."""
+        """Promotion to run on the folder after the stop; None: none, or another node was promoted."""
         return None if self._raft.is_left_behind else self._promotion.plan
 
     def ready_line(self) -> str:
-        """Return the line that tells whoever started the process where everything is."""
+        """Return the line with all addresses, printed when the process is ready."""
         config, first = self.config, self.config.listener[0]
         return (
             f"ready node={config.node_id} group={config.group} messaging={first.messaging_bind} "
             f"log={first.log_bind} raft={config.raft_bind} http={config.http_bind}"
         )
 
-    # --- what the parts ask and tell ------------------------------------------------------------------------
+    # --- callbacks of the parts -----------------------------------------------------------------------------
     def _client_handlers(self, listener: str) -> tuple[Handlers, Handlers]:
         return (
             [self._log.handlers(listener), self._admin.handlers(listener)],
@@ -553,9 +553,9 @@ class BrokerNode:
         )
 
     def _check_contact(self) -> dict[str, int | None]:
-        """Release what disconnected members may not have passed on.
+        """Release deliveries that disconnected members may not have forwarded.
 
-        Returns how long (ms) each member has been silent.
+        Returns the time (ms) since the last contact with each member.
         """
         peers = self._raft.status().peers
         for peer in peers:
@@ -564,7 +564,7 @@ class BrokerNode:
         return {str(peer.node_id): 0 if peer.connected else peer.last_contact_ms for peer in peers}
 
     def _release_undelivered(self, node_id: str) -> None:
-        """A node is gone: what it may not have passed on is delivered again."""
+        """Release deliveries that a lost node may not have forwarded, so that they are delivered again."""
         for command in self._deliveries.node_lost(node_id, time.monotonic()):
             self._replica.releases.propose(command)
 
@@ -577,7 +577,7 @@ class BrokerNode:
 
     # --- ReplicaObserver ------------------------------------------------------------------------------------
     def on_effects(self, effects: Effects) -> None:
-        """Tell each part that follows the entries; what is applied before the parts exist concerns none."""
+        """Notify the parts that follow entries; those applied before the parts exist do not matter."""
         if not self._is_assembled:
             return
         self._keys.on_effects(effects)
@@ -590,12 +590,12 @@ class BrokerNode:
         self._retention.on_effects(effects)
 
     def on_housekeeping(self) -> None:
-        """The leader's, about once a second."""
+        """Do the leader's periodic work, about once a second."""
         if self._is_assembled:
             self._features.remember()
 
     def on_queue_damage(self, error: ConsumeQueueError) -> None:
-        """A reader met a damaged queue file: rebuild it; before the node runs that ends the start."""
+        """Rebuild a damaged queue file that a reader found; during start, the damage ends the start."""
         if self._is_assembled:
             self._queue_check.report(error)
         else:
@@ -612,7 +612,7 @@ class _Method(grpc.HandlerCallDetails):
 
 
 class _LateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Handlers of the Raft port: it opens before the services exist, and they are set when they do."""
+    """Handlers of the Raft port. It opens before the services exist; `set` adds them later."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
@@ -622,13 +622,13 @@ class _LateHandlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._handlers = handlers
 
     def named(self, method: str) -> Any:
-        """Return the handler of "/service/method", None when there is none."""
+        """Return the handler of "/service/method"; None: there is none."""
         if method not in self._named and (found := self.service(_Method(method))) is not None:
             self._named[method] = found
         return self._named.get(method)
 
     def service(self, details: Any) -> Any:
-        """Return the handler of a call, None when there is none (yet)."""
+        """Return the handler of a call; None: there is none (yet)."""
         for handler in self._handlers:
             found = handler.service(details)
             if found is not None:

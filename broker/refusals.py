@@ -1,6 +1,6 @@
-"""Refusals of `ledgermq.v1`: which code, whether to repeat, and what a person should do.
+"""Refusals of `ledgermq.v1`: code, retry advice, and a text with the remedy.
 
-Pure. One table for every error that LogService and AdminService can meet.
+Pure. One table maps every error of LogService and AdminService.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from .errors import (
 from .leader.pipeline import TooManyRequestsError, TurnFailedError
 
 RETRY_AFTER_MS: Final = 50
-#: While slaves are away: nothing else than their return helps.
+#: While slaves are away: only their return helps.
 AWAY_RETRY_AFTER_MS: Final = 500
-#: After a lost leader: the next attempt waits for the next leader at the node itself.
+#: After the loss of the leader: the node itself lets the next attempt wait for the next leader.
 LOST_RETRY_AFTER_MS: Final = 1
-#: A drained group takes messages again when a person says so; other groups take them at once.
+#: A drained broker group accepts messages again only by an operator's command; others accept them at once.
 DRAINING_PAUSE_MS: Final = 1000
 DRAINING_TEXT: Final = (
-    "broker group {group} takes no new messages: it is being drained, or was removed. Nothing was stored. Send to another "
-    "group (the route names those that take messages), or take it back: ledgermq cluster undrain {group}"
+    "broker group {group} takes no new messages: it is being drained, or was removed. Nothing was stored."
+    " Send to another group (the route names those that take messages), or take it back: ledgermq cluster undrain"
+    " {group}"
 )
 
 
 class RefusedError(Exception):
-    """A call that must be answered with this refusal."""
+    """Failure of a call, answered with this refusal."""
 
     def __init__(
         self, code: RefusalCode, message: str, *, retryable: bool = False, retry_after_ms: int = 0
@@ -56,7 +57,7 @@ class RefusedError(Exception):
         self.refusal = Refusal(code=code, message=message, retryable=retryable, retry_after_ms=retry_after_ms)
 
 
-#: Error class → (code, retryable). The first that fits is taken.
+#: Error class, code, retryable. The first match counts.
 _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (NotLeaderError, route_pb2.NOT_LEADER, True),
     (TransferringError, route_pb2.NOT_LEADER, True),
@@ -79,7 +80,7 @@ _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (ConsumeQueueError, route_pb2.INTERNAL, True),  # the node stops; the others have the queue
 )
 
-#: Errors that `refusal_of` knows; anything else is a defect and is not hidden.
+#: Errors that `refusal_of` knows. Any other error is a bug and is not hidden.
 REFUSABLE: Final[tuple[type[Exception], ...]] = (
     RefusedError,
     LeaderUnavailableError,
@@ -90,7 +91,7 @@ REFUSABLE: Final[tuple[type[Exception], ...]] = (
 def refusal_of(
     error: Exception, leader_id: str | None = None, leader: ListenerAddresses | None = None
 ) -> Refusal:
-    """Return the refusal for an error of REFUSABLE; `leader` are its addresses in the caller's network."""
+    """Return the refusal for an error of REFUSABLE. `leader`: its addresses in the caller's network."""
     if isinstance(error, RefusedError):
         return error.refusal
     if isinstance(error, LeaderUnavailableError):
@@ -111,7 +112,7 @@ def refusal_of(
 
 
 def not_leader(leader_id: str | None, leader: ListenerAddresses | None) -> Refusal:
-    """Return the refusal of a node that does not lead; without a known leader it is NO_QUORUM."""
+    """Return the refusal of a node that does not lead: NO_QUORUM without a known leader."""
     if not leader_id:
         return Refusal(
             code=route_pb2.NO_QUORUM,

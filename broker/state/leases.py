@@ -202,7 +202,7 @@ class Consumption:
         leases = self.leases.copy()
         leases["deadline"][touched] = np.minimum(leases["deadline"][touched], now)
         leases["session"][touched] = 0
-        leases["lease_id"][touched] = 0  # invalidates every receipt handle
+        leases["lease_id"][touched] = 0  # no handle fits any more
         leases["attempt"][touched] -= np.minimum(leases["attempt"][touched], 1)
         return self._with(leases), accepted
 
