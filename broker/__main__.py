@@ -1,6 +1,7 @@
 """`python -m ledgermq.broker`: read the configuration, run one broker node until SIGTERM, SIGINT or a fault.
 
-Exit codes: 0 clean stop · 1 a fault while running · 2 wrong configuration or flags · 3 will not start (data folder, ports).
+Exit codes: 0 clean stop · 1 a fault while running · 2 wrong configuration or flags · 3 will not start (data
+folder, ports).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # While modules are loaded nothing is begun: Ctrl-C just ends it, without a traceback. `run` stops a node in order.
+    # While modules are loading, nothing has started: Ctrl-C ends the process without a traceback. `run` stops
+    # in order.
     signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
 
 from ledgermq.raft.disk.files import FileSystem, RealFileSystem
@@ -38,12 +40,13 @@ logger = logging.getLogger(__name__)
 EXIT_FAULT: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_WILL_NOT_START: Final = 3
-#: How long (s) the flusher thread waits for the interpreter while the loop is busy. The default of 5 ms would be added to
-#: every flush under load.
+#: Time (s) that the flusher thread waits for the interpreter lock while the event loop is busy. Under load,
+#: the default of 5 ms would delay every flush.
 SWITCH_INTERVAL: Final = 0.0005
-#: How long (s) a node that starts again after a reset waits for its own ports.
+#: Time (s) that a node waits for its own ports when it starts again after a reset.
 PORT_PATIENCE: Final = 30.0
-#: Objects made and not yet freed that start a collection of the youngest; what serving makes has hardly any cycles.
+#: Allocations minus deallocations that start a collection of the youngest generation; serving creates hardly
+#: any cycles.
 GC_THRESHOLD: Final = 20_000
 #: An idle or stopping cluster is silent. Without the event engine's threads a message on a stream wakes one
 #: thread less at each end (measured: docs/performance.md).
@@ -112,13 +115,13 @@ _HELP: Final = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and what to do, without a page of usage."""
+        """Print the error and the remedy, without a page of usage."""
         sys.stderr.write(f"ledgermq broker: {message}. See all flags: ledgermq broker --help\n")
         raise SystemExit(EXIT_USAGE)
 
 
 def _help(key: str) -> str:
-    """Return what a setting means, with its default where that is a plain value."""
+    """Return the help text of a setting, with its default if that is a plain value."""
     default = BrokerConfig.model_fields[key].default
     if isinstance(default, bool):
         default = str(default).lower()
@@ -146,14 +149,15 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Path | None, dict[str, Any]]:
 async def run(config: BrokerConfig, files: FileSystem | None = None) -> int:
     """Run a node until it is told to stop or faults; return the exit code.
 
-    A node that is reset to the leader's state, left behind by a promotion, or promoted itself, is stopped and replaced by a
-    new one on its folder: nothing of the old state is left in memory, and all of it takes the way that every start takes.
+    A node that is reset to the leader's state, left behind by a promotion, or promoted itself, is stopped and
+    replaced by a new one on its folder. Nothing of the old state remains in memory, and the new node starts
+    like any other.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    # What takes long to import is here before the port is open, and makes no probe wait.
+    # Slow imports happen before the port opens, so that no probe has to wait for them.
     from . import node as server  # noqa: F401
     from .service.probes import ProcessProbes
 
@@ -180,7 +184,7 @@ async def _run(
             await _until_ended(node, stop)
         finally:
             await node.stop()
-        if node.fault is not None:  # also one that only showed while it stopped
+        if node.fault is not None:  # also a fault that occurred during the stop
             sys.stderr.write(f"{config.node_id} stops: {node.fault}\n")
             return EXIT_FAULT
         if stop.is_set():
@@ -193,10 +197,10 @@ async def _run(
             await asyncio.to_thread(promote, config.data_dir, files or RealFileSystem(), plan)
         else:
             logger.warning("starting again with the leader's state node=%s", config.node_id)
-        # It has its folder now: the flag must not give that up again.
+        # The folder is in place now: the flag must not discard it again.
         config = config.model_copy(update={"rejoin": False})
         del node
-        gc.unfreeze()  # the old state goes
+        gc.unfreeze()  # lets the old state be collected
         node = await _started(config, files, stop, probed, PORT_PATIENCE)
         if node is None:
             return 0
@@ -205,7 +209,7 @@ async def _run(
 async def _with_master(
     config: BrokerConfig, stop: asyncio.Event, probed: ProcessProbes
 ) -> BrokerConfig | None:
-    """Return the settings with the master named, where nobody but a nameserver can tell; None: told to stop before."""
+    """Return the settings with `master` set, if needed with the help of nameservers; None: stopped before."""
     knows = LogFolders(config.data_dir).identity.exists() or is_under_way(config.data_dir, RealFileSystem())
     if config.replication == "quorum" or config.master or knows:
         return config
@@ -232,9 +236,9 @@ async def _started(
     probed: ProcessProbes,
     patience: float,
 ) -> Any | None:
-    """Return a running node, or None when it was told to stop before that.
+    """Return a running node; None: it was told to stop before.
 
-    One that gave its client ports back a moment ago waits `patience` s until it has them again.
+    A node that has just released its client ports retries for `patience` s until they are free.
     """
     from .node import BrokerNode
     from .ports.listeners import PortError
@@ -261,7 +265,7 @@ async def _started(
 
 
 async def _start_unless_stopped(node: Any, stop: asyncio.Event) -> bool:
-    """Start the node; False: it was told to stop before that (a repair of its log may wait for others for long)."""
+    """Start the node; False: it was told to stop before (a log repair may wait long for other nodes)."""
     starting = asyncio.create_task(node.start())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -275,14 +279,14 @@ async def _start_unless_stopped(node: Any, stop: asyncio.Event) -> bool:
 
 
 def _settle_memory() -> None:
-    """Take what the start made out of the collector's sight: a full collection would stop the loop for long."""
+    """Exclude the objects of the start from garbage collection: a full collection would block the loop."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 100)
 
 
 async def _until_ended(node: Any, stop: asyncio.Event) -> None:
-    """Wait until the node must go: it was told to stop, it faulted, or it is to be replaced by a new one."""
+    """Wait until the node must end: it was told to stop, has a fault, or must be replaced by a new one."""
     ends = [
         asyncio.create_task(wait)
         for wait in (stop.wait(), node.wait_fatal(), node.wait_reset(), node.wait_promotion())

@@ -1,7 +1,8 @@
-"""Settings of a broker node: TOML file < `LEDGERMQ_*` environment < flags (11), validated before anything starts.
+"""Settings of a broker node: TOML file < `LEDGERMQ_*` environment < flags (11), validated before the start.
 
 Owns: the keys, their defaults, and the sentence a person reads when one is wrong.
-Must not: open ports or create folders. An unknown key in the file, a mistyped variable or an unknown flag is an error.
+Must not: open ports or create folders. An unknown key in the file, a mistyped variable or an unknown flag is
+an error.
 """
 
 from __future__ import annotations
@@ -233,7 +234,8 @@ class BrokerConfig(BaseModel):
     )  # that waiting requests wait for; one may name 4096
     max_store_bytes: Size = 0  # 0: the whole file system counts
     retention_hours: Finite = Field(default=72, gt=0, le=_LONGEST_HOURS)
-    #: Per cent of the disk (or of max_store_bytes) above which expired segments go at once, the oldest go, messages are refused.
+    #: Per cent of the disk (or of max_store_bytes) above which expired segments go at once, the oldest go,
+    #: messages are refused.
     disk_delete_expired_percent: Finite = Field(default=75, ge=10)
     disk_delete_oldest_percent: Finite = 85
     disk_refuse_messages_percent: Finite = Field(default=90, le=93)
@@ -289,7 +291,7 @@ class BrokerConfig(BaseModel):
             raise ValueError(f"tls_front: client_tls is {self.client_tls}, which needs the front")
 
     def _check_disk_steps(self) -> None:
-        """Each step must come behind the one before it: deleting must have begun before messages are refused."""
+        """Check the order of the steps: deletion must start before messages are refused."""
         steps = {
             "disk_delete_expired_percent": self.disk_delete_expired_percent,
             "disk_delete_oldest_percent": self.disk_delete_oldest_percent,
@@ -303,14 +305,16 @@ class BrokerConfig(BaseModel):
         slaves = len(self.voters) - 1
         if self.master and self.replication == "quorum":
             raise ValueError(
-                "master: the nodes of a quorum group elect their leader. Leave it out, or set replication to async_master "
+                "master: the nodes of a quorum group elect their leader. Leave it out, or set replication"
+                " to async_master "
                 "or sync_master"
             )
         if self.master and self.master not in self.voters:
             raise ValueError(f"master: is no node of this group; it has {', '.join(self.voters)}")
         if self.replication == "sync_master" and self.min_insync_slaves > slaves:
             raise ValueError(
-                f"min_insync_slaves: no message could ever be confirmed, the group has {slaves} besides the master. Lower "
+                f"min_insync_slaves: no message could ever be confirmed, the group has {slaves} besides the"
+                " master. Lower "
                 "it, or add nodes to `peers`"
             )
 
@@ -329,8 +333,10 @@ class BrokerConfig(BaseModel):
             overhead = self.segment_size // MAX_ENTRY_DIVISOR - largest
             needed = -(-(self.max_message_bytes + overhead) * MAX_ENTRY_DIVISOR // (1 << 20))
             raise ValueError(
-                f"segment_size: segments of {self.segment_size} bytes hold messages of at most {largest} bytes, and "
-                f"max_message_bytes is {self.max_message_bytes}. Set segment_size to at least {needed}MiB, or "
+                f"segment_size: segments of {self.segment_size} bytes hold messages of at most {largest}"
+                " bytes, and "
+                f"max_message_bytes is {self.max_message_bytes}. Set segment_size to at least {needed}MiB,"
+                " or "
                 f"max_message_bytes to at most {largest} (all nodes of a group alike)"
             )
 
@@ -420,6 +426,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
             found[key] = value
         elif close := difflib.get_close_matches(key, list(BrokerConfig.model_fields), 1, 0.85):
             raise ConfigError(
-                f"environment variable {name}: there is no such setting. Did you mean {ENV_PREFIX}{close[0].upper()}?"
+                f"environment variable {name}: there is no such setting. Did you mean"
+                f" {ENV_PREFIX}{close[0].upper()}?"
             )
     return found

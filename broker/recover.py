@@ -1,7 +1,7 @@
-"""`python -m ledgermq.broker.recover`: a group whose majority is lost for ever, from a survivor's folder.
+"""`python -m ledgermq.broker.recover`: recovers a broker group without a majority from a survivor's folder.
 
-Owns: what a person is told and asked.   Must not: change the folder before the group's name was given; know its files'
-formats (raft/folder/group_recovery.py does).
+Owns: the dialogue with the operator.   Must not: change the folder before the operator typed the name of the
+broker group; know its file formats (raft/folder/group_recovery.py does).
 Exit codes: 0 done or shown · 1 refused, with one sentence on stderr · 2 wrong flags.
 """
 
@@ -35,12 +35,12 @@ EXIT_REFUSED: Final = 1
 _MIB: Final = 1 << 20
 
 
-#: Prints lines for people, or facts for programs; None: only people are told.
+#: Prints lines for people, or facts for programs (None: there are none).
 _Printer = Callable[[list[str], dict[str, object] | None], None]
 
 
 class NotConfirmedError(Exception):
-    """Nobody agreed to lose data. Nothing was changed."""
+    """The operator did not confirm the loss of data. Nothing was changed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +97,8 @@ def _clone(folder: StoppedFolder, node_id: NodeId, say: _Printer) -> None:
     made = clone_folder(folder, node_id, survivor)
     say(
         [
-            f"{folder.data} is the folder of {node_id} now: {_count(survivor.last_index, 'entry', 'entries')}, equal to"
+            f"{folder.data} is the folder of {node_id} now:"
+            f" {_count(survivor.last_index, 'entry', 'entries')}, equal to"
             f" those of the recovered folder (group id {made.group_id:016x}).",
             f"Next: start {node_id} with its usual flags when every node has its folder.",
         ],
@@ -113,7 +114,7 @@ def _inspect(folder: StoppedFolder) -> Survivor:
 
 
 def describe(survivor: Survivor, now: datetime) -> list[str]:
-    """Return the lines that tell what a folder holds, and how to choose between several. `now` has a time zone."""
+    """Return lines that describe a folder, and how to choose between several. `now` has a time zone."""
     identity = survivor.identity
     behind = survivor.last_index - survivor.commit_hint
     rows = [
@@ -136,7 +137,8 @@ def describe(survivor: Survivor, now: datetime) -> list[str]:
     return [
         *(f"{name:<12} {text}" for name, text in rows),
         "",
-        "Did several nodes survive? Stop them, run this with --show on each, and recover from the one with the highest",
+        "Did several nodes survive? Stop them, run this with --show on each, and recover from the one with"
+        " the highest",
         "term of its last entry; among equal ones from the one with the highest last entry. It has the most.",
     ]
 
@@ -208,15 +210,21 @@ def consequences(survivor: Survivor) -> list[str]:
     others = ", ".join(node for node in sorted(identity.members) if node != identity.node_id)
     return [
         "WHAT RECOVERING MEANS",
-        "* Lost for ever: messages, acknowledgements and offsets that were confirmed to clients by the other nodes and",
-        f"  never reached {identity.node_id}. This folder cannot tell whether there are any, or how many. Everything",
+        "* Lost for ever: messages, acknowledgements and offsets that were confirmed to clients by the"
+        " other nodes and",
+        f"  never reached {identity.node_id}. This folder cannot tell whether there are any, or how many."
+        " Everything",
         "  written after its last entry is gone.",
-        f"* Made valid: {_count(behind, 'entry', 'entries')} at the end of this log may never have been confirmed to"
+        f"* Made valid: {_count(behind, 'entry', 'entries')} at the end of this log may never have been"
+        " confirmed to"
         " anybody. They count from",
-        "  now on: a message whose sending failed may be delivered after all, an offset may be further than its client knew.",
-        f"* The data folders of {others} as they are now can never be used with this group again: such a node is refused",
+        "  now on: a message whose sending failed may be delivered after all, an offset may be further than"
+        " its client knew.",
+        f"* The data folders of {others} as they are now can never be used with this group again: such a"
+        " node is refused",
         "  until it starts with a copy of this folder, or empty with --rejoin.",
-        "* Be sure that a majority of the group cannot come back. If it can, bring it back instead: then nothing is lost.",
+        "* Be sure that a majority of the group cannot come back. If it can, bring it back instead: then"
+        " nothing is lost.",
     ]  # fmt: skip
 
 

@@ -1,11 +1,12 @@
-"""`python -m ledgermq.broker.restore`: the folders of a new broker group, made from dumps.
+"""`python -m ledgermq.broker.restore`: creates the folders of a new broker group from dumps.
 
-The dumps are read as one log (proto/dumped_log.py), every entry is verified while it is copied and again in the new
-folders, as a start does. What comes out is what `ledgermq cluster recover` makes: first members of a new group with the
-same log, which works when all of them have met once.
+The dumps are read as one log (proto/dumped_log.py). Every entry is verified while it is copied, and again in
+the new folders, as at a start. The result is like that of `ledgermq cluster recover`: first members of a new
+broker group with the same log, which works once all of them have met.
 
-Owns: which dump counts, up to where, and what a person is told. Must not: leave anything under the name that was asked for
-before all of it is complete and durable (everything is made in a folder beside it, and renamed).
+Owns: the choice of the dump and of the last entry, and the output for the operator.
+Must not: leave anything under the requested name before all of it is complete and durable (everything is
+created in a folder beside it, and renamed).
 Exit codes: 0 done or shown · 1 refused, with one sentence on stderr · 2 wrong flags.
 """
 
@@ -51,22 +52,22 @@ _DEFAULT_RETENTION_MS: Final = 72 * 3_600_000
 
 
 class RestoreError(BrokerError):
-    """Nothing was restored; the text says why and what to do. Nothing stands where the folders were to be."""
+    """Nothing was restored, and no folder was created. The text says why, and names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Up to which entry is restored; None: all there is. `time_ms`: log time, the last entry written until then."""
+    """Last entry to restore. Both None: restore all entries."""
 
-    index: int | None = None
-    time_ms: int | None = None
+    index: int | None = None  # of the last entry
+    time_ms: int | None = None  # log time; the last entry written until then
 
     def is_passed(self, header: EntryHeader) -> bool:
-        """Whether an entry is left out, and all behind it."""
+        """Tell whether an entry, and all behind it, are left out."""
         return self.is_passed_at(header.index, header.timestamp)
 
     def is_passed_at(self, index: int, timestamp: int) -> bool:
-        """Whether a state after this entry, written then, holds more than is wanted."""
+        """Tell whether the state after this entry, written at `timestamp`, exceeds the limit."""
         if self.index is not None and index > self.index:
             return True
         return self.time_ms is not None and timestamp > self.time_ms
@@ -159,17 +160,19 @@ def _target(options: argparse.Namespace, dumped: DumpedLog) -> Target:
     return Target(options.data.absolute(), check_name(cluster), check_name(group), nodes)
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------
 def choose_base(dumped: DumpedLog, limit: Limit) -> NodeLog:
-    """Return the dump whose beginning is restored: of those that reach furthest, the one that allows the most.
+    """Return the dump from which to start: of those that reach furthest, the one that begins earliest.
 
     Raises: RestoreError.
     """
     able = [log for log in dumped.logs if log.manifest.is_restorable]
     if not able:
         raise RestoreError(
-            "retention had deleted the beginning of the log when it was dumped, and these dumps do not hold the state that"
-            " stands for it: an older version made them, or the node could not write it (its log says why). Their messages"
+            "retention had deleted the beginning of the log when it was dumped, and these dumps do not hold"
+            " the state that"
+            " stands for it: an older version made them, or the node could not write it (its log says why)."
+            " Their messages"
             " can be read: ledgermq message export"
         )
     wanted = [
@@ -179,7 +182,8 @@ def choose_base(dumped: DumpedLog, limit: Limit) -> NodeLog:
         earliest = min(map(_begin_index, able))
         what = "entry" if limit.index is not None else "time"
         raise RestoreError(
-            f"these dumps can be restored to entry {earliest:,} and later ones: their state is that after it. Add an older"
+            f"these dumps can be restored to entry {earliest:,} and later ones: their state is that after"
+            " it. Add an older"
             f" dump of this broker group, or name a later {what}"
         )
     return max(wanted, key=lambda log: (_reach(dumped, log), -_begin_index(log)))
@@ -191,7 +195,7 @@ def _begin_index(log: NodeLog) -> int:
 
 
 def _begin_time(dumped: DumpedLog, log: NodeLog, limit: Limit) -> int:
-    """Return when the entry was written whose state a dump holds (ms), 0 when nothing asks for it, or nothing can tell."""
+    """Return the log time (ms) of the entry whose state a dump holds; 0: not needed, or unknown."""
     if limit.time_ms is None or not _begin_index(log):
         return 0
     if log.base.timestamp > limit.time_ms:
@@ -201,7 +205,7 @@ def _begin_time(dumped: DumpedLog, log: NodeLog, limit: Limit) -> int:
 
 
 def _reach(dumped: DumpedLog, base: NodeLog) -> int:
-    """Return the physical offset up to which the dumps go on from a dump's beginning without a gap."""
+    """Return the physical offset up to which the dumps continue a dump without a gap."""
     end = base.manifest.end_offset
     for log in sorted(dumped.logs, key=lambda log: log.manifest.first_offset):
         if log.manifest.first_offset <= end:
@@ -210,7 +214,7 @@ def _reach(dumped: DumpedLog, base: NodeLog) -> int:
 
 
 def survey(dumped: DumpedLog, base: NodeLog, limit: Limit, writer: FolderWriter | None = None) -> Survey:
-    """Read and verify the log from a dump's beginning to the limit, and copy it to `writer`. Raises: OSError."""
+    """Read and verify the log from a dump's start to the limit; copy it to `writer`. Raises: OSError."""
     history, begin = LogHistory(), base.base
     if _begin_index(base):
         state = restore_state(staged_snapshot(RealFileSystem(), _state_path(base)))
@@ -243,16 +247,19 @@ def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) 
         problems.append("there is no entry to restore: all were written later, or the dumps are empty")
     elif end < begin_index:
         problems.append(
-            f"these dumps can be restored to entry {begin_index:,} and later ones, and the last one until then is {end:,}."
+            f"these dumps can be restored to entry {begin_index:,} and later ones, and the last one until"
+            f" then is {end:,}."
             " Add an older dump of this broker group, or name a later time"
         )
     elif not found.limited and reading.stopped:
         problems.append(
-            f"{reading.stopped}. To restore what stands before it: --to-index {end}. A dump of another node may have it"
+            f"{reading.stopped}. To restore what stands before it: --to-index {end}. A dump of another node"
+            " may have it"
         )
     elif limit.index is not None and end < limit.index:
         problems.append(
-            f"the dumps end at entry {end:,}, before entry {limit.index:,}. Leave --to-index out, or correct it"
+            f"the dumps end at entry {end:,}, before entry {limit.index:,}. Leave --to-index out, or"
+            " correct it"
         )
     return problems
 
@@ -263,16 +270,19 @@ def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
     ids = {log.manifest.group_id for log in (first, other)}
     if len(ids) > 1 and 0 not in ids:
         return (
-            f"{differ} One was made before this broker group was restored or recovered, the other one after it (group ids"
-            f" {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name only dumps of the same id"
+            f"{differ} One was made before this broker group was restored or recovered, the other one after"
+            " it (group ids"
+            f" {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name only dumps of the"
+            " same id"
         )
     return (
-        f"{differ} That is never so in a broker group that is well: run ledgermq check on them, and then restore from the"
+        f"{differ} That is never so in a broker group that is well: run ledgermq check on them, and then"
+        " restore from the"
         " dump that is right by naming only its folder"
     )
 
 
-# --- showing --------------------------------------------------------------------------------------------------------
+# --- showing --------------------------------------------------------------------------------------------
 def describe(dumped: DumpedLog, found: Survey) -> list[str]:
     """Return the lines that tell what the dumps hold, and what people did to topics and consumer groups."""
     lines = []
@@ -280,7 +290,8 @@ def describe(dumped: DumpedLog, found: Survey) -> list[str]:
         m = log.manifest
         whole = "" if m.is_restorable else ", cannot be restored (no state)"
         lines.append(
-            f"{m.node:<8} entries {m.first_index:,} to {log.last[1]:,}, committed to {m.commit_index:,}, dumped at log time"
+            f"{m.node:<8} entries {m.first_index:,} to {log.last[1]:,}, committed to {m.commit_index:,},"
+            " dumped at log time"
             f" {_time(m.log_time_ms)}{whole}   {log.folder}"
         )
     lines += ["", f"verified: up to entry {found.end.index:,}{_written(found.last)}"]
@@ -346,9 +357,12 @@ def _time(timestamp_ms: int) -> str:
         return f"{timestamp_ms} ms"
 
 
-# --- making ---------------------------------------------------------------------------------------------------------
+# --- making ---------------------------------------------------------------------------------------------
 def restore(dumped: DumpedLog, limit: Limit, target: Target) -> Made:
-    """Make the folders; return what they hold. Raises: RestoreError, BrokerError, RaftError, OSError; then nothing is at `target.data`."""
+    """Create the folders; return their contents.
+
+    Raises: RestoreError, BrokerError, RaftError, OSError; then nothing is at `target.data`.
+    """
     base = choose_base(dumped, limit)
     files = RealFileSystem()
     with _work_folder(target, files):
@@ -376,7 +390,7 @@ def _crc(found: Survey) -> int:
 
 @contextmanager
 def _work_folder(target: Target, files: RealFileSystem) -> Iterator[None]:
-    """Make the folder beside the target, and remove it when the work is not finished. Raises: RestoreError."""
+    """Create the folder beside the target; remove it if the work does not finish. Raises: RestoreError."""
     data, work = target.data, target.work
     if data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise RestoreError(f"{data} is there and not empty. Name another folder; nothing was changed.")
@@ -412,7 +426,8 @@ def _check_space(dumped: DumpedLog, base: NodeLog, target: Target, files: RealFi
     available = files.disk_use(target.work).available
     if available < needed:
         raise RestoreError(
-            f"{target.work.parent} has {available:,} bytes free, {len(target.nodes)} nodes need up to {needed:,}. Name a"
+            f"{target.work.parent} has {available:,} bytes free, {len(target.nodes)} nodes need up to"
+            f" {needed:,}. Name a"
             " folder on a larger disk, or fewer nodes (--nodes n1; the others can start empty with --rejoin)"
         )
 
@@ -494,7 +509,8 @@ def _give_name(target: Target, files: RealFileSystem) -> None:
         target.work.rename(target.data)
     except OSError as error:
         raise RestoreError(
-            f"{target.work} cannot be renamed to {target.data} ({error.strerror}). Name a folder that is not there, on one"
+            f"{target.work} cannot be renamed to {target.data} ({error.strerror}). Name a folder that is"
+            " not there, on one"
             " file system with the folder that it is in"
         ) from None
     files.sync_directory(target.data.parent)
@@ -512,7 +528,8 @@ def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
         lines.append(f"Left out: {left_out:,} entries behind it.")
     if unconfirmed:
         lines.append(
-            f"{unconfirmed:,} entries at its end may never have been confirmed to anybody; they count from now on."
+            f"{unconfirmed:,} entries at its end may never have been confirmed to anybody; they count from"
+            " now on."
         )
     if damaged := _damaged_nodes(dumped):
         lines.append(
@@ -522,7 +539,8 @@ def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
     if found.first_timestamp and now_ms - found.first_timestamp > _DEFAULT_RETENTION_MS:
         hours = int((now_ms - found.first_timestamp) / 3_600_000) + 24
         lines.append(
-            f"RETENTION: its first message is of {_time(found.first_timestamp)}. Nodes delete what is older than"
+            f"RETENTION: its first message is of {_time(found.first_timestamp)}. Nodes delete what is older"
+            " than"
             f" retention_hours (72): to keep it all, set retention_hours = {hours} before the first start."
         )
     return [*lines, *_next_steps(target, identity.segment_size)]
@@ -557,7 +575,8 @@ def _next_steps(target: Target, segment_size: int) -> list[str]:
         many = f" --peers {peers}" if len(target.nodes) > 1 else ""
         lines.append(f"  ledgermq broker {flags} --segment-size {segment_size}{many} ...")
     lines.append(
-        "It takes messages when all of its nodes have met once. Never run it beside the group that was dumped, under the"
+        "It takes messages when all of its nodes have met once. Never run it beside the group that was"
+        " dumped, under the"
         " same names and nameservers."
     )
     return lines
