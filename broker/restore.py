@@ -237,7 +237,7 @@ def survey(dumped: DumpedLog, base: NodeLog, limit: Limit, writer: FolderWriter 
 
 
 def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) -> list[str]:
-    """Return why what was read cannot be restored, one sentence each."""
+    """Return the reasons why the surveyed log cannot be restored, one sentence each."""
     end, reading = found.end.index, dumped.reading
     disputed = {dispute.log.folder: (dispute.log, dispute.index) for dispute in reading.disputes}
     if found.last is not None:
@@ -284,7 +284,7 @@ def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
 
 # --- showing --------------------------------------------------------------------------------------------
 def describe(dumped: DumpedLog, found: Survey) -> list[str]:
-    """Return the lines that tell what the dumps hold, and what people did to topics and consumer groups."""
+    """Return lines that describe the dumps, and the changes to topics and consumer groups."""
     lines = []
     for log in dumped.logs:
         m = log.manifest
@@ -502,7 +502,7 @@ def _record(dumped: DumpedLog, target: Target, found: Survey, made: Identity) ->
 
 
 def _give_name(target: Target, files: RealFileSystem) -> None:
-    """Let the folders appear, all at once."""
+    """Rename the folders into place, all at once."""
     make_durable(target.work)
     files.unlink(target.work / _MARK)
     try:
@@ -517,7 +517,7 @@ def _give_name(target: Target, files: RealFileSystem) -> None:
 
 
 def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
-    """Return the lines that tell what was made, what is missing in it, and how it is started."""
+    """Return lines that describe the result, what is missing in it, and how to start it."""
     found, identity = made.found, made.identity
     left_out, unconfirmed = _left_out(dumped, found), _unconfirmed(dumped, found)
     lines = [
@@ -563,7 +563,7 @@ def _left_out(dumped: DumpedLog, found: Survey) -> int:
 
 
 def _unconfirmed(dumped: DumpedLog, found: Survey) -> int:
-    """Return how many entries at the end nobody knew to be committed."""
+    """Return the number of entries at the end that no dump records as committed."""
     return max(0, found.end.index - max(dumped.commit_index, _begin_index(dumped.base)))
 
 
