@@ -118,7 +118,10 @@ class LoopThread:
             )
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait. Ctrl-C cancels it. Raises: ClosedError (stopped meanwhile)."""
+        """Run a coroutine on the loop and wait for it. Ctrl-C cancels it.
+
+        Raises: ClosedError (stopped meanwhile).
+        """
         future = self.submit(coroutine)
         try:
             return _result(future)

@@ -56,8 +56,9 @@ class TraceSource(NamedTuple):
 class TraceEvent(NamedTuple):
     """One step of a message. Values of `result`:
 
-    send     "stored", "duplicate" (a retry met the first copy), "refused" (not stored), "unknown"
-             (may be stored) receive  "delivered": the program has it
+    send     "stored", "duplicate" (a retry met the first copy), "refused" (not stored),
+             "unknown" (may be stored)
+    receive  "delivered": the program has it
     consume  "consumed", "failed" (delivered again), "skipped" (after the last attempt), "given back",
              "lease moved", "late" (the lease was over: the message is or was delivered again)
     """
