@@ -1,4 +1,4 @@
-"""Hand the lead of a group over while a producer sends, then count: nothing is lost, nothing is there twice."""
+"""Hand the lead of a broker group over while a producer sends. Nothing is lost, nothing is stored twice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Keep the messages of one customer in order, while customers go side by side.
 
-A message group is hashed to one queue; a FIFO consumer group gets the next batch of a queue only when the one before is done.
+A message group is hashed to one queue. A FIFO consumer group gets the next batch of a queue only when the one
+before is done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Send fast. What waits while requests are out travels together, so none of these needs a timer or a batch size."""
+"""Send fast. Messages that wait while requests are out travel together: no timer, no batch size."""
 
 from __future__ import annotations
 

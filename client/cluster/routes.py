@@ -362,7 +362,8 @@ class Routes:
     def _ask_again(self, group: BrokerGroup) -> None:
         """Take a replaced broker group out of all routes, and fetch these again.
 
-        The rest of a route stays known and watched: the fetch may fail, and other broker groups are as before.
+        The rest of a route stays known and watched: the fetch may fail, and the other broker groups are as
+        before.
         """
         for topic, (_, route) in list(self._cache.items()):
             part = route.part(group.name)

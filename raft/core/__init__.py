@@ -4,7 +4,8 @@ Owns: every decision about terms, votes, commit, reads and log time. Must not: r
 socket, know bytes, start a thread, or draw from a global source of random numbers.
 
 Begin with `machine.py`, which has the inputs. Then: `outputs.py`, `state.py`, `follower.py`,
-`candidate.py`, `leader.py`, `replication.py`, `commit_rule.py`. Scenarios to read beside them: tests/raft/scenarios.
+`candidate.py`, `leader.py`, `replication.py`, `commit_rule.py`. Scenarios to read beside them:
+tests/raft/scenarios.
 
 What it is
 ----------

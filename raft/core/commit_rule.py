@@ -1,8 +1,9 @@
 """Commit rule: what a leader may call committed (5.3, 5.4.2).
 
-An entry is committed when a quorum of voters has a durable copy and the entry is of the leader's own term; all
-entries before it are committed with it. The leader counts its own copy only once it is durable (P8). An entry of an
-earlier term is never committed by counting copies: another leader could still replace it (P10, figure 8).
+An entry is committed when a quorum of voters has a durable copy and the entry is of the leader's own term;
+all entries before it are committed with it. The leader counts its own copy only once it is durable (P8). An
+entry of an earlier term is never committed by counting copies: another leader could still replace it (P10,
+figure 8).
 
 Owns: the commit index of a leader. Must not: count learners, go back. Followers take theirs from the leader.
 """

@@ -480,7 +480,9 @@ def test_a_topic_that_the_new_group_gets_later_is_consumed_there() -> None:
     run(scenario())
 
 
-def test_an_end_that_was_asked_of_the_former_group_is_no_position_in_the_new_one() -> None:
+def test_an_end_that_was_asked_of_the_former_group_is_no_position_in_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario() -> None:
         old, new = groups("orders")
         slow = FakeGroup("h0", {"orders": 1})
@@ -498,7 +500,7 @@ def test_an_end_that_was_asked_of_the_former_group_is_no_position_in_the_new_one
                     await known.wait()
                 return found
 
-            consumer._offsets.query = late
+            monkeypatch.setattr(consumer._offsets, "query", late)
             seeking = asyncio.ensure_future(consumer.seek_to_end("orders"))
             await until(lambda: len(answered) == 2)
             await cluster.replace(old, new)
