@@ -8,6 +8,7 @@ containers, whose names and images are the same for all. Tests marked `long` beg
 from __future__ import annotations
 
 import functools
+import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ from xdist.scheduler import LoadScopeScheduling
 # A slow machine is no failure. `settings()` keeps what Hypothesis sets by itself where CI is set.
 settings.register_profile("ledgermq", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ledgermq")
+
+# The poller of grpc.aio reports a loop that an earlier test has closed to the loop of the test that runs now.
+logging.getLogger("asyncio").addFilter(lambda record: "PollerCompletionQueue" not in record.getMessage())
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background so, and every process that a test interrupts would inherit it.
