@@ -196,7 +196,6 @@ def test_what_a_broker_has_to_say_is_logged_with_messages_and_without(
             caplog.clear()
             cluster.messaging[0].refusals.append(status(v2.MESSAGE_NOT_FOUND, "no new message"))
             assert await consumer.receive(timeout_ms=0) == []
-        # grpcio 1.72 says so of its own, when loops of a process wake each other up in vain
         assert not caplog.records
 
     run(scenario())
