@@ -252,8 +252,8 @@ class Producer:
         if type(name) is not str or name not in self._outbox.topics:
             # Invalid messages are refused before the route is fetched
             keep(message_of(topic, body, tag, keys, properties, message_group))
-            await self.prepare(name)
-        await self._ready_for(name)  # last: no await between this and `put`, which takes the room
+        if name not in self._outbox.topics or self._outbox.is_full:  # else no coroutine per message
+            await self._ready_for(name)  # last: no await between this and `put`, which takes the room
         return await self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
 
     def send_nowait(

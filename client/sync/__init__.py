@@ -123,8 +123,7 @@ class Producer(Closing):
         """Queue one message and return a future of its receipt; `result()` raises what `send` would.
 
         Messages of one thread keep their order. A callback (`add_done_callback`) runs in the producer's
-        thread:
-        it must be short, and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
+        thread: it must be short, and must not wait. Raises: BufferFullError (call `ready()`), UsageError.
         """
         self._check_open()
         message = message_of(topic, body, tag, keys, properties, message_group)
