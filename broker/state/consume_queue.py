@@ -1,8 +1,7 @@
 """ConsumeQueues: an index from queue offsets to the records' physical offsets in the CommitLog (D13).
 
 A unit is 20 bytes, little-endian: i64 physical offset of the record · i32 its size · i64 tag hash. A file
-holds
-300,000 units.
+holds 300,000 units.
 
 Owns: the ends of all queues and the tails in memory.   Must not: touch files (consume_queue_files.py does).
 Invariants: begin <= end; tail_start <= written <= end. Units below `written` are in files and never change.

@@ -80,8 +80,7 @@ def bridging_unit(difference: int, units_behind: int) -> bytes:
     The checksum of a queue's first block covers units below the queue's begin. If their file is lost and
     retention deleted their entries, these units cannot be rebuilt; no reader needs them either. Zeros replace
     them, and this unit stands directly before the first known one. Its physical offset is 0. Its 32 free bits
-    can produce any
-    32-bit checksum.
+    can produce any 32-bit checksum.
     """
     zeros = bytes(units_behind * UNIT_SIZE)
     nothing = crc32c(bytes(4) + zeros)
