@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -509,5 +510,35 @@ def test_an_end_that_was_asked_of_the_former_group_is_no_position_in_the_new_one
             known.set()
             await seeking
             assert consumer.position(QUEUE) == new.queues[1, 0].end == 0
+
+    run(scenario())
+
+
+def test_parts_that_are_kept_for_the_next_send_follow_the_routes_meanwhile() -> None:
+    """A topic that is not sent to while another broker group is drained and removed waits for none of its queues."""
+
+    async def scenario() -> None:
+        old, new = groups("payments", "orders")
+        other = FakeGroup("g1", {"orders": 2, "payments": 2})
+        async with (
+            FakeCluster(old, other) as cluster,
+            Producer(cluster.address, timeout_ms=DEADLINE_MS) as producer,
+        ):
+            await asyncio.gather(*(producer.send(topic, b"before") for topic in ("orders", "payments")))
+            known = producer._routes.cached("payments")
+            assert known is not None
+            part = known.part("g1")
+            assert part is not None
+            await cluster.replace(old, new)
+            cluster.register(new)
+            await until(lambda: is_in(producer._routes.cached("payments"), new))
+            route = producer._routes.cached("payments")
+            assert route is not None
+            first = next(each for each in route.parts if each.group.name == "g0")
+            producer._outbox.forget("payments")  # as after the replacement, until its next send
+            producer._kept_parts["payments"] = [part]
+            drained = replace(part, writable=False, group=replace(part.group, draining=True))
+            producer._routes._keep(replace(route, parts=(first, drained)))
+            assert producer._kept_parts["payments"] == [first]
 
     run(scenario())
