@@ -305,17 +305,15 @@ class BrokerConfig(BaseModel):
         slaves = len(self.voters) - 1
         if self.master and self.replication == "quorum":
             raise ValueError(
-                "master: the nodes of a quorum group elect their leader. Leave it out, or set replication"
-                " to async_master "
-                "or sync_master"
+                "master: the nodes of a quorum group elect their leader. Leave it out, or set replication to "
+                "async_master or sync_master"
             )
         if self.master and self.master not in self.voters:
             raise ValueError(f"master: is no node of this group; it has {', '.join(self.voters)}")
         if self.replication == "sync_master" and self.min_insync_slaves > slaves:
             raise ValueError(
-                f"min_insync_slaves: no message could ever be confirmed, the group has {slaves} besides the"
-                " master. Lower "
-                "it, or add nodes to `peers`"
+                f"min_insync_slaves: no message could ever be confirmed, the group has {slaves} besides the "
+                "master. Lower it, or add nodes to `peers`"
             )
 
     def _fit_messages_into_segments(self) -> None:
@@ -333,11 +331,9 @@ class BrokerConfig(BaseModel):
             overhead = self.segment_size // MAX_ENTRY_DIVISOR - largest
             needed = -(-(self.max_message_bytes + overhead) * MAX_ENTRY_DIVISOR // (1 << 20))
             raise ValueError(
-                f"segment_size: segments of {self.segment_size} bytes hold messages of at most {largest}"
-                " bytes, and "
-                f"max_message_bytes is {self.max_message_bytes}. Set segment_size to at least {needed}MiB,"
-                " or "
-                f"max_message_bytes to at most {largest} (all nodes of a group alike)"
+                f"segment_size: segments of {self.segment_size} bytes hold messages of at most {largest} "
+                f"bytes, and max_message_bytes is {self.max_message_bytes}. Set segment_size to at least "
+                f"{needed}MiB, or max_message_bytes to at most {largest} (all nodes of a group alike)"
             )
 
     @property

@@ -215,9 +215,8 @@ def consequences(survivor: Survivor) -> list[str]:
         f"  never reached {identity.node_id}. This folder cannot tell whether there are any, or how many."
         " Everything",
         "  written after its last entry is gone.",
-        f"* Made valid: {_count(behind, 'entry', 'entries')} at the end of this log may never have been"
-        " confirmed to"
-        " anybody. They count from",
+        f"* Made valid: {_count(behind, 'entry', 'entries')} at the end of this log may never have been "
+        "confirmed to anybody. They count from",
         "  now on: a message whose sending failed may be delivered after all, an offset may be further than"
         " its client knew.",
         f"* The data folders of {others} as they are now can never be used with this group again: such a"

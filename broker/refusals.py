@@ -41,10 +41,9 @@ LOST_RETRY_AFTER_MS: Final = 1
 #: A drained broker group accepts messages again only by an operator's command; others accept them at once.
 DRAINING_PAUSE_MS: Final = 1000
 DRAINING_TEXT: Final = (
-    "broker group {group} takes no new messages: it is being drained, or was removed. Nothing was stored."
-    " Send to another group (the route names those that take messages), or take it back: ledgermq cluster"
-    " undrain"
-    " {group}"
+    "broker group {group} takes no new messages: it is being drained, or was removed. Nothing was stored. "
+    "Send to another group (the route names those that take messages), or take it back: ledgermq cluster "
+    "undrain {group}"
 )
 
 

@@ -169,11 +169,9 @@ def choose_base(dumped: DumpedLog, limit: Limit) -> NodeLog:
     able = [log for log in dumped.logs if log.manifest.is_restorable]
     if not able:
         raise RestoreError(
-            "retention had deleted the beginning of the log when it was dumped, and these dumps do not hold"
-            " the state that"
-            " stands for it: an older version made them, or the node could not write it (its log says why)."
-            " Their messages"
-            " can be read: ledgermq message export"
+            "retention had deleted the beginning of the log when it was dumped, and these dumps do not hold "
+            "the state that stands for it: an older version made them, or the node could not write it (its "
+            "log says why). Their messages can be read: ledgermq message export"
         )
     wanted = [
         log for log in able if not limit.is_passed_at(_begin_index(log), _begin_time(dumped, log, limit))
@@ -182,9 +180,8 @@ def choose_base(dumped: DumpedLog, limit: Limit) -> NodeLog:
         earliest = min(map(_begin_index, able))
         what = "entry" if limit.index is not None else "time"
         raise RestoreError(
-            f"these dumps can be restored to entry {earliest:,} and later ones: their state is that after"
-            " it. Add an older"
-            f" dump of this broker group, or name a later {what}"
+            f"these dumps can be restored to entry {earliest:,} and later ones: their state is that after "
+            f"it. Add an older dump of this broker group, or name a later {what}"
         )
     return max(wanted, key=lambda log: (_reach(dumped, log), -_begin_index(log)))
 
@@ -247,9 +244,8 @@ def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) 
         problems.append("there is no entry to restore: all were written later, or the dumps are empty")
     elif end < begin_index:
         problems.append(
-            f"these dumps can be restored to entry {begin_index:,} and later ones, and the last one until"
-            f" then is {end:,}."
-            " Add an older dump of this broker group, or name a later time"
+            f"these dumps can be restored to entry {begin_index:,} and later ones, and the last one until "
+            f"then is {end:,}. Add an older dump of this broker group, or name a later time"
         )
     elif not found.limited and reading.stopped:
         problems.append(
@@ -270,15 +266,13 @@ def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
     ids = {log.manifest.group_id for log in (first, other)}
     if len(ids) > 1 and 0 not in ids:
         return (
-            f"{differ} One was made before this broker group was restored or recovered, the other one after"
-            " it (group ids"
-            f" {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name only dumps of the"
-            " same id"
+            f"{differ} One was made before this broker group was restored or recovered, the other one after "
+            f"it (group ids {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name only "
+            "dumps of the same id"
         )
     return (
-        f"{differ} That is never so in a broker group that is well: run ledgermq check on them, and then"
-        " restore from the"
-        " dump that is right by naming only its folder"
+        f"{differ} That is never so in a broker group that is well: run ledgermq check on them, and then "
+        "restore from the dump that is right by naming only its folder"
     )
 
 
@@ -290,9 +284,8 @@ def describe(dumped: DumpedLog, found: Survey) -> list[str]:
         m = log.manifest
         whole = "" if m.is_restorable else ", cannot be restored (no state)"
         lines.append(
-            f"{m.node:<8} entries {m.first_index:,} to {log.last[1]:,}, committed to {m.commit_index:,},"
-            " dumped at log time"
-            f" {_time(m.log_time_ms)}{whole}   {log.folder}"
+            f"{m.node:<8} entries {m.first_index:,} to {log.last[1]:,}, committed to {m.commit_index:,}, "
+            f"dumped at log time {_time(m.log_time_ms)}{whole}   {log.folder}"
         )
     lines += ["", f"verified: up to entry {found.end.index:,}{_written(found.last)}"]
     lines += [f"problem: {problem}" for problem in found.problems]
@@ -509,9 +502,8 @@ def _give_name(target: Target, files: RealFileSystem) -> None:
         target.work.rename(target.data)
     except OSError as error:
         raise RestoreError(
-            f"{target.work} cannot be renamed to {target.data} ({error.strerror}). Name a folder that is"
-            " not there, on one"
-            " file system with the folder that it is in"
+            f"{target.work} cannot be renamed to {target.data} ({error.strerror}). Name a folder that is not "
+            "there, on one file system with the folder that it is in"
         ) from None
     files.sync_directory(target.data.parent)
 
@@ -575,9 +567,8 @@ def _next_steps(target: Target, segment_size: int) -> list[str]:
         many = f" --peers {peers}" if len(target.nodes) > 1 else ""
         lines.append(f"  ledgermq broker {flags} --segment-size {segment_size}{many} ...")
     lines.append(
-        "It takes messages when all of its nodes have met once. Never run it beside the group that was"
-        " dumped, under the"
-        " same names and nameservers."
+        "It takes messages when all of its nodes have met once. Never run it beside the group that was "
+        "dumped, under the same names and nameservers."
     )
     return lines
 

@@ -73,8 +73,7 @@ class BrokerGroupModes:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f'broker group "{own}" was removed, and takes no messages. Nothing was changed. Take it back '
-                f"first: "
-                f"ledgermq cluster undrain {own} --node HOST:8082",
+                f"first: ledgermq cluster undrain {own} --node HOST:8082",
             )
         applied = await self._pipeline.run(command)
         result: ModeResult = applied.result
@@ -136,10 +135,8 @@ def _check_removal(own: str, mode: BrokerGroupMode, left: Sequence[TopicProgress
         raise RefusedError(
             route_pb2.INVALID_ARGUMENT,
             f'broker group "{own}" still holds messages that were not consumed: {_named(left)}. '
-            "Nothing was changed. "
-            f"Wait for the consumers (ledgermq cluster drain {own} --wait), "
-            "release what is parked (ledgermq group release), "
-            "delete what nobody needs, or lose it: --force",
+            f"Nothing was changed. Wait for the consumers (ledgermq cluster drain {own} --wait), release "
+            "what is parked (ledgermq group release), delete what nobody needs, or lose it: --force",
         )
 
 

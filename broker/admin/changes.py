@@ -64,8 +64,7 @@ def known_group(state: BrokerState, name: str) -> ConsumerGroup:
         raise RefusedError(
             route_pb2.GROUP_NOT_FOUND,
             f'consumer group "{safe_text(name)}" does not exist.{hint} '
-            "Groups come into being by use, or: ledgermq group create "
-            f"{safe_text(name)}",
+            f"Groups come into being by use, or: ledgermq group create {safe_text(name)}",
         )
     return group
 
@@ -111,8 +110,7 @@ class TopicChanges:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
                 f"topics of type {kind.name.lower()} are not built yet: nothing could be sent to one. "
-                f"Nothing was created. Use normal, "
-                "fifo (order by message group) or mixed (both)",
+                "Nothing was created. Use normal, fifo (order by message group) or mixed (both)",
             )
         self._check_retention(request.retention_ms)
         if self._replica.state.topics.find(request.topic) is None:

@@ -194,9 +194,8 @@ def tell_parked(state: BrokerState, parked: Iterable[Parked]) -> None:
         topic, group = state.topics.get(each.topic_id), state.groups.get(each.group_id)
         name = group.name if group is not None else str(each.group_id)
         logger.warning(
-            "messages parked, they failed for the last time "
-            "group=%s topic=%s queue=%d count=%d total=%d of %d. "
-            "See: ledgermq group describe %s",
+            "messages parked, they failed for the last time group=%s topic=%s queue=%d count=%d total=%d of "
+            "%d. See: ledgermq group describe %s",
             name, topic.name if topic is not None else each.topic_id, each.queue_id,
             each.count, each.total, PARKED_MAX, name,
         )  # fmt: skip

@@ -82,8 +82,7 @@ class Promotions:
             raise RefusedError(
                 route_pb2.ALREADY_EXISTS,
                 f"{self._config.node_id} is to become the master already: it {self._progress.doing}. Wait "
-                f"for it: ledgermq cluster"
-                " status; nothing was changed",
+                "for it: ledgermq cluster status; nothing was changed",
             )
         # Set before asking: of two nodes promoted at once, one then sees the other, unless that one is
         # restarting at the moment.
@@ -96,8 +95,7 @@ class Promotions:
                 raise RefusedError(
                     route_pb2.INVALID_ARGUMENT,
                     f"{refusal}, as {self._config.node_id} has heard just now. Look again: ledgermq cluster "
-                    f"status; nothing was"
-                    " changed",
+                    "status; nothing was changed",
                 )
         except BaseException:
             self._progress.doing = ""
@@ -175,8 +173,7 @@ class Promotions:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
                 f"group {self._config.group} has replication quorum: its nodes elect their leader by "
-                f"themselves. To move the"
-                f" lead: ledgermq cluster transfer {node}; nothing was changed",
+                f"themselves. To move the lead: ledgermq cluster transfer {node}; nothing was changed",
             )
         if request.node_id != node:
             raise RefusedError(
@@ -188,10 +185,8 @@ class Promotions:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"group {self._config.group} is in generation {reign.generation} with the master "
-                f"{reign.master}, not in"
-                f" generation {request.generation}: somebody promoted a node meanwhile. Look again: ledgermq "
-                f"cluster status;"
-                " nothing was changed",
+                f"{reign.master}, not in generation {request.generation}: somebody promoted a node "
+                "meanwhile. Look again: ledgermq cluster status; nothing was changed",
             )
         if status.leader_id == node and not self._raft.generations_beside():
             raise RefusedError(
@@ -203,22 +198,19 @@ class Promotions:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
                 f"{node} was still being rebuilt from the master's state, whose entries it does not have "
-                f"all: it could never lead"
-                " with that folder. Promote another slave; nothing was changed",
+                "all: it could never lead with that folder. Promote another slave; nothing was changed",
             )
         if problem := self._incomplete() if not request.incomplete else "":
             raise RefusedError(
                 route_pb2.CATCHING_UP,
                 f"{node} {problem}, so it lacks more than its last entries. Promote another slave, or accept "
-                f"that:"
-                " --incomplete; nothing was changed",
+                "that: --incomplete; nothing was changed",
             )
         if not self._raft.storage.identity.group_id:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
                 f"{node} was never, since its folder was made, in contact with a master for more than a "
-                f"moment: it has nothing to"
-                " go on with. Promote another slave; nothing was changed",
+                "moment: it has nothing to go on with. Promote another slave; nothing was changed",
             )
         return reign
 
@@ -284,10 +276,8 @@ class Promotions:
         return RefusedError(
             route_pb2.CATCHING_UP,
             f"{latest.node_id} was there {(latest.last_contact_ms or 0) / 1000:.0f} s ago, and does not "
-            f"answer now: it may be"
-            f" starting again as the master. Wait until it answers, or has been away for {last // 1000} s, "
-            f"look again"
-            " (ledgermq cluster status), and repeat this; nothing was changed",
+            "answer now: it may be starting again as the master. Wait until it answers, or has been away for "
+            f"{last // 1000} s, look again (ledgermq cluster status), and repeat this; nothing was changed",
             retryable=True,
         )
 
@@ -316,11 +306,9 @@ def refusal_by_others(
         if other.generation > reign.generation and other.master_id not in given_up:
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"{other.node_id} is of generation {other.generation} with the master {other.master_id}, "
-                f"and {node} has not"
-                f" heard of that promotion yet: it follows as soon as they reach each other. "
-                f"Look again: ledgermq cluster"
-                " status; nothing was changed",
+                f"{other.node_id} is of generation {other.generation} with the master {other.master_id}, and "
+                f"{node} has not heard of that promotion yet: it follows as soon as they reach each other. "
+                "Look again: ledgermq cluster status; nothing was changed",
             )
         if other.promoting and other.generation >= reign.generation:
             return RefusedError(
@@ -338,9 +326,8 @@ def refusal_by_others(
 def _is_beside(reign: Reign, node: str, told_by: str) -> RefusedError:
     return RefusedError(
         route_pb2.CATCHING_UP,
-        f"{told_by} is of generation {reign.generation}, too, with another master than {reign.master}, "
-        f"and {node} has not heard"
-        " that from it yet. Repeat this in a few seconds; nothing was changed",
+        f"{told_by} is of generation {reign.generation}, too, with another master than {reign.master}, and "
+        f"{node} has not heard that from it yet. Repeat this in a few seconds; nothing was changed",
         retryable=True,
     )
 
@@ -350,9 +337,8 @@ def _master_is_alive(reign: Reign, node: str, heard_by: str) -> RefusedError:
     unheard = f", though {node} does not" if heard_by != node else ""
     return RefusedError(
         route_pb2.INVALID_ARGUMENT,
-        f"the master {reign.master} is alive: {heard}{unheard}. "
-        f"To change the master without a loss, stop {reign.master}"
-        f" first (SIGTERM), and then promote {node}; nothing was changed",
+        f"the master {reign.master} is alive: {heard}{unheard}. To change the master without a loss, stop "
+        f"{reign.master} first (SIGTERM), and then promote {node}; nothing was changed",
     )
 
 

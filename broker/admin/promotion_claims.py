@@ -97,8 +97,7 @@ class GenerationClaims:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f'{node} knows no other node "{master}" in group {self._config.group}: check the addresses '
-                f"of the nodes;"
-                " nothing was changed",
+                "of the nodes; nothing was changed",
             )
         if self._promotion.doing:
             raise RefusedError(
@@ -110,16 +109,14 @@ class GenerationClaims:
             raise RefusedError(
                 route_pb2.INTERNAL,
                 f"{node} cannot store that {master} is to become the master ({error}): check its disk, or "
-                f"stop it, and repeat"
-                " this; nothing was changed",
+                "stop it, and repeat this; nothing was changed",
                 retryable=True,
             ) from None
         if known is not None:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
                 f"{node} was told just now that {known.reign.master} is to become the master. Look again: "
-                f"ledgermq cluster"
-                " status; nothing was changed",
+                "ledgermq cluster status; nothing was changed",
                 retryable=True,
             )
         return admin_pb2.NoteClaimResponse()
@@ -193,8 +190,7 @@ class GenerationClaims:
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the group has from "
-                f"there since then:"
-                f" ledgermq cluster promote {node} {names}; nothing was changed",
+                f"there since then: ledgermq cluster promote {node} {names}; nothing was changed",
             )
         if unknown := sorted(set(instead_of) - beside.keys() - claimed.keys()):
             return RefusedError(
@@ -211,10 +207,8 @@ class GenerationClaims:
             return RefusedError(
                 route_pb2.CATCHING_UP,
                 f"{master} is to become the master (generation {claim.generation}) and does not answer: it "
-                f"may be starting. Wait"
-                f" for it: ledgermq cluster status. If it does not come back: ledgermq cluster promote "
-                f"{node} --instead-of"
-                f" {master}; nothing was changed",
+                "may be starting. Wait for it: ledgermq cluster status. If it does not come back: ledgermq "
+                f"cluster promote {node} --instead-of {master}; nothing was changed",
                 retryable=True,
             )
         return None

@@ -18,9 +18,8 @@ from ledgermq.raft.types import LogIndex
 
 _SILENT_FOR_EVER: Final = 1 << 40
 _KEPT = (
-    "It is kept, unless a slave is promoted that lacks it. "
-    "Send the same again: a repeat is stored once, and answered when"
-    " the slaves have it. See: ledgermq cluster status"
+    "It is kept, unless a slave is promoted that lacks it. Send the same again: a repeat is stored once, and "
+    "answered when the slaves have it. See: ledgermq cluster status"
 )
 
 

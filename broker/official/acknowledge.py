@@ -185,8 +185,7 @@ class Acknowledgements:
             raise StatusError(
                 v2.TOO_MANY_REQUESTS,
                 f"{PARKED_MAX} messages of topic {request.topic.name} queue {handle.queue_id} are parked for "
-                f"consumer group "
-                f"{group.name}, more are not: this one stays with its consumer. Release some: ledgermq group "
-                f"release {group.name}",
+                f"consumer group {group.name}, more are not: this one stays with its consumer. Release some: "
+                f"ledgermq group release {group.name}",
             )
         return done

@@ -351,10 +351,8 @@ class Selections:
         if differing:
             text = (
                 f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: "
-                f"by "
-                f"{', by '.join(differing)}. What one of them leaves out, the others never get: give each "
-                f"filter a group of "
-                "its own"
+                f"by {', by '.join(differing)}. What one of them leaves out, the others never get: give each "
+                "filter a group of its own"
             )
             logger.warning("%s", text)
             receiver.notes.append(text)

@@ -117,8 +117,7 @@ class ConnectionWatch:
             self._full.add(port)
             logger.warning(
                 "connections refused port=%s reason=limit open=%d limit=%d: as many connections are open as "
-                "this port takes; look for clients that open one per message "
-                "(runbook: too many connections)",
+                "this port takes; look for clients that open one per message (runbook: too many connections)",
                 counts.name, found, counts.limit,
             )  # fmt: skip
         elif port in self._full and found < _ROOM * counts.limit:

@@ -81,10 +81,8 @@ class Refusals:
         master = config.reign.master
         return (
             f"the master {master} of group {config.group} is away, or not ready yet: this attempt stored "
-            f"nothing. Repeat it; "
-            f"it goes on when {master} is back, or when a slave is promoted: ledgermq cluster promote NODE. "
-            f"See: "
-            "ledgermq cluster status"
+            f"nothing. Repeat it; it goes on when {master} is back, or when a slave is promoted: ledgermq "
+            "cluster promote NODE. See: ledgermq cluster status"
         )
 
 

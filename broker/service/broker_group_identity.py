@@ -39,10 +39,8 @@ class BrokerGroupIdentity:
         raise RefusedError(
             route_pb2.STALE_ROUTE,
             f'this is node {config.node_id} of broker group "{config.group}" of cluster "{config.cluster}", '
-            f"not of {meant}, "
-            "which had this address before. Nothing was changed. Repeat it when the nameservers know the new "
-            "address: "
-            "ledgermq cluster status",
+            f"not of {meant}, which had this address before. Nothing was changed. Repeat it when the "
+            "nameservers know the new address: ledgermq cluster status",
             retryable=True,
             retry_after_ms=RETRY_AFTER_MS,
         )
@@ -59,10 +57,9 @@ class BrokerGroupIdentity:
         raise RefusedError(
             route_pb2.OTHER_GROUP,
             f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id '
-            f"{own:016x}) than "
-            f"the one that is meant (id {broker_group_id:016x}): it was made anew, or two groups were made "
-            f"under one name. "
-            "Nothing was done. Refresh the route and repeat it. See: ledgermq cluster status",
+            f"{own:016x}) than the one that is meant (id {broker_group_id:016x}): it was made anew, or two "
+            "groups were made under one name. Nothing was done. Refresh the route and repeat it. See: "
+            "ledgermq cluster status",
             retryable=True,
             retry_after_ms=RETRY_AFTER_MS,
         )

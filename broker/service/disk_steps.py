@@ -114,9 +114,8 @@ class DiskWatch:
         use, limit = self.use, self._limits[step]
         return (
             f"{self._node_id} refuses {what}: its disk is {'full' if use.full else f'{use.share:.0%} used'} "
-            f"({use.used:,} of {use.limit:,} bytes at {self._folder}; the limit is {limit:.0%}). "
-            "It goes on below "
-            f"{limit - MARGIN:.0%}. {self.hold or 'Free space: ledgermq admin clean, or more disk'}"
+            f"({use.used:,} of {use.limit:,} bytes at {self._folder}; the limit is {limit:.0%}). It goes on "
+            f"below {limit - MARGIN:.0%}. {self.hold or 'Free space: ledgermq admin clean, or more disk'}"
         )
 
 

@@ -62,10 +62,8 @@ class Features:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
                 f"broker group {group} has nodes of an older version, which does not know how to {what} and "
-                f"would stop at "
-                f"it: {', '.join(older)}. Nothing was changed. Install this version on every node of "
-                f"{group}, one after the "
-                "other, and repeat it",
+                f"would stop at it: {', '.join(older)}. Nothing was changed. Install this version on every "
+                f"node of {group}, one after the other, and repeat it",
             )
         if self._replica.state.feature_level >= level:
             return
@@ -73,10 +71,9 @@ class Features:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
                 f"whether every node of broker group {group} knows how to {what} cannot be told: "
-                f"{', '.join(unmet)} has not "
-                f"been met since {self._config.node_id} started. Nothing was changed. Start it with this "
-                f"version, or a new "
-                "one in its place (ledgermq broker --rejoin), and repeat it",
+                f"{', '.join(unmet)} has not been met since {self._config.node_id} started. Nothing was "
+                "changed. Start it with this version, or a new one in its place (ledgermq broker --rejoin), "
+                "and repeat it",
                 retryable=True,
                 retry_after_ms=_RETRY_AFTER_MS,
             )
