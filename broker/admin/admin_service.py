@@ -8,6 +8,7 @@ forwarded.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -35,12 +36,12 @@ from .promotion_claims import GenerationClaims
 SERVICE: Final = "ledgermq.v1.AdminService"
 
 
+@dataclass(eq=False, repr=False)
 class LeadershipTransfer:
     """Transfers leadership to another node."""
 
-    def __init__(self, config: BrokerConfig, raft: RaftNode) -> None:
-        self._config = config
-        self._raft = raft
+    _config: BrokerConfig
+    _raft: RaftNode
 
     async def transfer(
         self, request: admin_pb2.TransferLeadershipRequest
@@ -89,26 +90,17 @@ def changes_by_name(
     }
 
 
+@dataclass(eq=False, repr=False)
 class AdminService:
     """The service. `handlers(listener)` returns a port's handlers; "" is the Raft port (forwarded calls)."""
 
-    def __init__(
-        self,
-        leader_handlers: LeaderHandlers,
-        changes: Mapping[str, Serve],
-        replica: Replica,
-        barrier: ReadBarrier,
-        modes: BrokerGroupModes,
-        refusals: Refusals,
-        node_calls: NodeCalls,
-    ) -> None:
-        self._leader_handlers = leader_handlers
-        self._changes = changes
-        self._replica = replica
-        self._barrier = barrier
-        self._modes = modes
-        self._refusals = refusals
-        self._node_calls = node_calls
+    _leader_handlers: LeaderHandlers
+    _changes: Mapping[str, Serve]
+    _replica: Replica
+    _barrier: ReadBarrier
+    _modes: BrokerGroupModes
+    _refusals: Refusals
+    _node_calls: NodeCalls
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handlers for a listener's port."""
@@ -147,24 +139,16 @@ class AdminService:
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=response.SerializeToString)
 
 
+@dataclass(eq=False, repr=False)
 class NodeCalls:
     """The calls about one node, which serves them itself."""
 
-    def __init__(
-        self,
-        status: NodeStatus,
-        promotions: Promotions,
-        claims: GenerationClaims,
-        queries: MessageQueries,
-        dumps: Dumps,
-        refusals: Refusals,
-    ) -> None:
-        self._node_status = status
-        self._promotions = promotions
-        self._claims = claims
-        self._queries = queries
-        self._dumps = dumps
-        self._refusals = refusals
+    _node_status: NodeStatus
+    _promotions: Promotions
+    _claims: GenerationClaims
+    _queries: MessageQueries
+    _dumps: Dumps
+    _refusals: Refusals
 
     def methods(self, listener: str) -> dict[str, Any]:
         """Return the handlers for a listener's port, by method."""

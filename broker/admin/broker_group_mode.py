@@ -6,6 +6,7 @@ Raises (all): RefusedError, and what the pipeline raises.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
@@ -25,22 +26,15 @@ from ..wire.validation import group_problem
 _NAMED_MAX: Final = 5  # rows of unconsumed messages that a refusal names; the rest is counted
 
 
+@dataclass(eq=False, repr=False)
 class BrokerGroupModes:
     """Drains this broker group, takes it back, and removes it."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        identity: BrokerGroupIdentity,
-        features: Features,
-    ) -> None:
-        self._config = config
-        self._replica = replica
-        self._pipeline = pipeline
-        self._identity = identity
-        self._features = features
+    _config: BrokerConfig
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _identity: BrokerGroupIdentity
+    _features: Features
 
     async def set(self, request: admin_pb2.SetBrokerGroupModeRequest) -> admin_pb2.SetBrokerGroupModeResponse:
         """Change the broker group's mode; the mode that it already has is a success.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -40,24 +40,16 @@ def topic_info(topic: Topic, *, writable: bool = True) -> route_pb2.TopicInfo:
     )
 
 
+@dataclass(eq=False, repr=False)
 class BrokerGroupView:
     """This node's reports about its broker group to nameservers."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        raft: RaftNode,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        leadership: Leadership,
-        members: Members,
-    ) -> None:
-        self._config = config
-        self._raft = raft
-        self._replica = replica
-        self._pipeline = pipeline
-        self._leadership = leadership
-        self._members = members
+    _config: BrokerConfig
+    _raft: RaftNode
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _leadership: Leadership
+    _members: Members
 
     def group_route(self) -> route_pb2.GroupRoute:
         """Return the route of this broker group, as this node knows it."""
@@ -113,31 +105,20 @@ def package_version() -> str:
         return "unknown"
 
 
+@dataclass(eq=False, repr=False)
 class NodeStatus:
     """This node's view of itself and its broker group, for operators (GetStatusResponse)."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        raft: RaftNode,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        members: Members,
-        slaves: SlaveGate | None,
-        retention: RetentionView,
-        promotion: PromotionProgress,
-        readers: LiveReaders,
-    ) -> None:
-        self._config = config
-        self._raft = raft
-        self._replica = replica
-        self._pipeline = pipeline
-        self._members = members
-        self._slaves = slaves
-        self._retention = retention
-        self._promotion = promotion
-        self._readers = readers
-        self._started = time.monotonic()
+    _config: BrokerConfig
+    _raft: RaftNode
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _members: Members
+    _slaves: SlaveGate | None
+    _retention: RetentionView
+    _promotion: PromotionProgress
+    _readers: LiveReaders
+    _started: float = field(default_factory=time.monotonic, init=False)
 
     def status(self, listener: str, *, readers: bool = False) -> admin_pb2.GetStatusResponse:
         """Return this node's view. `readers`: also report live readers that store no progress."""

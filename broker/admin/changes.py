@@ -6,6 +6,7 @@ Raises (all): RefusedError, NotThereError, LimitReachedError, and what the pipel
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from typing import Final
 
 from ledgermq.proto import admin_pb2, log_pb2, route_pb2
@@ -74,22 +75,15 @@ def _hint(name: str, known: list[str]) -> str:
     return f' Did you mean "{close[0]}"?' if close else ""
 
 
+@dataclass(eq=False, repr=False)
 class TopicChanges:
     """Creates, changes and deletes topics."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        creation: Creation,
-        features: Features,
-    ) -> None:
-        self._config = config
-        self._replica = replica
-        self._pipeline = pipeline
-        self._creation = creation
-        self._features = features
+    _config: BrokerConfig
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _creation: Creation
+    _features: Features
 
     async def create(self, request: admin_pb2.CreateTopicRequest) -> admin_pb2.CreateTopicResponse:
         """Create a topic; an existing one is refused unless `if_not_exists`."""
@@ -175,16 +169,14 @@ class TopicChanges:
         return admin_pb2.DeleteTopicResponse()
 
 
+@dataclass(eq=False, repr=False)
 class ConsumerGroupChanges:
     """Creates and deletes consumer groups, and sets their offsets."""
 
-    def __init__(
-        self, replica: Replica, pipeline: AppendPipeline, creation: Creation, queues: QueueReader
-    ) -> None:
-        self._replica = replica
-        self._pipeline = pipeline
-        self._creation = creation
-        self._queues = queues
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _creation: Creation
+    _queues: QueueReader
 
     async def create(self, request: admin_pb2.CreateGroupRequest) -> admin_pb2.CreateGroupResponse:
         """Create a consumer group; an existing one is refused unless `if_not_exists`."""

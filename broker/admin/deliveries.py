@@ -55,22 +55,15 @@ class _Held:
         self.oldest = min(self.oldest, lease_id) if self.oldest and lease_id else self.oldest or lease_id
 
 
+@dataclass(eq=False, repr=False)
 class Deliveries:
     """Lists lease holders and parked messages, and releases parked messages."""
 
-    def __init__(
-        self,
-        raft: RaftNode,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        reader: LogReader,
-        holders: LeaseHolders,
-    ) -> None:
-        self._raft = raft
-        self._replica = replica
-        self._pipeline = pipeline
-        self._reader = reader
-        self._lease_holders = holders
+    _raft: RaftNode
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _reader: LogReader
+    _lease_holders: LeaseHolders
 
     async def get(self, request: admin_pb2.GetDeliveriesRequest) -> admin_pb2.GetDeliveriesResponse:
         """Return a consumer group's lease holders and parked messages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import StateTransferError
@@ -20,16 +21,14 @@ from ..state.queue_sums import BLOCK_UNITS
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Dumps:
     """Serves dumps of this node."""
 
-    def __init__(
-        self, config: BrokerConfig, raft: RaftNode, replica: Replica, transfer: BrokerStateTransfer
-    ) -> None:
-        self._config = config
-        self._raft = raft
-        self._replica = replica
-        self._transfer = transfer
+    _config: BrokerConfig
+    _raft: RaftNode
+    _replica: Replica
+    _transfer: BrokerStateTransfer
 
     async def chunks(self, request: admin_pb2.DumpRequest) -> AsyncIterator[admin_pb2.DumpChunk]:
         """Yield this node's dump. Raises: RefusedError."""

@@ -95,18 +95,16 @@ class _Page:
         )
 
 
+@dataclass(eq=False, repr=False)
 class MessageQueries:
     """Serves the queries of one node."""
 
-    def __init__(
-        self, raft: RaftNode, replica: Replica, reader: LogReader, keys: KeyIndex, barrier: ReadBarrier
-    ) -> None:
-        self._raft = raft
-        self._replica = replica
-        self._reader = reader
-        self._keys = keys
-        self._barrier = barrier
-        self._running = 0
+    _raft: RaftNode
+    _replica: Replica
+    _reader: LogReader
+    _keys: KeyIndex
+    _barrier: ReadBarrier
+    _running: int = field(default=0, init=False)
 
     async def answer(
         self, request: admin_pb2.QueryMessagesRequest, remaining: float | None

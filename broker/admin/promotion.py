@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
@@ -51,24 +51,16 @@ _ASK_AGAIN_S: Final = 0.2
 JUST_GONE_MS: Final = 10_000
 
 
+@dataclass(eq=False, repr=False)
 class Promotions:
     """Checks and prepares the promotion of this node."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        raft: RaftNode,
-        replica: Replica,
-        forwarder: Forwarder,
-        claims: GenerationClaims,
-        progress: PromotionProgress,
-    ) -> None:
-        self._config = config
-        self._raft = raft
-        self._replica = replica
-        self._forwarder = forwarder
-        self._claims = claims
-        self._progress = progress
+    _config: BrokerConfig
+    _raft: RaftNode
+    _replica: Replica
+    _forwarder: Forwarder
+    _claims: GenerationClaims
+    _progress: PromotionProgress
 
     async def accept(self, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
         """Verify that the node may be promoted, and decide that it stops for the promotion.

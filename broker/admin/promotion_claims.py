@@ -71,16 +71,14 @@ class PromotionProgress:
     decided: asyncio.Event = field(default_factory=asyncio.Event)  # set: the node is to stop for it
 
 
+@dataclass(eq=False, repr=False)
 class GenerationClaims:
     """Claims that other nodes have made, and the claim that this node makes."""
 
-    def __init__(
-        self, config: BrokerConfig, raft: RaftNode, forwarder: Forwarder, promotion: PromotionProgress
-    ) -> None:
-        self._config = config
-        self._raft = raft
-        self._forwarder = forwarder
-        self._promotion = promotion
+    _config: BrokerConfig
+    _raft: RaftNode
+    _forwarder: Forwarder
+    _promotion: PromotionProgress
 
     async def note(self, request: admin_pb2.NoteClaimRequest) -> admin_pb2.NoteClaimResponse:
         """Store the claim of another node, if this node's generation is one that the claim leaves behind.

@@ -92,13 +92,13 @@ class LeaderUnavailableError(Exception):
         self.unknown = unknown
 
 
+@dataclass(eq=False, repr=False)
 class LeaderCalls:
     """Runs calls on the leader."""
 
-    def __init__(self, leadership: Leadership, forwarder: Forwarder, count: Callable[[str], None]) -> None:
-        self._leadership = leadership
-        self._forwarder = forwarder
-        self._count = count
+    _leadership: Leadership
+    _forwarder: Forwarder
+    _count: Callable[[str], None]
 
     async def unary(
         self, method: str, request: bytes, call: Call, local: Callable[[], Awaitable[bytes]]

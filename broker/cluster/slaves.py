@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ledgermq.raft.drive.copies import Copies
@@ -61,17 +62,17 @@ class Master(Protocol):
     def in_contact(self, silence_ms: int) -> int: ...
 
 
+@dataclass(eq=False, repr=False)
 class SlaveGate:
     """Waits for `needed` slaves, at most `timeout_ms` after the commit; with 0 it does not wait.
 
     `contact_ms`: a slave refuses to be promoted for this long after it last heard the master.
     """
 
-    def __init__(self, raft: Master, needed: int, timeout_ms: int, contact_ms: int = 400) -> None:
-        self.needed = needed
-        self._raft = raft
-        self._timeout_ms = timeout_ms
-        self._contact_ms = contact_ms
+    _raft: Master
+    needed: int
+    _timeout_ms: int
+    _contact_ms: int = 400
 
     @property
     def in_contact(self) -> int:

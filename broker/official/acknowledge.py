@@ -6,6 +6,7 @@ Receipt handles are checked against replicated state when the command is applied
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,22 +42,15 @@ def _invalid(reason: str) -> v2.Status:
 _EXPIRED = "receipt handle is expired"
 
 
+@dataclass(eq=False, repr=False)
 class Acknowledgements:
     """Serves a consumer's calls about messages that it holds leases on."""
 
-    def __init__(
-        self,
-        broker_group: str,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        holders: LeaseHolders,
-        features: Features,
-    ) -> None:
-        self._broker_group = broker_group
-        self._replica = replica
-        self._pipeline = pipeline
-        self._holders = holders
-        self._features = features
+    _broker_group: str
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _holders: LeaseHolders
+    _features: Features
 
     def _checked_handle(self, text: str, group: str) -> ReceiptHandle:
         """Return a handle that belongs to this broker group and to the given consumer group.

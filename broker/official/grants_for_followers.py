@@ -7,6 +7,7 @@ the messages.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,26 +34,17 @@ from .receive_at_follower import GRANT
 from .receive_at_leader import LeaderReceives
 
 
+@dataclass(eq=False, repr=False)
 class GrantService:
     """The service of the leader that followers call. Get its handler with `handler()`."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        receives: LeaderReceives,
-        reader: LogReader,
-        calls: LeaderCalls,
-        leader_handlers: LeaderHandlers,
-        clients: SignsOfLife,
-        refusals: Refusals,
-    ) -> None:
-        self._replica = replica
-        self._receives = receives
-        self._reader = reader
-        self._calls = calls
-        self._leader_handlers = leader_handlers
-        self._clients = clients
-        self._refusals = refusals
+    _replica: Replica
+    _receives: LeaderReceives
+    _reader: LogReader
+    _calls: LeaderCalls
+    _leader_handlers: LeaderHandlers
+    _clients: SignsOfLife
+    _refusals: Refusals
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler for the Raft port. Requests and answers are bytes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -53,16 +54,16 @@ _UNARY: Final = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class Receives:
     """Serves receives on any node.
 
     A follower gets a grant from the leader, and asks the next leader when that one is lost.
     """
 
-    def __init__(self, calls: LeaderCalls, at_leader: LeaderReceives, at_follower: GrantedReceives) -> None:
-        self._calls = calls
-        self._at_leader = at_leader
-        self._at_follower = at_follower
+    _calls: LeaderCalls
+    _at_leader: LeaderReceives
+    _at_follower: GrantedReceives
 
     def frames(
         self, message: v2.ReceiveMessageRequest, request: bytes, call: Call

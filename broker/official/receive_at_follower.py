@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, cast
 
 from ledgermq.proto import peer_pb2
@@ -209,12 +210,12 @@ class GrantedReceives:
         await self._releases.stop(max(until - time.monotonic(), 0.0))
 
 
+@dataclass(eq=False, repr=False)
 class UnclaimedGrants:
     """Gives back grants that arrive after their receive has ended, was cancelled or missed its deadline."""
 
-    def __init__(self, releases: LeaseReleases, metrics: Metrics) -> None:
-        self._releases = releases
-        self._metrics = metrics
+    _releases: LeaseReleases
+    _metrics: Metrics
 
     def take(self, raw: bytes) -> None:
         """Take the answer to a `Grant` whose caller is gone."""
@@ -227,14 +228,14 @@ class UnclaimedGrants:
         self._releases.give_back(release_of_peer(answer.granted))
 
 
+@dataclass(eq=False, repr=False)
 class OwnLog:
     """Reads granted messages from this node's own log."""
 
-    def __init__(self, replica: Replica, reader: LogReader, polls: Polls, commits: CommitWatch) -> None:
-        self._replica = replica
-        self._reader = reader
-        self._polls = polls
-        self._commits = commits
+    _replica: Replica
+    _reader: LogReader
+    _polls: Polls
+    _commits: CommitWatch
 
     async def read(self, topic_id: int, deliveries: Sequence[Delivery], until: float) -> list[_Found | None]:
         """Read granted messages from this node's log within its share of the time until `until`.

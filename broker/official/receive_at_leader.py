@@ -175,26 +175,17 @@ def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> floa
     return max(min(wanted, MAX_POLLING, remaining - POLLING_MARGIN), 0.0)
 
 
+@dataclass(eq=False, repr=False)
 class LeaderReceives:
     """Serves receives at the leader: with the messages, or with a grant for the follower that asks."""
 
-    def __init__(
-        self,
-        broker_group: str,
-        leasing: Leasing,
-        deliveries: RecentDeliveries,
-        releases: LeaseReleases,
-        reader: LogReader,
-        members: Members,
-        metrics: Metrics,
-    ) -> None:
-        self._broker_group = broker_group
-        self._leasing = leasing
-        self._deliveries = deliveries
-        self._releases = releases
-        self._reader = reader
-        self._members = members
-        self._metrics = metrics
+    _broker_group: str
+    _leasing: Leasing
+    _deliveries: RecentDeliveries
+    _releases: LeaseReleases
+    _reader: LogReader
+    _members: Members
+    _metrics: Metrics
 
     async def receive(self, request: v2.ReceiveMessageRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """Yield the frames of one receive.
@@ -259,24 +250,16 @@ class LeaderReceives:
         return stored, frames
 
 
+@dataclass(eq=False, repr=False)
 class Leasing:
     """Leases messages: checks the request, releases an earlier attempt's leases, waits for a selection."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        replica: Replica,
-        creation: Creation,
-        selections: Selections,
-        deliveries: RecentDeliveries,
-        holders: LeaseHolders,
-    ) -> None:
-        self._config = config
-        self._replica = replica
-        self._creation = creation
-        self._selections = selections
-        self._deliveries = deliveries
-        self._holders = holders
+    _config: BrokerConfig
+    _replica: Replica
+    _creation: Creation
+    _selections: Selections
+    _deliveries: RecentDeliveries
+    _holders: LeaseHolders
 
     async def lease(
         self, request: v2.ReceiveMessageRequest, call: Call
@@ -322,24 +305,16 @@ class Leasing:
         return receiver
 
 
+@dataclass(eq=False, repr=False)
 class Selections:
     """Sends selections of the leader's view through the pipeline until one grants messages."""
 
-    def __init__(
-        self,
-        raft: RaftNode,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        polls: Polls,
-        leadership: Leadership,
-        queues: QueueReader,
-    ) -> None:
-        self._raft = raft
-        self._replica = replica
-        self._pipeline = pipeline
-        self._polls = polls
-        self._leadership = leadership
-        self._queues = queues
+    _raft: RaftNode
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _polls: Polls
+    _leadership: Leadership
+    _queues: QueueReader
 
     def compare_filters(self, receiver: CheckedReceive, expression: str) -> None:
         """Log, and note for this consumer, that consumers of its consumer group use different filters."""

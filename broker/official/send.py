@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
@@ -31,22 +32,15 @@ _NOT_BUILT: Final = {v2.DELAY: "delayed messages", v2.TRANSACTION: "transactions
 _STATUS_OK: Final = b"\x0a" + varint(ok().ByteSize()) + ok().SerializeToString()
 
 
+@dataclass(eq=False, repr=False)
 class Sends:
     """Serves SendMessage. `slaves`: slaves that an answer waits for besides commit (sync_master)."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        pipeline: AppendPipeline,
-        creation: Creation,
-        slaves: SlaveGate | None,
-        metrics: Metrics,
-    ) -> None:
-        self._config = config
-        self._pipeline = pipeline
-        self._creation = creation
-        self._slaves = slaves
-        self._metrics = metrics
+    _config: BrokerConfig
+    _pipeline: AppendPipeline
+    _creation: Creation
+    _slaves: SlaveGate | None
+    _metrics: Metrics
 
     async def send(self, request: v2.SendMessageRequest, remaining: float | None = None) -> bytes:
         """Store the messages; return the encoded answer once they are as durable as configured.

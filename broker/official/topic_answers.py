@@ -29,17 +29,15 @@ class RoutedTopic:
     message_type: int
 
 
+@dataclass(eq=False, repr=False)
 class TopicAnswers:
     """Answers clients' queries about topics."""
 
-    def __init__(
-        self, broker_group: str, replica: Replica, creation: Creation, members: Members, others: OtherGroups
-    ) -> None:
-        self._broker_group = broker_group
-        self._replica = replica
-        self._creation = creation
-        self._members = members
-        self._others = others
+    _broker_group: str
+    _replica: Replica
+    _creation: Creation
+    _members: Members
+    _others: OtherGroups
 
     def find(self, name: str, listener: str) -> RoutedTopic | None:
         """Return the queues of a topic; None when it is not known in any broker group."""

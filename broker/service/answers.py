@@ -8,6 +8,7 @@ node directly is always answered with a refusal instead.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -41,14 +42,14 @@ def parsed(kind: Any, raw: bytes) -> Any:
         ) from None
 
 
+@dataclass(eq=False, repr=False)
 class Refusals:
     """Turns errors into refusals, and counts them."""
 
-    def __init__(self, raft: RaftNode, leadership: Leadership, members: Members, metrics: Metrics) -> None:
-        self._raft = raft
-        self._leadership = leadership
-        self._members = members
-        self._metrics = metrics
+    _raft: RaftNode
+    _leadership: Leadership
+    _members: Members
+    _metrics: Metrics
 
     def of(self, error: Exception, listener: str) -> route_pb2.Refusal:
         """Return the refusal for an error, with the leader's address on that listener."""
@@ -86,13 +87,13 @@ class Refusals:
         )
 
 
+@dataclass(eq=False, repr=False)
 class LeaderHandlers:
     """Makes handlers of unary calls that the leader serves: local, forwarded or refused in-band."""
 
-    def __init__(self, calls: LeaderCalls, identity: BrokerGroupIdentity, refusals: Refusals) -> None:
-        self._calls = calls
-        self._identity = identity
-        self._refusals = refusals
+    _calls: LeaderCalls
+    _identity: BrokerGroupIdentity
+    _refusals: Refusals
 
     def unary(self, method: str, request_type: Any, response_type: Any, serve: Serve, listener: str) -> Any:
         """Return the handler of `method` ("/service/name") for a port of that listener."""

@@ -7,6 +7,7 @@ nothing in the other.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ledgermq.proto import route_pb2
@@ -18,12 +19,12 @@ from ..config import BrokerConfig
 from ..refusals import RETRY_AFTER_MS, RefusedError
 
 
+@dataclass(eq=False, repr=False)
 class BrokerGroupIdentity:
     """The names and the id of the broker group that this node belongs to."""
 
-    def __init__(self, config: BrokerConfig, raft: RaftNode) -> None:
-        self._config = config
-        self._raft = raft
+    _config: BrokerConfig
+    _raft: RaftNode
 
     def check_names(self, cluster: str, group: str) -> None:
         """Refuse a call to another broker group or cluster that had this address before; "" matches any.

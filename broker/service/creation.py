@@ -5,6 +5,8 @@ Runs on the leader.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ledgermq.raft.errors import NotLeaderError
 
 from ..cluster.known_leader import Leadership
@@ -18,16 +20,14 @@ from ..state.topics import Topic
 from ..wire.validation import topic_problem
 
 
+@dataclass(eq=False, repr=False)
 class Creation:
     """Finds topics and consumer groups by name, and creates missing ones where that is allowed."""
 
-    def __init__(
-        self, config: BrokerConfig, replica: Replica, pipeline: AppendPipeline, leadership: Leadership
-    ) -> None:
-        self._config = config
-        self._replica = replica
-        self._pipeline = pipeline
-        self._leadership = leadership
+    _config: BrokerConfig
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _leadership: Leadership
 
     def check_room_for_topic(self, queue_count: int) -> None:
         """Check the limits: anyone who reaches a port may create topics. Raises: LimitReachedError."""

@@ -9,6 +9,7 @@ Owns: the levels, and the check.   Must not: propose the command that needs the 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from ledgermq.proto import route_pb2
@@ -31,22 +32,15 @@ SUPPORTED: Final = KEEP_UNREAD
 _RETRY_AFTER_MS: Final = 500
 
 
+@dataclass(eq=False, repr=False)
 class Features:
     """The level that every node of the broker group supports, and the level that is stored."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        raft: RaftNode,
-        replica: Replica,
-        pipeline: AppendPipeline,
-        leadership: Leadership,
-    ) -> None:
-        self._config = config
-        self._raft = raft
-        self._replica = replica
-        self._pipeline = pipeline
-        self._leadership = leadership
+    _config: BrokerConfig
+    _raft: RaftNode
+    _replica: Replica
+    _pipeline: AppendPipeline
+    _leadership: Leadership
 
     async def require(self, level: int, what: str) -> None:
         """Return when every node of the broker group supports a level and the level is stored.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -33,6 +34,7 @@ _MOST_CLIENTS: Final = 20_000
 _METHOD: Final = "/ledgermq.v1.PeerService/Report"
 
 
+@dataclass(eq=False, repr=False)
 class Peers:
     """Sends reports and answers those of other nodes.
 
@@ -40,25 +42,17 @@ class Peers:
     `check_contact` handles members out of contact, and returns how long (ms) each has been silent.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        leadership: Leadership,
-        forwarder: Forwarder,
-        client_ids: Callable[[], Iterable[str]],
-        on_clients: Callable[[Iterable[str]], None],
-        check_contact: Callable[[], dict[str, int | None]],
-        on_change: Callable[[], None],
-    ) -> None:
-        self._members = members
-        self._leadership = leadership
-        self._forwarder = forwarder
-        self._client_ids = client_ids
-        self._on_clients = on_clients
-        self._check_contact = check_contact
-        self._on_change = on_change
-        self._unsaid: list[str] = []  # clients of the last report, until it is answered
-        self._task: asyncio.Task[None] | None = None
+    _members: Members
+    _leadership: Leadership
+    _forwarder: Forwarder
+    _client_ids: Callable[[], Iterable[str]]
+    _on_clients: Callable[[Iterable[str]], None]
+    _check_contact: Callable[[], dict[str, int | None]]
+    _on_change: Callable[[], None]
+    _unsaid: list[str] = field(
+        default_factory=list, init=False
+    )  # clients of the last report, until it is answered
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Begin to report."""

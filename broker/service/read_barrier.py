@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from ledgermq.raft.errors import NotLeaderError
@@ -15,13 +16,13 @@ from ..replica import Replica
 STALE_AFTER_S: Final = 1.5
 
 
+@dataclass(eq=False, repr=False)
 class ReadBarrier:
     """Waits until this node's state is fresh enough to be read."""
 
-    def __init__(self, raft: RaftNode, replica: Replica, leadership: Leadership) -> None:
-        self._raft = raft
-        self._replica = replica
-        self._leadership = leadership
+    _raft: RaftNode
+    _replica: Replica
+    _leadership: Leadership
 
     async def wait(self, remaining: float | None) -> None:
         """Return when this node has applied everything that was committed before the call.

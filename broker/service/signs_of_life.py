@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ledgermq.raft.node.raft_node import RaftNode
 
@@ -12,14 +13,14 @@ from ..replica import Replica
 from .sessions import ClientsHere, session_of
 
 
+@dataclass(eq=False, repr=False)
 class SignsOfLife:
     """Notes signs of life of this node's clients and, on the leader, of every node's clients."""
 
-    def __init__(self, clients: ClientsHere, raft: RaftNode, replica: Replica, holders: LeaseHolders) -> None:
-        self._clients = clients
-        self._raft = raft
-        self._replica = replica
-        self._holders = holders
+    _clients: ClientsHere
+    _raft: RaftNode
+    _replica: Replica
+    _holders: LeaseHolders
 
     def heard(self, client_id: str, *, here: bool = True) -> None:
         """Note a call of a client. With `here` False, another node forwarded the call and reports the client.

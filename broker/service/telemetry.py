@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -29,22 +30,15 @@ logger = logging.getLogger(__name__)
 DEFAULT_GROUP_POLICY: Final = (False, 17)
 
 
+@dataclass(eq=False, repr=False)
 class TelemetryStreams:
     """Serves the Telemetry streams of this node."""
 
-    def __init__(
-        self,
-        streams: OpenStreams,
-        clients: ClientsHere,
-        signs_of_life: SignsOfLife,
-        replica: Replica,
-        max_message_bytes: int,
-    ) -> None:
-        self._streams = streams
-        self._clients = clients
-        self._signs_of_life = signs_of_life
-        self._replica = replica
-        self._max_message_bytes = max_message_bytes
+    _streams: OpenStreams
+    _clients: ClientsHere
+    _signs_of_life: SignsOfLife
+    _replica: Replica
+    _max_message_bytes: int
 
     async def serve(
         self, requests: AsyncIterator[bytes], context: Any, client_id: str, language: str
