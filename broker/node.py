@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -25,7 +26,7 @@ from ledgermq.raft.ports.counts import PortCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
 
-from .admin.admin_service import AdminService, LeadershipTransfer, NodeCalls, changes_by_name
+from .admin.admin_service import AdminService, transfer_leadership
 from .admin.broker_group_mode import BrokerGroupModes
 from .admin.broker_group_view import BrokerGroupView, NodeStatus
 from .admin.changes import ConsumerGroupChanges, TopicChanges
@@ -81,7 +82,7 @@ from .reading.read_advice import ReadAdvice
 from .replica import Replica
 from .retention.keeper import Retention
 from .retention.topic_retention import TopicRetention
-from .service.answers import LeaderHandlers, Refusals
+from .service.answers import LeaderHandlers, Refusals, Serve
 from .service.broker_group_identity import BrokerGroupIdentity
 from .service.creation import Creation
 from .service.features import SUPPORTED, Features
@@ -149,9 +150,7 @@ def slave_gate(config: BrokerConfig, raft: RaftNode) -> SlaveGate | None:
     """Return the gate that an answer to a producer passes after commit; None: there is none."""
     if config.replication != "sync_master":
         return None
-    return SlaveGate(
-        raft, config.min_insync_slaves, config.slave_timeout_ms, contact_ms=config.election_timeout_ms[0]
-    )
+    return SlaveGate(raft, config.min_insync_slaves, config.slave_timeout_ms, config.election_timeout_ms[0])
 
 
 def promise_of(config: BrokerConfig) -> str:
@@ -416,14 +415,22 @@ class BrokerNode:
         config, raft, replica, pipeline = self.config, self._raft, self._replica, self._pipeline
         claims = GenerationClaims(config, raft, self._forwarder, self._promotion)
         modes = BrokerGroupModes(config, replica, pipeline, self._identity, self._features)
-        changes = changes_by_name(
-            TopicChanges(config, replica, pipeline, self._creation, self._features),
-            ConsumerGroupChanges(replica, pipeline, self._creation, self._queues),
-            Deliveries(raft, replica, pipeline, self._reader, self._holders),
-            modes,
-            LeadershipTransfer(config, raft),
-            self._retention.clean,
-        )
+        topics = TopicChanges(config, replica, pipeline, self._creation, self._features)
+        consumer_groups = ConsumerGroupChanges(replica, pipeline, self._creation, self._queues)
+        deliveries = Deliveries(raft, replica, pipeline, self._reader, self._holders)
+        changes: dict[str, Serve] = {
+            "CreateTopic": topics.create,
+            "UpdateTopic": topics.update,
+            "DeleteTopic": topics.delete,
+            "CreateGroup": consumer_groups.create,
+            "DeleteGroup": consumer_groups.delete,
+            "ResetOffsets": consumer_groups.reset_offsets,
+            "GetDeliveries": deliveries.get,
+            "ReleaseParked": deliveries.release,
+            "TransferLeadership": partial(transfer_leadership, config, raft),
+            "Clean": self._retention.clean,
+            "SetBrokerGroupMode": modes.set,
+        }
         status = NodeStatus(
             config,
             raft,
@@ -435,16 +442,18 @@ class BrokerNode:
             self._promotion,
             self._readers,
         )
-        node_calls = NodeCalls(
+        return AdminService(
+            self._leader_handlers,
+            changes,
+            replica,
+            self._barrier,
+            modes,
+            self._refusals,
             status,
             Promotions(config, raft, replica, self._forwarder, claims, self._promotion),
             claims,
             MessageQueries(raft, replica, self._reader, self._keys, self._barrier),
             Dumps(config, raft, replica, self._transfer),
-            self._refusals,
-        )
-        return AdminService(
-            self._leader_handlers, changes, replica, self._barrier, modes, self._refusals, node_calls
         )
 
     def _make_keepers(self) -> None:

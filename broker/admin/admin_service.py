@@ -7,8 +7,9 @@ forwarded.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -25,8 +26,6 @@ from ..service.read_barrier import ReadBarrier
 from ..state.machine import BrokerState
 from .broker_group_mode import BrokerGroupModes
 from .broker_group_view import NodeStatus
-from .changes import ConsumerGroupChanges, TopicChanges
-from .deliveries import Deliveries
 from .dump_call import Dumps
 from .listings import describe_group, describe_topic, list_groups, list_topics
 from .message_search import MessageQueries
@@ -34,65 +33,41 @@ from .promotion import Promotions
 from .promotion_claims import GenerationClaims
 
 SERVICE: Final = "ledgermq.v1.AdminService"
+#: Methods whose messages have another name, by that name.
+_METHODS: Final = {"ListConsumerGroups": "ListGroups"}
+
+#: Serves a request on this node; the second argument is the seconds left to the caller.
+ServeHere = Callable[[Any, float | None], Awaitable[Any]]
 
 
-@dataclass(eq=False, repr=False)
-class LeadershipTransfer:
-    """Transfers leadership to another node."""
-
-    _config: BrokerConfig
-    _raft: RaftNode
-
-    async def transfer(
-        self, request: admin_pb2.TransferLeadershipRequest
-    ) -> admin_pb2.TransferLeadershipResponse:
-        """Transfer leadership. Raises: RefusedError, RaftErrors."""
-        config = self._config
-        if request.to_node and request.to_node not in config.voters:
-            known = ", ".join(config.voters)
-            raise RefusedError(
-                route_pb2.INVALID_ARGUMENT, f'node "{request.to_node}" is not in this group; it has {known}'
-            )
-        if (reign := self._raft.config.reign) is not None:
-            raise RefusedError(
-                route_pb2.NOT_SUPPORTED,
-                f"group {config.group} has a master, {reign.master}, which alone leads. To make another node "
-                f"the master,"
-                f" stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing was changed",
-            )
-        if request.to_node == config.node_id:
-            return admin_pb2.TransferLeadershipResponse(leader_id=request.to_node)
-        leader = await self._raft.transfer_leadership(NodeId(request.to_node) if request.to_node else None)
-        return admin_pb2.TransferLeadershipResponse(leader_id=leader)
-
-
-def changes_by_name(
-    topics: TopicChanges,
-    groups: ConsumerGroupChanges,
-    deliveries: Deliveries,
-    modes: BrokerGroupModes,
-    leadership: LeadershipTransfer,
-    clean: Serve,
-) -> dict[str, Serve]:
-    """Return the coroutine function of each call that the leader serves. `clean`: that of retention."""
-    return {
-        "CreateTopic": topics.create,
-        "UpdateTopic": topics.update,
-        "DeleteTopic": topics.delete,
-        "CreateGroup": groups.create,
-        "DeleteGroup": groups.delete,
-        "ResetOffsets": groups.reset_offsets,
-        "GetDeliveries": deliveries.get,
-        "ReleaseParked": deliveries.release,
-        "TransferLeadership": leadership.transfer,
-        "Clean": clean,
-        "SetBrokerGroupMode": modes.set,
-    }
+async def transfer_leadership(
+    config: BrokerConfig, raft: RaftNode, request: admin_pb2.TransferLeadershipRequest
+) -> admin_pb2.TransferLeadershipResponse:
+    """Transfer leadership to another node. Raises: RefusedError, RaftErrors."""
+    if request.to_node and request.to_node not in config.voters:
+        known = ", ".join(config.voters)
+        raise RefusedError(
+            route_pb2.INVALID_ARGUMENT, f'node "{request.to_node}" is not in this group; it has {known}'
+        )
+    if (reign := raft.config.reign) is not None:
+        raise RefusedError(
+            route_pb2.NOT_SUPPORTED,
+            f"group {config.group} has a master, {reign.master}, which alone leads. To make another node the "
+            f"master, stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing was "
+            "changed",
+        )
+    if request.to_node == config.node_id:
+        return admin_pb2.TransferLeadershipResponse(leader_id=request.to_node)
+    leader = await raft.transfer_leadership(NodeId(request.to_node) if request.to_node else None)
+    return admin_pb2.TransferLeadershipResponse(leader_id=leader)
 
 
 @dataclass(eq=False, repr=False)
 class AdminService:
-    """The service. `handlers(listener)` returns a port's handlers; "" is the Raft port (forwarded calls)."""
+    """The service. `handlers(listener)` returns a port's handlers; "" is the Raft port (forwarded calls).
+
+    `changes`: the coroutine function of each call that the leader serves.
+    """
 
     _leader_handlers: LeaderHandlers
     _changes: Mapping[str, Serve]
@@ -100,22 +75,33 @@ class AdminService:
     _barrier: ReadBarrier
     _modes: BrokerGroupModes
     _refusals: Refusals
-    _node_calls: NodeCalls
+    _node_status: NodeStatus
+    _promotions: Promotions
+    _claims: GenerationClaims
+    _queries: MessageQueries
+    _dumps: Dumps
 
     def handlers(self, listener: str) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handlers for a listener's port."""
         methods = {name: self._change(name, serve, listener) for name, serve in self._changes.items()}
+        methods["GetStatus"] = self._status(listener)
         if listener:
-            methods |= {
-                "ListTopics": self._read("ListTopics", list_topics, listener),
-                "DescribeTopic": self._read("DescribeTopic", describe_topic, listener),
-                "ListGroups": self._read("ListConsumerGroups", list_groups, listener),
-                "DescribeGroup": self._read("DescribeGroup", describe_group, listener),
-                "GetProgress": self._read(
-                    "GetProgress", lambda _, request: self._modes.progress(request), listener
-                ),
+            reads: dict[str, Callable[[BrokerState, Any], Any]] = {
+                "ListTopics": list_topics,
+                "DescribeTopic": describe_topic,
+                "ListConsumerGroups": list_groups,
+                "DescribeGroup": describe_group,
+                "GetProgress": lambda _, request: self._modes.progress(request),
             }
-        methods |= self._node_calls.methods(listener)
+            served_here: dict[str, ServeHere] = {
+                **{name: partial(self._read, read) for name, read in reads.items()},
+                "Promote": lambda request, _: self._promotions.accept(request),
+                "NoteClaim": lambda request, _: self._claims.note(request),
+                "QueryMessages": self._queries.answer,
+            }
+            for name, serve in served_here.items():
+                methods[_METHODS.get(name, name)] = self._here(name, serve, listener)
+            methods["Dump"] = self._dump(listener)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _change(self, name: str, serve: Serve, listener: str) -> Any:
@@ -125,54 +111,23 @@ class AdminService:
         )
         return self._leader_handlers.unary(f"/{SERVICE}/{name}", request, response, serve, listener)
 
-    def _read(self, name: str, serve: Callable[[BrokerState, Any], Any], listener: str) -> Any:
+    def _here(self, name: str, serve: ServeHere, listener: str) -> Any:
+        """Return the handler of a call that this node serves itself."""
         kind, response = getattr(admin_pb2, f"{name}Request"), getattr(admin_pb2, f"{name}Response")
 
         async def handle(raw: bytes, context: Any) -> Any:
             try:
-                request = parsed(kind, raw)
-                await self._barrier.wait(context.time_remaining())
-                return serve(self._replica.state, request)
+                return await serve(parsed(kind, raw), context.time_remaining())
             except REFUSABLE as error:
                 return response(refusal=self._refusals.of(error, listener))
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=response.SerializeToString)
 
-
-@dataclass(eq=False, repr=False)
-class NodeCalls:
-    """The calls about one node, which serves them itself."""
-
-    _node_status: NodeStatus
-    _promotions: Promotions
-    _claims: GenerationClaims
-    _queries: MessageQueries
-    _dumps: Dumps
-    _refusals: Refusals
-
-    def methods(self, listener: str) -> dict[str, Any]:
-        """Return the handlers for a listener's port, by method."""
-        methods = {"GetStatus": self._status(listener)}
-        if listener:
-            methods |= {
-                "Promote": self._promote(listener),
-                "NoteClaim": self._note_claim(listener),
-                "Dump": self._dump(listener),
-                "QueryMessages": self._query(listener),
-            }
-        return methods
-
-    def _query(self, listener: str) -> Any:
-        async def handle(raw: bytes, context: Any) -> admin_pb2.QueryMessagesResponse:
-            try:
-                request = parsed(admin_pb2.QueryMessagesRequest, raw)
-                return await self._queries.answer(request, context.time_remaining())
-            except REFUSABLE as error:
-                return admin_pb2.QueryMessagesResponse(refusal=self._refusals.of(error, listener))
-
-        return grpc.unary_unary_rpc_method_handler(
-            handle, response_serializer=admin_pb2.QueryMessagesResponse.SerializeToString
-        )
+    async def _read(
+        self, read: Callable[[BrokerState, Any], Any], request: Any, remaining: float | None
+    ) -> Any:
+        await self._barrier.wait(remaining)
+        return read(self._replica.state, request)
 
     def _status(self, listener: str) -> Any:
         async def handle(raw: bytes, context: Any) -> admin_pb2.GetStatusResponse:
@@ -184,28 +139,6 @@ class NodeCalls:
 
         return grpc.unary_unary_rpc_method_handler(
             handle, response_serializer=admin_pb2.GetStatusResponse.SerializeToString
-        )
-
-    def _promote(self, listener: str) -> Any:
-        async def handle(raw: bytes, context: Any) -> admin_pb2.PromoteResponse:
-            try:
-                return await self._promotions.accept(parsed(admin_pb2.PromoteRequest, raw))
-            except RefusedError as error:
-                return admin_pb2.PromoteResponse(refusal=self._refusals.of(error, listener))
-
-        return grpc.unary_unary_rpc_method_handler(
-            handle, response_serializer=admin_pb2.PromoteResponse.SerializeToString
-        )
-
-    def _note_claim(self, listener: str) -> Any:
-        async def handle(raw: bytes, context: Any) -> admin_pb2.NoteClaimResponse:
-            try:
-                return await self._claims.note(parsed(admin_pb2.NoteClaimRequest, raw))
-            except RefusedError as error:
-                return admin_pb2.NoteClaimResponse(refusal=self._refusals.of(error, listener))
-
-        return grpc.unary_unary_rpc_method_handler(
-            handle, response_serializer=admin_pb2.NoteClaimResponse.SerializeToString
         )
 
     def _dump(self, listener: str) -> Any:

@@ -46,28 +46,31 @@ _AS_IT_IS: Final = "--if-not-exists (in the client if_not_exists=True)"
 
 def known_topic(state: BrokerState, name: str) -> Topic:
     """Return a topic; the refusal of a missing one suggests a similar name. Raises: RefusedError."""
-    topic = state.topics.find(name)
-    if topic is None:
-        hint = _hint(name, [each.name for each in state.topics])
-        raise RefusedError(
-            route_pb2.TOPIC_NOT_FOUND,
-            f'topic "{safe_text(name)}" does not exist.{hint} '
-            f"Create it: ledgermq topic create {safe_text(name)}",
-        )
-    return topic
+    if (topic := state.topics.find(name)) is not None:
+        return topic
+    hint = _hint(name, [each.name for each in state.topics])
+    text = (
+        f'topic "{safe_text(name)}" does not exist.{hint} Create it: ledgermq topic create {safe_text(name)}'
+    )
+    raise RefusedError(route_pb2.TOPIC_NOT_FOUND, text)
 
 
 def known_group(state: BrokerState, name: str) -> ConsumerGroup:
     """Return a consumer group; the refusal of a missing one suggests a similar name. Raises: RefusedError."""
-    group = state.groups.find(name)
-    if group is None:
-        hint = _hint(name, [each.name for each in state.groups])
-        raise RefusedError(
-            route_pb2.GROUP_NOT_FOUND,
-            f'consumer group "{safe_text(name)}" does not exist.{hint} '
-            f"Groups come into being by use, or: ledgermq group create {safe_text(name)}",
-        )
-    return group
+    if (group := state.groups.find(name)) is not None:
+        return group
+    hint = _hint(name, [each.name for each in state.groups])
+    name = safe_text(name)
+    text = f'consumer group "{name}" does not exist.{hint} Groups come into being by use, or: '
+    raise RefusedError(route_pb2.GROUP_NOT_FOUND, f"{text}ledgermq group create {name}")
+
+
+def consumed_topics(state: BrokerState, group: ConsumerGroup, name: str) -> list[Topic]:
+    """Return the named topic, or for "" all that the consumer group has consumed. Raises: RefusedError."""
+    if name:
+        return [known_topic(state, name)]
+    found = (state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id))
+    return [topic for topic in found if topic is not None]
 
 
 def _hint(name: str, known: list[str]) -> str:
@@ -211,15 +214,13 @@ class ConsumerGroupChanges:
 
     async def reset_offsets(self, request: admin_pb2.ResetOffsetsRequest) -> log_pb2.CommitOffsetsResponse:
         """Set a consumer group's offsets in all queues of a topic; its leases there end."""
-        topic, group = (
-            known_topic(self._replica.state, request.topic),
-            known_group(self._replica.state, request.group),
-        )
+        state = self._replica.state
+        topic, group = known_topic(state, request.topic), known_group(state, request.group)
         which = request.WhichOneof("to")
         if which is None:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, "say where to: earliest, latest or a time")
         rows = []
-        for queue in self._replica.state.queues_of(topic):
+        for queue in state.queues_of(topic):
             offset = queue.begin if which == "earliest" else queue.end
             if which == "timestamp_ms":
                 offset = await self._queues.offset_at_time(*queue.key, request.timestamp_ms)

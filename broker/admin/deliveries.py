@@ -33,7 +33,7 @@ from ..state.leases import ACKED, PARKED_MAX, Consumption
 from ..state.machine import BrokerState
 from ..state.topics import Topic
 from ..wire.official import message_id_text
-from .changes import known_group, known_topic
+from .changes import consumed_topics, known_group
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +79,7 @@ class Deliveries:
         return answer
 
     def _topics(self, group: ConsumerGroup, name: str) -> list[Topic]:
-        """Return the named topic, or all topics that the consumer group has consumed, sorted by name."""
-        if name:
-            return [known_topic(self._replica.state, name)]
-        state = self._replica.state
-        found = (state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id))
-        return sorted((topic for topic in found if topic is not None), key=lambda topic: topic.name)
+        return sorted(consumed_topics(self._replica.state, group, name), key=lambda topic: topic.name)
 
     def _queues(self, group: ConsumerGroup, topic: Topic) -> Iterator[tuple[int, Consumption]]:
         for queue_id in range(topic.queue_count):

@@ -15,7 +15,7 @@ from ..state.machine import BrokerState
 from ..state.memberships import GroupMembership
 from ..state.topics import Topic
 from .broker_group_view import topic_info
-from .changes import known_group, known_topic
+from .changes import consumed_topics, known_group, known_topic
 
 
 def list_topics(state: BrokerState, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
@@ -63,11 +63,7 @@ def describe_group(
 ) -> admin_pb2.DescribeGroupResponse:
     """Return a consumer group and its progress in one topic, or in all that it has consumed."""
     group = known_group(state, request.name)
-    if request.topic:
-        topics: list[Topic] = [known_topic(state, request.topic)]
-    else:
-        found = [state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id)]
-        topics = [topic for topic in found if topic is not None]
+    topics = consumed_topics(state, group, request.topic)
     queues = [progress for topic in topics for progress in _progress(state, group, topic)]
     return admin_pb2.DescribeGroupResponse(
         group=_group_info(state, group), queues=queues, members=_members(state, group)
