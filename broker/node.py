@@ -61,9 +61,9 @@ from .native.produce import ProduceStreams
 from .official.acknowledge import Acknowledgements
 from .official.give_backs import tell_leader
 from .official.grants_for_followers import GrantService
-from .official.messaging_service import MessagingService, Receives
+from .official.messaging_service import MessagingService
 from .official.receive_at_follower import GrantedReceives, OwnLog, UnclaimedGrants
-from .official.receive_at_leader import LeaderReceives, Leasing, Selections
+from .official.receive_at_leader import LeaderReceives, Selections
 from .official.send import Sends
 from .official.topic_answers import TopicAnswers
 from .ports.http import Routes
@@ -89,9 +89,8 @@ from .service.features import SUPPORTED, Features
 from .service.peers import Peers
 from .service.probes import Probes, disk_readings, index_readings, node_readings, starting
 from .service.read_barrier import ReadBarrier
-from .service.sessions import ClientsHere, OpenStreams
+from .service.sessions import ClientsHere, OpenStreams, SignsOfLife
 from .service.shutdown import Shutdown
-from .service.signs_of_life import SignsOfLife
 from .service.telemetry import TelemetryStreams
 from .service.trace_topic import TraceTopic
 from .state.commands import BrokerGroupMode
@@ -291,7 +290,7 @@ class BrokerNode:
         self._refusals = Refusals(raft, leadership, members, metrics)
         self._leader_handlers = LeaderHandlers(self._calls, self._identity, self._refusals)
         self._holders = LeaseHolders()
-        self._signs_of_life = SignsOfLife(self._clients, raft, replica, self._holders)
+        self._signs_of_life = SignsOfLife(self._clients, raft, replica, self._holders, time.monotonic)
         self._readers = LiveReaders()
         self._coordination = Coordination(
             replica, pipeline, leadership, config.zone, self._queues.offset_at_time
@@ -348,9 +347,16 @@ class BrokerNode:
         """Create the service for official clients, and the one that grants leases to followers."""
         config, replica, pipeline, metrics = self.config, self._replica, self._pipeline, self._metrics
         selections = Selections(self._raft, replica, pipeline, self._polls, self._leadership, self._queues)
-        leasing = Leasing(config, replica, self._creation, selections, self._deliveries, self._holders)
         at_leader = LeaderReceives(
-            config.group, leasing, self._deliveries, replica.releases, self._reader, self._members, metrics
+            config,
+            replica,
+            self._creation,
+            selections,
+            self._deliveries,
+            self._holders,
+            self._reader,
+            self._members,
+            metrics,
         )
         own_log = OwnLog(replica, self._reader, self._polls, self._commits)
         self._at_follower = GrantedReceives(config, self._forwarder, replica.releases, own_log, metrics)
@@ -359,7 +365,8 @@ class BrokerNode:
             self._signs_of_life,
             self._refusals,
             Sends(config, pipeline, self._creation, self._slaves, metrics),
-            Receives(self._calls, at_leader, self._at_follower),
+            at_leader,
+            self._at_follower,
             Acknowledgements(config.group, replica, pipeline, self._holders, self._features),
             TopicAnswers(config.group, replica, self._creation, self._members, self._others),
             TelemetryStreams(

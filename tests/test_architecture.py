@@ -80,7 +80,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "refusals",
         "retention/policy",
         "retention/protection",
-        "service/client_settings",
         "service/sessions",
     ),
     "nameserver": (

@@ -14,7 +14,7 @@ from ledgermq.broker.config import MAX_SEGMENT_SIZE, BrokerConfig
 from ledgermq.broker.native.membership import SESSION_TIMEOUT_MS
 from ledgermq.broker.ports.port_policy import CLIENT_SOCKET_OPTIONS, PortPolicy
 from ledgermq.broker.service import disk_steps
-from ledgermq.broker.service.client_settings import LONG_POLLING_SECONDS
+from ledgermq.broker.service.telemetry import LONG_POLLING_SECONDS
 from ledgermq.broker.state import consume_queue
 from ledgermq.client import PushOptions, pauses
 from ledgermq.client.cluster import routes

@@ -4,5 +4,5 @@ Owns send, receive, acknowledge and the answers to the telemetry stream, at the 
 not: decide what is delivered; `leader/selection.py` does.
 
 Begin with `messaging_service.py`. Then: `send.py`, `receive_at_leader.py`, `receive_at_follower.py`,
-`hand_out.py`, `acknowledge.py`, `topic_answers.py`.
+`give_backs.py`, `acknowledge.py`, `topic_answers.py`.
 """

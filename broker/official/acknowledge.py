@@ -6,7 +6,7 @@ Receipt handles are checked against replicated state when the command is applied
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.foreign_text import safe_text
 
 from ..errors import InvalidReceiptHandleError
-from ..leader.pipeline import AppendPipeline, TooManyRequestsError
+from ..leader.pipeline import AppendPipeline
 from ..leader.recent_deliveries import LeaseHolders
 from ..refusals import RefusedError
 from ..replica import Replica
@@ -85,10 +85,7 @@ class Acknowledgements:
                 wanted[handle.group_id, handle.topic_id].append((place, handle))
         for (group_id, topic_id), handles in wanted.items():
             rows = lease_rows([(each.queue_id, each.queue_offset, each.lease_id) for _, each in handles])
-            try:
-                applied = await self._pipeline.run(Ack(group_id, topic_id, rows))
-            except TooManyRequestsError as error:
-                raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+            applied = await self._pipeline.run(Ack(group_id, topic_id, rows))
             for (place, _), accepted in zip(handles, applied.result.accepted, strict=True):
                 if not accepted:
                     statuses[place] = _invalid(_EXPIRED)
@@ -114,27 +111,13 @@ class Acknowledgements:
             raise StatusError(
                 v2.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime must be between 0 and {MAX_INVISIBLE_MS} ms"
             )
-        try:
-            handle = self._checked_handle(request.receipt_handle, request.group.name)
-        except InvalidReceiptHandleError as error:
-            raise StatusError(v2.INVALID_RECEIPT_HANDLE, str(error)) from None
+        handle = self._checked_handle(request.receipt_handle, request.group.name)
         rows = change_rows([(handle.queue_id, handle.queue_offset, handle.lease_id, duration)])
-        try:
-            applied = await self._pipeline.run(ChangeInvisible(handle.group_id, handle.topic_id, rows))
-        except TooManyRequestsError as error:
-            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+        applied = await self._pipeline.run(ChangeInvisible(handle.group_id, handle.topic_id, rows))
         if not applied.result.accepted[0]:
             raise StatusError(v2.INVALID_RECEIPT_HANDLE, _EXPIRED)
         self._holders.moved(client_id, applied.index)
-        renewed = ReceiptHandle(
-            handle.broker_group,
-            handle.group_id,
-            handle.topic_id,
-            handle.queue_id,
-            handle.queue_offset,
-            applied.index,
-            handle.attempt,
-        )
+        renewed = replace(handle, lease_id=applied.index)
         return v2.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=renewed.encode())
 
     async def forward_to_dead_letters(
@@ -148,10 +131,7 @@ class Acknowledgements:
         """
         check_group(request.group.name)
         check_topic(request.topic.name)
-        try:
-            handle = parse_handle(request.receipt_handle)
-        except InvalidReceiptHandleError as error:
-            raise StatusError(v2.INVALID_RECEIPT_HANDLE, str(error)) from None
+        handle = parse_handle(request.receipt_handle)
         group = self._replica.state.groups.get(handle.group_id)
         if handle.broker_group != self._broker_group or (
             group is not None and group.name != request.group.name
@@ -169,10 +149,7 @@ class Acknowledgements:
             raise StatusError(code, str(error)) from None
         row = (handle.queue_id, handle.queue_offset, handle.lease_id, max(request.delivery_attempt, 0))
         command = ParkMessages(handle.group_id, handle.topic_id, park_rows([row]), ParkReason.FORWARDED)
-        try:
-            applied = await self._pipeline.run(command)
-        except TooManyRequestsError as error:
-            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+        applied = await self._pipeline.run(command)
         found = self._replica.state.consumption.get((handle.group_id, handle.topic_id, handle.queue_id))
         held = found is not None and found.holds(np.array([handle.queue_offset]), handle.lease_id)[0]
         if held and not applied.result.accepted[0]:

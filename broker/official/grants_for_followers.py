@@ -24,14 +24,13 @@ from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
 from ..replica import Replica
 from ..service.answers import ENDING, LeaderHandlers, Refusals, parsed
-from ..service.signs_of_life import SignsOfLife
+from ..service.sessions import SignsOfLife
 from ..state.commands import ReleaseLeases
 from .give_backs import METHOD as GIVE_BACK
-from .give_backs import give_back
-from .hand_out import RecordReader, deliveries_of_peer
+from .give_backs import deliveries_of_peer, give_back
 from .in_band import IN_BAND, in_band_status
 from .receive_at_follower import GRANT
-from .receive_at_leader import LeaderReceives
+from .receive_at_leader import LeaderReceives, RecordReader
 
 
 @dataclass(eq=False, repr=False)

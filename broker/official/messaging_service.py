@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ..cluster.forwarding import ForwardError
 from ..cluster.leader_calls import Call, LeaderCalls
 from ..service.answers import ENDING, Refusals
-from ..service.signs_of_life import SignsOfLife
+from ..service.sessions import SignsOfLife
 from ..service.telemetry import TelemetryStreams
 from ..wire.status import StatusError, ok
 from ..wire.validation import check_client_id, check_resource
@@ -54,33 +53,6 @@ _UNARY: Final = (
 )
 
 
-@dataclass(eq=False, repr=False)
-class Receives:
-    """Serves receives on any node.
-
-    A follower gets a grant from the leader, and asks the next leader when that one is lost.
-    """
-
-    _calls: LeaderCalls
-    _at_leader: LeaderReceives
-    _at_follower: GrantedReceives
-
-    def frames(
-        self, message: v2.ReceiveMessageRequest, request: bytes, call: Call
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield the frames of the answer. `request`: the bytes of `message`.
-
-        Raises: as `LeaderCalls.stream`.
-        """
-        return self._calls.stream(
-            call,
-            lambda: self._at_leader.receive(message, call),
-            lambda leader, metadata, timeout: self._at_follower.receive(
-                leader, message.message_queue.topic.name, request, metadata, timeout
-            ),
-        )
-
-
 class MessagingService:
     """The service. `handlers(listener)` returns a port's handlers; "" is the Raft port (forwarded calls)."""
 
@@ -90,7 +62,8 @@ class MessagingService:
         clients: SignsOfLife,
         refusals: Refusals,
         sends: Sends,
-        receives: Receives,
+        at_leader: LeaderReceives,
+        at_follower: GrantedReceives,
         acknowledgements: Acknowledgements,
         topics: TopicAnswers,
         telemetry: TelemetryStreams,
@@ -98,10 +71,11 @@ class MessagingService:
         self._calls = calls
         self._clients = clients
         self._refusals = refusals
-        self._receives = receives
+        self._receives = at_leader
+        self._granted_receives = at_follower
         self._topics = topics
         self._telemetry = telemetry
-        self._at_leader: dict[str, Callable[[Any, Call], Awaitable[Any]]] = {
+        self._by_leader: dict[str, Callable[[Any, Call], Awaitable[Any]]] = {
             "SendMessage": lambda request, call: sends.send(request, call.remaining),
             "AckMessage": lambda request, call: acknowledgements.acknowledge(request),
             "ChangeInvisibleDuration": lambda request, call: acknowledgements.change_invisible(
@@ -153,7 +127,7 @@ class MessagingService:
 
         It raises: StatusError, LeaderUnavailableError; on forwarded calls also RaftErrors.
         """
-        if name in self._at_leader:
+        if name in self._by_leader:
             return self._leader_answerer(name)
         if name in ("QueryRoute", "QueryAssignment"):
             return partial(self._from_topics, name)
@@ -166,7 +140,7 @@ class MessagingService:
         return bytes(v2.HeartbeatResponse(status=ok()).SerializeToString())
 
     def _leader_answerer(self, name: str) -> Callable[[bytes, Call], Awaitable[bytes]]:
-        serve, kind, method = self._at_leader[name], getattr(v2, f"{name}Request"), f"/{SERVICE}/{name}"
+        serve, kind, method = self._by_leader[name], getattr(v2, f"{name}Request"), f"/{SERVICE}/{name}"
 
         def answer(request: bytes, call: Call) -> Awaitable[bytes]:
             async def local() -> bytes:
@@ -230,9 +204,20 @@ class MessagingService:
         return serve
 
     async def _receive(self, request: bytes, call: Call) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of the answer: this node's own, or under a grant of the leader.
+
+        A follower asks the next leader when the one that it asked is lost.
+        """
         self._note_client(call)
         message = _parsed(v2.ReceiveMessageRequest, request)
-        answer = self._receives.frames(message, request, call)
+        topic = message.message_queue.topic.name
+        answer = self._calls.stream(
+            call,
+            lambda: self._receives.receive(message, call),
+            lambda leader, metadata, timeout: self._granted_receives.receive(
+                leader, topic, request, metadata, timeout
+            ),
+        )
         async with aclosing(answer) as frames:
             async for frame in frames:
                 yield frame

@@ -35,8 +35,8 @@ from ..reading.commit_watch import CommitWatch
 from ..reading.log_reader import LogReader
 from ..reading.polls import Polls, TooManyPollsError
 from ..replica import Replica
-from .hand_out import HandOut, RecordReader, deliveries_of_peer, first_frame, release_of_peer, to_peer
-from .receive_at_leader import count_out, last_frame
+from .give_backs import deliveries_of_peer, release_of_peer, to_peer
+from .receive_at_leader import HandOut, RecordReader, count_out, first_frame, last_frame
 
 logger = logging.getLogger(__name__)
 

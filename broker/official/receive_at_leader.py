@@ -3,7 +3,8 @@
 Messages are sent only after their grant is applied (D14). Messages that were granted but not sent (the client
 went away) are released. A follower gets only the grant, and hands the messages out itself
 (`receive_at_follower.py`).
-Owns: one receive from its request to its frames. Must not: choose messages (the leader's view does).
+Owns: one receive from its request to its frames, and the form of frames on any node. Must not: choose
+messages (the leader's view does).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.foreign_text import safe_text
-from ledgermq.proto.record import hash_text
+from ledgermq.proto.record import RecordView, hash_text
 from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, NotLeaderError
 from ledgermq.raft.node.raft_node import RaftNode
 
@@ -29,11 +30,11 @@ from ..cluster.members import Members
 from ..config import BrokerConfig
 from ..errors import ConsumeQueueError, QueueNotFoundError
 from ..leader.leader_view import Delivery, GrantPlan, ReceiveRequest
-from ..leader.pipeline import AppendPipeline, Flight, TooManyRequestsError, settle, settle_error
+from ..leader.pipeline import AppendPipeline, Flight, settle, settle_error
 from ..leader.recent_deliveries import LeaseHolders, RecentDeliveries, release_of
 from ..leader.releases import LeaseReleases
 from ..metrics import Metrics
-from ..reading.log_reader import LogReader
+from ..reading.log_reader import LogReader, StoredSection
 from ..reading.polls import Polls, TooManyPollsError
 from ..reading.queue_reader import QueueReader
 from ..replica import Replica
@@ -44,9 +45,11 @@ from ..state.consumer_groups import ConsumerGroup
 from ..state.effects import Effects, GrantResult
 from ..state.machine import BrokerState
 from ..state.topics import Topic
+from ..wire import official as wire
+from ..wire.receipt_handle import ReceiptHandle
 from ..wire.status import StatusError, topic_not_found
 from ..wire.validation import MAX_FILTER_LENGTH, check_group, check_topic, invisible_ms
-from .hand_out import HandOut, RecordReader, first_frame, to_peer
+from .give_backs import to_peer
 
 logger = logging.getLogger(__name__)
 
@@ -175,14 +178,63 @@ def polling_seconds(request: v2.ReceiveMessageRequest, remaining: float) -> floa
     return max(min(wanted, MAX_POLLING, remaining - POLLING_MARGIN), 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """Values that the messages of one receive share.
+
+    The bytes of a record are equal on all nodes, and the grant contains what is added to them. So a consumer
+    gets the same frame from whichever node reads the record.
+    """
+
+    broker_group: str
+    store_host: str  # messaging address of the leader, on the caller's listener
+    group_id: int  # consumer group
+    topic_id: int
+    topic: str
+
+    def frame(self, delivery: Delivery, record: RecordView, store_timestamp: int) -> bytes:
+        """Return the encoded answer frame of one message."""
+        place = delivery.queue_id, delivery.queue_offset
+        handle = ReceiptHandle(
+            self.broker_group, self.group_id, self.topic_id, *place, delivery.lease_id, delivery.attempt
+        )
+        added = wire.OutgoingDelivery(
+            *place, store_timestamp, self.store_host, handle.encode(), delivery.attempt, self.topic
+        )
+        return wire.message_frame(wire.delivered_message(record, added))
+
+
+class RecordReader:
+    """Reads the records of one receive from this node's log. Caches the section that was read last."""
+
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
+        self._section: StoredSection | None = None
+        self._queue_id = -1
+
+    async def read(self, delivery: Delivery) -> tuple[RecordView, int]:
+        """Return a record and its store time (ms of log time). Raises: LogCompactedError, DamagedLogError."""
+        section = self._section
+        if section is None or self._queue_id != delivery.queue_id or not section.holds(delivery.queue_offset):
+            section = self._section = await self._log.section_of(delivery.physical_offset)
+            self._queue_id = delivery.queue_id
+        return await self._log.record(delivery.physical_offset, delivery.size), section.store_timestamp
+
+    def is_at(self, delivery: Delivery) -> bool:
+        """Return whether the section that was read last contains this queue offset."""
+        return self._section is not None and self._section.holds(delivery.queue_offset)
+
+
 @dataclass(eq=False, repr=False)
 class LeaderReceives:
     """Serves receives at the leader: with the messages, or with a grant for the follower that asks."""
 
-    _broker_group: str
-    _leasing: Leasing
+    _config: BrokerConfig
+    _replica: Replica
+    _creation: Creation
+    _selections: Selections
     _deliveries: RecentDeliveries
-    _releases: LeaseReleases
+    _holders: LeaseHolders
     _reader: LogReader
     _members: Members
     _metrics: Metrics
@@ -192,9 +244,7 @@ class LeaderReceives:
 
         Raises: StatusError, and what the pipeline raises; all before the first frame.
         """
-        receiver, left = await self._leasing.lease(
-            request, call
-        )  # deliveries that may not have been sent yet
+        receiver, left = await self._lease(request, call)  # `left`: what may not have been sent yet
         try:
             left, frames = await self._frames(receiver, left, call)
             self._deliveries.add(time.monotonic(), call.via, receiver.request, left)
@@ -203,7 +253,7 @@ class LeaderReceives:
                 yield frame
                 left = left[1:]
         except BaseException:  # for any reason: a lost lease of a live session would never end
-            release(self._releases, receiver.request, left)
+            release(self._replica.releases, receiver.request, left)
             raise
         count_out(self._metrics, frames)
         yield last_frame()
@@ -218,7 +268,7 @@ class LeaderReceives:
         Release the leases with the returned command if the answer does not arrive; None: they end by
         themselves.
         """
-        receiver, leased = await self._leasing.lease(request, call)
+        receiver, leased = await self._lease(request, call)
         noted = self._deliveries.add(time.monotonic(), call.via, receiver.request, leased)
         answer = peer_pb2.GrantAnswer(
             status=receiver.status,
@@ -232,7 +282,7 @@ class LeaderReceives:
     ) -> tuple[list[Delivery], list[bytes]]:
         """Read the messages; return the deliveries that are still stored, and their frames."""
         hand_out = HandOut(
-            self._broker_group,
+            self._config.group,
             self._members.own_messaging_address(call.listener),
             receiver.group.group_id,
             receiver.topic.topic_id,
@@ -249,26 +299,12 @@ class LeaderReceives:
             frames.append(hand_out.frame(delivery, record, store_timestamp))
         return stored, frames
 
-
-@dataclass(eq=False, repr=False)
-class Leasing:
-    """Leases messages: checks the request, releases an earlier attempt's leases, waits for a selection."""
-
-    _config: BrokerConfig
-    _replica: Replica
-    _creation: Creation
-    _selections: Selections
-    _deliveries: RecentDeliveries
-    _holders: LeaseHolders
-
-    async def lease(
+    async def _lease(
         self, request: v2.ReceiveMessageRequest, call: Call
     ) -> tuple[CheckedReceive, list[Delivery]]:
         """Lease messages for a consumer; wait for some until its poll ends.
 
-        The caller must deliver or release them.
-
-        Raises: StatusError, and what the pipeline raises.
+        The leases of an earlier attempt of the same receive end. The caller must deliver or release the rest.
         """
         receiver = await self._checked(request, call)
         released = map(self._replica.releases.propose, self._deliveries.repeated(request.attempt_id))
@@ -384,10 +420,7 @@ class Selections:
             if not view.has_deliverable(request, self._raft.next_timestamp()):
                 return []
             work = ReceiveWork(request, partial(release, self._replica.releases, request), receiver.note)
-            try:
-                self._pipeline.submit(work)
-            except TooManyRequestsError as error:
-                raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
+            self._pipeline.submit(work)
             try:
                 plan, deliveries = await work.future
             except asyncio.CancelledError:
@@ -424,6 +457,14 @@ def count_out(metrics: Metrics, frames: list[bytes]) -> None:
     """Count the messages that this node handed to a consumer."""
     metrics.messages_out.labels("messaging").inc(len(frames))
     metrics.bytes_out.labels("messaging").inc(sum(map(len, frames)))
+
+
+def first_frame(status: v2.Status, frames: list[bytes]) -> bytes:
+    """Return the status frame that precedes the messages; without messages it keeps the status's text."""
+    if not frames:
+        told = status.message if status.message != "OK" else "no new message"
+        status = v2.Status(code=v2.MESSAGE_NOT_FOUND, message=told)
+    return v2.ReceiveMessageResponse(status=status).SerializeToString()
 
 
 def last_frame() -> bytes:

@@ -7,15 +7,14 @@ from typing import Final
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.varint import varint
-from ledgermq.raft.errors import BusyError, DiskFullError, EntryTooLargeError
+from ledgermq.raft.errors import EntryTooLargeError
 
 from ..cluster.slaves import SlaveGate, SlavesAwayError, SlaveTimeoutError
 from ..config import BrokerConfig
 from ..leader.leader_view import Verdict
-from ..leader.pipeline import AppendPipeline, TooManyRequestsError
+from ..leader.pipeline import AppendPipeline
 from ..leader.works import SendWork, SentMessage
 from ..metrics import Metrics
-from ..reading.polls import TooManyPollsError
 from ..refusals import DRAINING_TEXT
 from ..service.creation import Creation
 from ..state.topics import Topic
@@ -66,8 +65,6 @@ class Sends:
             raise StatusError(v2.SLAVE_PERSISTENCE_TIMEOUT, str(error)) from None
         except SlavesAwayError as error:
             raise StatusError(v2.HA_NOT_AVAILABLE, str(error)) from None
-        except (TooManyRequestsError, BusyError, DiskFullError, TooManyPollsError) as error:
-            raise StatusError(v2.TOO_MANY_REQUESTS, str(error)) from None
         except EntryTooLargeError as error:
             raise StatusError(v2.PAYLOAD_TOO_LARGE, str(error)) from None
         duplicates = sum([sent.verdict is Verdict.DUPLICATE for sent in placed])

@@ -10,10 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from ledgermq.raft.node.raft_node import RaftNode
+
 from ..leader.leader_view import SESSION_TIMEOUT_MS
+from ..leader.recent_deliveries import LeaseHolders
+from ..replica import Replica
 
 #: A client without a sign of life for this long is gone.
 SILENCE_SECONDS: Final = 120.0
@@ -121,3 +126,37 @@ class ClientsHere:
         turn, self._in_turn = self._in_turn[: self._at_once], self._in_turn[self._at_once :]
         connected = set(self._connected())
         return [name for name in turn if name in self._heard or name in connected]
+
+
+@dataclass(eq=False, repr=False)
+class SignsOfLife:
+    """Notes signs of life of this node's clients and, on the leader, of every node's clients."""
+
+    _clients: ClientsHere
+    _raft: RaftNode
+    _replica: Replica
+    _holders: LeaseHolders
+    _clock: Callable[[], float]  # monotonic seconds
+
+    def heard(self, client_id: str, *, here: bool = True) -> None:
+        """Note a call of a client. With `here` False, another node forwarded the call and reports the client.
+        Raises: TooManyClientsError.
+        """
+        if here:
+            self._clients.heard(client_id, self._clock())
+        self.alive([client_id])
+
+    def alive(self, client_ids: Iterable[str]) -> None:
+        """Refresh the sessions of clients of any node. Has an effect on the leader only."""
+        if (view := self._replica.view) is not None:
+            now = self._raft.next_timestamp()
+            for client_id in client_ids:
+                session = session_of(client_id)
+                view.session_seen(session, now)
+                self._holders.seen(client_id, session)
+
+    def gone(self, client_id: str) -> None:
+        """End a client's session and its auto-renewed leases. Has an effect on the leader only."""
+        if (view := self._replica.view) is not None:
+            view.session_closed(session_of(client_id))
+            self._replica.keep_house()

@@ -22,7 +22,7 @@ from ledgermq.broker.official import receive_at_follower as granted_receive
 from ledgermq.broker.official.give_backs import tell_leader
 from ledgermq.broker.official.grants_for_followers import GrantService
 from ledgermq.broker.official.receive_at_follower import GrantedReceives, OwnLog, UnclaimedGrants
-from ledgermq.broker.official.receive_at_leader import LeaderReceives, Leasing, Selections
+from ledgermq.broker.official.receive_at_leader import LeaderReceives, Selections
 from ledgermq.broker.reading.log_reader import LogReader
 from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.service.answers import LeaderHandlers, Refusals
@@ -189,9 +189,8 @@ class GrantRig:
         creation = Creation(config, replica, raft.pipeline, leadership)
         deliveries, metrics, holders = RecentDeliveries(), Metrics(), LeaseHolders()
         selections = Selections(fake, replica, raft.pipeline, Polls(), leadership, nothing)
-        leasing = Leasing(config, replica, creation, selections, deliveries, holders)
         receives = LeaderReceives(
-            "g0", leasing, deliveries, replica.releases, self.leader_reader, members, metrics
+            config, replica, creation, selections, deliveries, holders, self.leader_reader, members, metrics
         )
         calls = LeaderCalls(leadership, nothing, lambda result: None)
         refusals = Refusals(fake, leadership, members, metrics)

@@ -22,15 +22,14 @@ from ledgermq.broker.cluster.lane_server import ForwardedContext
 from ledgermq.broker.cluster.leader_calls import Call
 from ledgermq.broker.errors import CheckpointError, InvalidReceiptHandleError, UnknownCommandError
 from ledgermq.broker.native.membership import check_request
-from ledgermq.broker.official.hand_out import deliveries_of_peer, release_of_peer
+from ledgermq.broker.official.give_backs import deliveries_of_peer, release_of_peer
 from ledgermq.broker.official.messaging_service import _parsed
 from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, items_of
 from ledgermq.broker.reading.key_run import KeyRun, RunRange, RunReader, merged, open_run, write_run
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.service.answers import parsed
-from ledgermq.broker.service.client_settings import settings_command
 from ledgermq.broker.service.sessions import session_of
-from ledgermq.broker.service.telemetry import check_settings
+from ledgermq.broker.service.telemetry import check_settings, settings_command
 from ledgermq.broker.state.codecs import decode as decode_command
 from ledgermq.broker.state.codecs import encode
 from ledgermq.broker.state.commands import JoinGroup

@@ -13,8 +13,7 @@ from ledgermq.broker.cluster.leader_calls import Call, LeaderUnavailableError
 from ledgermq.broker.leader import releases
 from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.leader.releases import LeaseReleases
-from ledgermq.broker.official.give_backs import tell_leader
-from ledgermq.broker.official.hand_out import release_of_peer
+from ledgermq.broker.official.give_backs import release_of_peer, tell_leader
 from ledgermq.broker.state.commands import ReleaseLeases, lease_rows
 from ledgermq.proto import peer_pb2, route_pb2
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError

@@ -19,7 +19,7 @@ from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
 from ledgermq.broker.leader.releases import LeaseReleases
 from ledgermq.broker.metrics import Metrics
-from ledgermq.broker.official.receive_at_leader import LeaderReceives, Leasing, Selections
+from ledgermq.broker.official.receive_at_leader import LeaderReceives, Selections
 from ledgermq.broker.reading.log_reader import StoredSection
 from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.reading.queue_reader import QueueReader
@@ -53,10 +53,9 @@ class Rig:
         creation = Creation(config, replica, raft.pipeline, leadership)
         self.queues = QueueReader(replica, reader)
         selections = Selections(fake, replica, raft.pipeline, self.polls, leadership, self.queues)
-        leasing = Leasing(config, replica, creation, selections, self.deliveries, LeaseHolders())
         members = Members(NodeInfo(node_id="n1"), ("n1",))
         self.receives = LeaderReceives(
-            "g0", leasing, self.deliveries, self.releases, reader, members, Metrics()
+            config, replica, creation, selections, self.deliveries, LeaseHolders(), reader, members, Metrics()
         )
 
     async def section_of(self, offset: int) -> StoredSection:

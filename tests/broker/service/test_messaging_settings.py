@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.broker.service.client_settings import settings_command
+from ledgermq.broker.service.telemetry import settings_command
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 
