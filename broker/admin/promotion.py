@@ -33,7 +33,8 @@ from ledgermq.raft.folder.group_recovery import (
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import NodeId
 
-from ..cluster.forwarding import Forwarder, ForwardError, answer_of
+from ..cluster.forwarding import Forwarder, answer_of
+from ..cluster.lane import ForwardError
 from ..config import BrokerConfig
 from ..refusals import RefusedError
 from ..replica import Replica

@@ -21,7 +21,8 @@ from ledgermq.raft.folder.group_recovery import PromotionPlan
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex, NodeId
 
-from ..cluster.forwarding import Forwarder, ForwardError, answer_of
+from ..cluster.forwarding import Forwarder, answer_of
+from ..cluster.lane import ForwardError
 from ..config import BrokerConfig
 from ..refusals import RefusedError
 

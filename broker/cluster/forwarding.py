@@ -11,19 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ledgermq.proto import peer_pb2
 from ledgermq.proto.call_metadata import GROUP_ID
 
 from ..reading.polls import MAX_WAITING, TooManyPollsError
-from . import lane as forward_lane
-from .lane import MAX_CALLS, ForwardLane
+from .lane import MAX_CALLS, METHOD, NOT_LEADER, ForwardError, ForwardLane, given_up, translated
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +31,6 @@ LISTENER: Final = "x-ledgermq-listener"
 #: already" and "does not exist" into success where the state is as the call wants it, so a forged mark
 #: changes nothing.
 PERHAPS_DONE: Final = "x-ledgermq-perhaps-done"
-#: Trailing metadata of a refusal by a node that does not lead.
-NOT_LEADER: Final = "x-ledgermq-not-leader"
 
 #: Most polls under way: as many as a leader lets wait. One more is refused.
 MAX_POLLS: Final = MAX_WAITING
@@ -50,36 +45,9 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
-#: Part of gRPC's error text when there was no connection, so that nothing was sent.
-_NOT_CONNECTED: Final = "failed to connect to all addresses"
 _PASSED_ON: Final = ("x-mq-", GROUP_ID)
-#: Statuses of gRPC when the handler itself failed, or does not accept such a request.
-_FAILED_THERE: Final = (
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-)
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 Metadata = Sequence[tuple[str, str]]
-
-
-class ForwardError(Exception):
-    """A forwarded call failed.
-
-    Fields:
-        definite: the other node refused it, or never got it; it had no effect there.
-        repeatable: False when the other node is reachable and failed on this very call; it would fail again.
-        unknown_there: with `repeatable` False, the other node does not know the method (an older version).
-    """
-
-    def __init__(
-        self, definite: bool, reason: str, repeatable: bool = True, unknown_there: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.definite = definite
-        self.repeatable = repeatable
-        self.unknown_there = unknown_there
 
 
 class Forwarder:
@@ -120,9 +88,9 @@ class Forwarder:
     ) -> bytes:
         """Return the answer's bytes. Raises: ForwardError."""
         lane = self._lane(node_id)
-        if not lane.takes(len(request)):
-            return await self._alone(node_id, method, request, metadata, timeout)
-        return await self._shared(lane, node_id, method, request, metadata, timeout)
+        if lane.takes(len(request)):
+            return await lane.call(method, request, metadata, timeout)
+        return await self._alone(node_id, method, request, metadata, timeout)
 
     async def poll(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
@@ -138,7 +106,7 @@ class Forwarder:
             return await self._poll_alone(node_id, method, request, metadata, timeout)
         self._polls += 1
         try:
-            return await self._shared(lane, node_id, method, request, metadata, timeout)
+            return await lane.call(method, request, metadata, timeout)
         finally:
             self._polls -= 1
 
@@ -160,23 +128,13 @@ class Forwarder:
 
     def _new_lane(self, node_id: str, unclaimed: Callable[[bytes], None]) -> ForwardLane:
         channel = self.channel(node_id)
-        return ForwardLane(
-            lambda: channel.stream_stream(forward_lane.METHOD, None, None)(), _broken, _refused, unclaimed
-        )
+        return ForwardLane(node_id, lambda: channel.stream_stream(METHOD, None, None)(), unclaimed)
 
     def _every_lane(self) -> Iterator[tuple[str, ForwardLane]]:
         yield from self._lanes.items()
         for node_id, lanes in self._poll_lanes.items():
             for lane in lanes:
                 yield node_id, lane
-
-    async def _shared(
-        self, lane: ForwardLane, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
-    ) -> bytes:
-        try:
-            return await lane.call(method, request, metadata, timeout)
-        except TimeoutError:
-            raise ForwardError(False, f"{node_id} has not answered before the deadline") from None
 
     async def _poll_alone(
         self, node_id: str, method: str, request: bytes, metadata: Metadata, timeout: float
@@ -213,9 +171,9 @@ class Forwarder:
         try:
             answer: bytes = await call
         except grpc.aio.AioRpcError as error:
-            raise _translated(error) from None
+            raise translated(error) from None
         except asyncio.CancelledError:
-            self._raise_if_given_up(call, node_id)
+            self._raise_ifgiven_up(call, node_id)
             raise
         finally:
             del self._under_way[call]
@@ -233,9 +191,9 @@ class Forwarder:
             async for frame in call:
                 yield frame
         except grpc.aio.AioRpcError as error:
-            raise _translated(error) from None
+            raise translated(error) from None
         except asyncio.CancelledError:
-            self._raise_if_given_up(call, node_id)
+            self._raise_ifgiven_up(call, node_id)
             raise
         finally:
             del self._under_way[call]
@@ -248,17 +206,17 @@ class Forwarder:
         for node_id, lane in self._every_lane():
             lane.try_again()
             if node_id != leader_id:
-                lane.end(partial(_given_up, node_id))
+                lane.end()
         for call, node_id in list(self._under_way.items()):
             if node_id != leader_id:
                 self._under_way[call] = ""
                 call.cancel()
 
-    def _raise_if_given_up(self, call: Any, node_id: str) -> None:
+    def _raise_ifgiven_up(self, call: Any, node_id: str) -> None:
         """Raise if `leader_changed` caused a CancelledError, not the caller. Raises: ForwardError."""
         task = asyncio.current_task()
         if not self._under_way[call] and not (task is not None and task.cancelling()):
-            raise _given_up(node_id) from None
+            raise given_up(node_id) from None
 
     async def close(self) -> None:
         """Cancel polls under way, and close every lane and channel."""
@@ -281,42 +239,6 @@ def answer_of(node_id: str, kind: Any, raw: bytes) -> Any:
         raise ForwardError(
             False, f"what {node_id} answered is no {kind.DESCRIPTOR.name}", repeatable=False
         ) from None
-
-
-def _translated(error: grpc.aio.AioRpcError) -> ForwardError:
-    trailing: Any = error.trailing_metadata() or ()
-    definite = any(key == NOT_LEADER for key, _ in trailing) or _NOT_CONNECTED in (error.details() or "")
-    return ForwardError(
-        definite,
-        f"{error.code().name}: {error.details()}",
-        error.code() not in _FAILED_THERE,
-        error.code() is grpc.StatusCode.UNIMPLEMENTED,
-    )
-
-
-def _given_up(node_id: str) -> ForwardError:
-    return ForwardError(False, f"{node_id} leads no longer and has not answered")
-
-
-def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
-    """Return the error of a call whose stream broke.
-
-    The call had no effect when it was not written, or when there was no connection.
-    """
-    if error is None:
-        return ForwardError(not written, "the other node ended the stream")
-    unserved = not written or error.code() is grpc.StatusCode.UNIMPLEMENTED
-    return ForwardError(unserved or _translated(error).definite, f"{error.code().name}: {error.details()}")
-
-
-def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
-    code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
-    return ForwardError(
-        answer.not_leader,
-        f"{code.name}: {answer.details}",
-        code not in _FAILED_THERE,
-        unknown_there=code is grpc.StatusCode.UNIMPLEMENTED,
-    )
 
 
 async def refuse_not_leader(context: Any, node_id: str, leader_id: str | None) -> None:

@@ -34,31 +34,46 @@ _MAX_MESSAGE: Final = 1 << 20  # bytes of requests in a message; below it, one m
 _MAX_TIMEOUT_MS: Final = 2**32 - 1
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
-#: Makes the error of a call under way: (the stream's error, None if the peer ended it; was the call written?)
-Failure = Callable[[grpc.aio.AioRpcError | None, bool], Exception]
-#: Turns an answer without success into an error.
-Refusal = Callable[[peer_pb2.ForwardedAnswer], Exception]
+#: Trailing metadata of a refusal by a node that does not lead.
+NOT_LEADER: Final = "x-ledgermq-not-leader"
+#: Part of gRPC's error text when there was no connection, so that nothing was sent.
+_NOT_CONNECTED: Final = "failed to connect to all addresses"
+#: Statuses of gRPC when the handler itself failed, or does not accept such a request.
+_FAILED_THERE: Final = (
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
 #: Takes the answer to a served call whose caller is gone.
 Unclaimed = Callable[[bytes], None]
 
 
-def _drop(answer: bytes) -> None:
-    """Ignore an unclaimed answer: most grant nothing."""
+class ForwardError(Exception):
+    """A forwarded call failed.
+
+    Fields:
+        definite: the other node refused it, or never got it; it had no effect there.
+        repeatable: False when the other node is reachable and failed on this very call; it would fail again.
+        unknown_there: with `repeatable` False, the other node does not know the method (an older version).
+    """
+
+    def __init__(
+        self, definite: bool, reason: str, repeatable: bool = True, unknown_there: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.definite = definite
+        self.repeatable = repeatable
+        self.unknown_there = unknown_there
 
 
 class ForwardLane:
-    """Use: `if lane.takes(size): await lane.call(…)`; `end(reason)`; `await close()`."""
+    """Use: `if lane.takes(size): await lane.call(…)`; `end()`; `await close()`."""
 
-    def __init__(
-        self,
-        open_stream: Callable[[], Any],
-        failure: Failure,
-        refusal: Refusal,
-        unclaimed: Unclaimed = _drop,
-    ) -> None:
+    def __init__(self, node_id: str, open_stream: Callable[[], Any], unclaimed: Unclaimed) -> None:
+        self._node_id = node_id
         self._open_stream = open_stream
-        self._failure = failure
-        self._refusal = refusal
         self._unclaimed = unclaimed
         self._ids = itertools.count(1)
         self._calls = 0  # under way, at most MAX_CALLS
@@ -78,10 +93,7 @@ class ForwardLane:
     async def call(
         self, method: str, request: bytes, metadata: Sequence[tuple[str, str]], timeout: float
     ) -> bytes:
-        """Return the answer's bytes.
-
-        Raises: TimeoutError after `timeout` seconds; the errors that `failure` and `refusal` return.
-        """
+        """Return the answer's bytes. Raises: ForwardError, at the latest after `timeout` seconds."""
         message = peer_pb2.ForwardedCall(
             call_id=next(self._ids),
             method=method,
@@ -91,12 +103,14 @@ class ForwardLane:
         )  # built first: a call that cannot be encoded must not be counted
         opening = self._opening
         if opening is None:
-            opening = self._opening = _Opening(self._failure, self._refusal, self._unclaimed)
+            opening = self._opening = _Opening(self._unclaimed)
             opening.start(self._open_stream, self._on_over)
         self._calls += 1
         self._bytes += len(request)
         try:
             return await opening.call(message, timeout)
+        except TimeoutError:
+            raise ForwardError(False, f"{self._node_id} has not answered before the deadline") from None
         finally:
             self._calls -= 1
             self._bytes -= len(request)
@@ -105,17 +119,20 @@ class ForwardLane:
         """Use the stream again: the other node's version may have changed."""
         self._unknown_there = False
 
-    def end(self, error: Callable[[], Exception]) -> None:
-        """Fail each call under way with `error()`, and close the stream. The next call opens another one."""
+    def end(self) -> None:
+        """Give up each call under way, and close the stream. The next call opens another one."""
+        self._end(lambda: given_up(self._node_id))
+
+    def _end(self, error: Callable[[], ForwardError]) -> _Opening | None:
         self.try_again()
         opening, self._opening = self._opening, None
         if opening is not None:
             opening.end(error)
+        return opening
 
     async def close(self) -> None:
         """Close the stream; calls under way fail as if it broke."""
-        opening = self._opening
-        self.end(lambda: self._failure(None, True))
+        opening = self._end(lambda: _broken(None, written=True))
         if opening is not None and opening.task is not None:
             await asyncio.gather(opening.task, return_exceptions=True)
 
@@ -129,9 +146,7 @@ class ForwardLane:
 class _Opening:
     """One stream from its opening to its end, with the calls made on it."""
 
-    def __init__(self, failure: Failure, refusal: Refusal, unclaimed: Unclaimed) -> None:
-        self._failure = failure
-        self._refusal = refusal
+    def __init__(self, unclaimed: Unclaimed) -> None:
         self._unclaimed = unclaimed
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # by call id; each caller removes its own
         self._unsent: dict[int, peer_pb2.ForwardedCall] = {}  # not written yet; a subset of the waiting ones
@@ -201,7 +216,7 @@ class _Opening:
             logger.exception("a forwarding stream failed")
         finally:
             over(self, broken)
-            self._fail(lambda call_id: self._failure(broken, call_id not in self._unsent))
+            self._fail(lambda call_id: _broken(broken, call_id not in self._unsent))
             if stream is not None:
                 stream.cancel()
             if writer is not None:
@@ -236,7 +251,7 @@ class _Opening:
             elif waiting.done():
                 continue
             elif answer.status:
-                waiting.set_exception(self._refusal(answer))
+                waiting.set_exception(_refused(answer))
             else:
                 waiting.set_result(answer.answer)
 
@@ -250,3 +265,41 @@ class _Opening:
 
 def _is_served(answer: asyncio.Future[bytes]) -> bool:
     return answer.done() and not answer.cancelled() and answer.exception() is None
+
+
+def translated(error: grpc.aio.AioRpcError) -> ForwardError:
+    """Return the error of a gRPC call that failed."""
+    trailing: Any = error.trailing_metadata() or ()
+    definite = any(key == NOT_LEADER for key, _ in trailing) or _NOT_CONNECTED in (error.details() or "")
+    return ForwardError(
+        definite,
+        f"{error.code().name}: {error.details()}",
+        error.code() not in _FAILED_THERE,
+        error.code() is grpc.StatusCode.UNIMPLEMENTED,
+    )
+
+
+def given_up(node_id: str) -> ForwardError:
+    """Return the error of a call that is not waited for any longer, because another node leads."""
+    return ForwardError(False, f"{node_id} leads no longer and has not answered")
+
+
+def _broken(error: grpc.aio.AioRpcError | None, written: bool) -> ForwardError:
+    """Return the error of a call whose stream broke.
+
+    The call had no effect when it was not written, or when there was no connection.
+    """
+    if error is None:
+        return ForwardError(not written, "the other node ended the stream")
+    unserved = not written or error.code() is grpc.StatusCode.UNIMPLEMENTED
+    return ForwardError(unserved or translated(error).definite, f"{error.code().name}: {error.details()}")
+
+
+def _refused(answer: peer_pb2.ForwardedAnswer) -> ForwardError:
+    code = _CODES.get(answer.status, grpc.StatusCode.UNKNOWN)
+    return ForwardError(
+        answer.not_leader,
+        f"{code.name}: {answer.details}",
+        code not in _FAILED_THERE,
+        unknown_there=code is grpc.StatusCode.UNIMPLEMENTED,
+    )

@@ -23,8 +23,7 @@ from google.protobuf.message import DecodeError
 from ledgermq.proto import peer_pb2
 from ledgermq.proto.foreign_text import safe_text
 
-from .forwarding import NOT_LEADER
-from .lane import MAX_CALLS
+from .lane import MAX_CALLS, NOT_LEADER
 from .members import ON_THE_WAY_SECONDS
 
 logger = logging.getLogger(__name__)

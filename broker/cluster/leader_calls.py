@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
 
-from .forwarding import FORWARDED_BY, LISTENER, PERHAPS_DONE, Forwarder, ForwardError, Metadata
+from .forwarding import FORWARDED_BY, LISTENER, PERHAPS_DONE, Forwarder, Metadata
 from .known_leader import Leadership
+from .lane import ForwardError
 
 #: Seconds subtracted from a deadline, so that the answer still arrives in time.
 DEADLINE_RESERVE: Final = 0.2

@@ -13,7 +13,8 @@ from typing import Final
 
 from ledgermq.proto import peer_pb2
 
-from ..cluster.forwarding import ForwardError, answer_of
+from ..cluster.forwarding import answer_of
+from ..cluster.lane import ForwardError
 from ..cluster.leader_calls import Call, LeaderCalls
 from ..leader.leader_view import Delivery
 from ..leader.releases import LeaseReleases

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-from ..cluster.forwarding import ForwardError
+from ..cluster.lane import ForwardError
 from ..cluster.leader_calls import Call, LeaderCalls
 from ..service.answers import ENDING, Refusals
 from ..service.sessions import SignsOfLife

@@ -25,7 +25,8 @@ from ledgermq.proto.errors import LayoutError
 from ledgermq.proto.record import RecordView, decode_record
 from ledgermq.raft.errors import NodeStoppedError, StorageError
 
-from ..cluster.forwarding import Forwarder, ForwardError, Metadata, answer_of
+from ..cluster.forwarding import Forwarder, Metadata, answer_of
+from ..cluster.lane import ForwardError
 from ..config import BrokerConfig
 from ..leader.leader_view import Delivery
 from ..leader.recent_deliveries import release_rows

@@ -20,8 +20,9 @@ import grpc.aio
 
 from ledgermq.proto import peer_pb2, route_pb2
 
-from ..cluster.forwarding import Forwarder, ForwardError, answer_of
+from ..cluster.forwarding import Forwarder, answer_of
 from ..cluster.known_leader import Leadership
+from ..cluster.lane import ForwardError
 from ..cluster.members import Members
 from ..refusals import RefusedError
 from .answers import parsed

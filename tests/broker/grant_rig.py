@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ledgermq.broker.cluster.forwarding import FORWARDED_BY, ForwardError
+from ledgermq.broker.cluster.forwarding import FORWARDED_BY
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.cluster.leader_calls import CLIENT_ID, Call, LeaderCalls
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig

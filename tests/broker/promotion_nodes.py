@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ledgermq.broker.admin import promotion, promotion_claims
 from ledgermq.broker.admin.promotion import Promotions
 from ledgermq.broker.admin.promotion_claims import GenerationClaims, PromotionProgress
-from ledgermq.broker.cluster.forwarding import ForwardError
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.raft.core.config import CoreConfig

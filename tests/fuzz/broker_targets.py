@@ -17,7 +17,8 @@ from ledgermq.broker.admin import promotion_claims
 from ledgermq.broker.backup.dump_files import _Notes
 from ledgermq.broker.checkpoint.layout import Snapshot, decode_snapshot, encode_snapshot, take_snapshot
 from ledgermq.broker.checkpoint.transfer import _LEADING, _runs
-from ledgermq.broker.cluster.forwarding import ForwardError, answer_of
+from ledgermq.broker.cluster.forwarding import answer_of
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.cluster.lane_server import ForwardedContext
 from ledgermq.broker.cluster.leader_calls import Call
 from ledgermq.broker.errors import CheckpointError, InvalidReceiptHandleError, UnknownCommandError

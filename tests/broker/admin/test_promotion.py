@@ -15,7 +15,7 @@ import pytest
 from ledgermq.broker.admin import promotion, promotion_claims
 from ledgermq.broker.admin.promotion import Promotions
 from ledgermq.broker.admin.promotion_claims import GenerationClaims, PromotionProgress
-from ledgermq.broker.cluster.forwarding import ForwardError
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.node import BrokerNode
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb

@@ -11,7 +11,7 @@ import pytest
 
 from ledgermq.broker.admin import promotion, promotion_claims
 from ledgermq.broker.admin.promotion_claims import from_proto, to_proto
-from ledgermq.broker.cluster.forwarding import ForwardError
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.broker.cluster import lane as forward_lane
 from ledgermq.broker.cluster import lane_server as forwarded_calls
-from ledgermq.broker.cluster.forwarding import Forwarder, ForwardError, refuse_not_leader
-from ledgermq.broker.cluster.lane import MAX_REQUEST
+from ledgermq.broker.cluster.forwarding import Forwarder, refuse_not_leader
+from ledgermq.broker.cluster.lane import MAX_REQUEST, ForwardError
 from ledgermq.broker.cluster.lane_server import ForwardedContext, forwarded_calls_handler
 from ledgermq.proto import peer_pb2
 from ledgermq.proto.call_metadata import group_metadata
@@ -299,11 +299,7 @@ def test_a_call_that_was_not_written_when_the_stream_broke_did_nothing() -> None
 
     async def scenario() -> None:
         stream = Stalled()
-        lane = forward_lane.ForwardLane(
-            lambda: stream,
-            lambda error, written: ForwardError(not written, "broken"),
-            lambda answer: Exception(),
-        )
+        lane = forward_lane.ForwardLane("n2", lambda: stream, lambda answer: None)
         first = asyncio.create_task(lane.call("/m", b"", (), 60))
         assert await stream.written.get() == 1
         second = asyncio.create_task(lane.call("/m", b"", (), 60))

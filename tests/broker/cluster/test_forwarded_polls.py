@@ -73,7 +73,7 @@ def test_polls_at_a_node_that_leads_no_longer_are_given_up() -> None:
     async def test(two: Two) -> None:
         (held,) = await waiting(two, 1)
         two.forwarder.leader_changed("n3")
-        with pytest.raises(forwarding.ForwardError, match="leads no longer"):
+        with pytest.raises(forward_lane.ForwardError, match="leads no longer"):
             await held
         assert await two.service.ended.get() == "0"
         assert two.forwarder._polls == 0

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from ledgermq.broker.cluster import lane as forward_lane
-from ledgermq.broker.cluster.forwarding import Forwarder, ForwardError
-from ledgermq.broker.cluster.lane import MAX_REQUEST
+from ledgermq.broker.cluster.forwarding import Forwarder
+from ledgermq.broker.cluster.lane import MAX_REQUEST, ForwardError
 
 METHOD = "/test.Silent/Call"
 

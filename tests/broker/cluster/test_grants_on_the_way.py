@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from ledgermq.broker.cluster.forwarding import Forwarder, ForwardError
+from ledgermq.broker.cluster.forwarding import Forwarder
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.cluster.lane_server import forwarded_calls_handler
 from ledgermq.broker.official.receive_at_follower import GRANT, GrantedReceives
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ledgermq.broker.cluster import leader_calls as leader_calls
-from ledgermq.broker.cluster.forwarding import FORWARDED_BY, PERHAPS_DONE, ForwardError
+from ledgermq.broker.cluster.forwarding import FORWARDED_BY, PERHAPS_DONE
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.cluster.leader_calls import Call, LeaderCalls, LeaderUnavailableError
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError
 

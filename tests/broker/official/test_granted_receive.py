@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.cluster.forwarding import ForwardError
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.official import receive_at_follower as granted_receive
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto import rocketmq_v2_pb2 as v2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.cluster.forwarding import ForwardError
 from ledgermq.broker.cluster.known_leader import Leadership
+from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.service import peers
 from ledgermq.broker.service.peers import Peers
