@@ -60,14 +60,23 @@ _HELP: Final = {
     "data_dir": "folder of this node's log and state; created when missing",
     "node_id": "id of this node in its group",
     "peers": "all nodes of the group, this one included: n1=host:port,n2=host:port",
-    "listener": "name=x,messaging_bind=h:p,log_bind=h:p[,messaging_advertise=h:p,log_advertise=h:p]; more after a ';'",
+    "listener": (
+        "name=x,messaging_bind=h:p,log_bind=h:p[,messaging_advertise=h:p,log_advertise=h:p]; more after a ';'"
+    ),
     "nameservers": "host:port,host:port",
     "cluster": "name of the cluster",
     "group": "name of the broker group, equal on its nodes",
-    "zone": "where this node stands (a rack, a data centre): producers with the same zone prefer the groups that it leads",
+    "zone": (
+        "where this node stands (a rack, a data centre): producers with the same zone prefer the groups "
+        "that it leads"
+    ),
     "flush": "sync, async_timed or async_notify: what an acknowledgement promises (docs/architecture.md)",
-    "direct_write_bytes": "flushes of so many bytes are written past the page cache, in every mode (128KiB); 0: none",
-    "replication": "quorum; or one node, the master, decides: async_master, sync_master (answers wait for slaves, too)",
+    "direct_write_bytes": (
+        "flushes of so many bytes are written past the page cache, in every mode (128KiB); 0: none"
+    ),
+    "replication": (
+        "quorum; or one node, the master, decides: async_master, sync_master (answers wait for slaves, too)"
+    ),
     "master": "id of the first master; empty on a slave: asked of the nameservers",
     "min_insync_slaves": "sync_master: slaves that must hold a message on disk before it is confirmed",
     "slave_timeout_ms": "sync_master: how long to wait for them, before the answer says that they lack it",
@@ -86,17 +95,36 @@ _HELP: Final = {
     "max_store_bytes": "room for the log, e.g. 100GiB; 0: the whole file system",
     "retention_hours": "age at which messages may be deleted",
     "clean_at": "time of day at which they are",
-    "disk_delete_expired_percent": "disk use (or of max_store_bytes) above which expired segments go at once (75; at least 10)",
+    "disk_delete_expired_percent": (
+        "disk use (or of max_store_bytes) above which expired segments go at once (75; at least 10)"
+    ),
     "disk_delete_oldest_percent": "above which the oldest go, expired or not (85; more than the one before)",
-    "disk_refuse_messages_percent": "above which messages are refused (90; more than the one before, at most 93)",
-    "delete_unexpired": "true (default): above disk_delete_oldest_percent the oldest segments go before they expire; false: never",
+    "disk_refuse_messages_percent": (
+        "above which messages are refused (90; more than the one before, at most 93)"
+    ),
+    "delete_unexpired": (
+        "true (default): above disk_delete_oldest_percent the oldest segments go before they expire; false: "
+        "never"
+    ),
     "delete_segments_per_second": "how fast segments are unlinked (10)",
-    "protect_unconsumed": "true: expired segments stay while a consumer group has to read them, up to disk_delete_oldest_percent",
-    "follower_reads": "false: the leader reads for everybody: no reader is told to go to a follower, which hands out nothing of its own log",
-    "trace_topic": "true: keep the message traces that clients write (trace=True), in the topic RMQ_SYS_TRACE_TOPIC",
-    "access_message_in_memory_max_ratio": "a reader that is behind by more than these per cent of the memory reads from a follower",
+    "protect_unconsumed": (
+        "true: expired segments stay while a consumer group has to read them, up to "
+        "disk_delete_oldest_percent"
+    ),
+    "follower_reads": (
+        "false: the leader serves all reads: no reader is told to go to a follower, which hands out nothing "
+        "of its own log"
+    ),
+    "trace_topic": (
+        "true: keep the message traces that clients write (trace=True), in the topic RMQ_SYS_TRACE_TOPIC"
+    ),
+    "access_message_in_memory_max_ratio": (
+        "a reader that is behind by more than these per cent of the memory reads from a follower"
+    ),
     "access_message_in_memory_max_bytes": "the same limit in bytes, e.g. 4GiB; 0: by the ratio",
-    "scrub_bytes_per_second": "rate at which the whole log is read to find damage, e.g. 8MiB; 0: it is not read",
+    "scrub_bytes_per_second": (
+        "rate at which the whole log is read to find damage, e.g. 8MiB; 0: it is not read"
+    ),
     "scrub_interval_hours": "how often such a pass begins; it takes no longer than that",
     "heartbeat_ms": "interval of the leader's heartbeats",
     "election_timeout_ms": "range of the election timeout, e.g. 400-800",
@@ -105,9 +133,15 @@ _HELP: Final = {
     "client_tls": "of the messaging ports: plaintext, tls, or both on one port",
     "tls_certificate": "PEM file with the certificate (and its chain) for client_tls",
     "tls_private_key": "PEM file with its key",
-    "max_connections": "connections that each client port takes; fewer when there are too few file descriptors",
-    "max_connections_per_address": "of them, from one address, on the messaging ports; 0: as many as the port takes",
-    "connection_idle_seconds": "a connection without a call for so long is closed, and opened again when needed; 0: never",
+    "max_connections": (
+        "connections that each client port takes; fewer when there are too few file descriptors"
+    ),
+    "max_connections_per_address": (
+        "of them, from one address, on the messaging ports; 0: as many as the port takes"
+    ),
+    "connection_idle_seconds": (
+        "a connection without a call for so long is closed, and opened again when needed; 0: never"
+    ),
     "log_level": "debug, info, warning or error",
     "rejoin": "come back with an empty data folder under a known node id, as a non-voting learner first",
 }
@@ -333,15 +367,27 @@ def main(arguments: Sequence[str] | None = None, *, files: FileSystem | None = N
         return EXIT_WILL_NOT_START
 
 
+_OF_ANOTHER_USER: Final = (
+    "Give it to the user that runs this node (chown -R, chmod u+rwX), or point --data to another folder"
+)
 _FILE_ADVICE: Final = {
-    errno.EACCES: "Give it to the user that runs this node (chown -R, chmod u+rwX), or point --data to another folder",
-    errno.EPERM: "Give it to the user that runs this node (chown -R, chmod u+rwX), or point --data to another folder",
-    errno.EROFS: "The file system is mounted read-only: see dmesg, mount it for writing, or point --data elsewhere",
+    errno.EACCES: _OF_ANOTHER_USER,
+    errno.EPERM: _OF_ANOTHER_USER,
+    errno.EROFS: (
+        "The file system is mounted read-only: see dmesg, mount it for writing, or point --data elsewhere"
+    ),
     errno.ENOSPC: "The disk is full: remove other files from it, and start again",
     errno.EDQUOT: "The quota of this user is used up: raise it or remove other files, and start again",
-    errno.EIO: "The disk cannot read or write it (dmesg): replace the disk, and start with: ledgermq broker --rejoin",
-    errno.ENOENT: "Something removed it: put it back; else let the other nodes send everything: ledgermq broker --rejoin",
-    errno.ENOTDIR: "A file stands where LedgerMQ has a folder: move that file away, or point --data elsewhere",
+    errno.EIO: (
+        "The disk cannot read or write it (dmesg): replace the disk, and start with: ledgermq broker --rejoin"
+    ),
+    errno.ENOENT: (
+        "Something removed it: put it back; else let the other nodes send everything: ledgermq broker "
+        "--rejoin"
+    ),
+    errno.ENOTDIR: (
+        "A file stands where LedgerMQ has a folder: move that file away, or point --data elsewhere"
+    ),
     errno.EEXIST: "A file stands where LedgerMQ has a folder: move that file away, and start again",
     errno.EISDIR: "A folder stands where LedgerMQ has a file: move that folder away, and start again",
 }

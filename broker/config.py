@@ -193,7 +193,7 @@ class ListenerConfig(BaseModel):
             host, _ = split_address(address)
             if host in ("0.0.0.0", "::", "*"):
                 raise ValueError(
-                    f'nobody can connect to "{address}"; set {key}_advertise to the address that clients use'
+                    f'clients cannot connect to "{address}"; set {key}_advertise to the address that they use'
                 )
         return self
 

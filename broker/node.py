@@ -87,7 +87,7 @@ from .service.broker_group_identity import BrokerGroupIdentity
 from .service.creation import Creation
 from .service.features import SUPPORTED, Features
 from .service.peers import Peers
-from .service.probes import Probes, disk_readings, index_readings, node_readings, starting
+from .service.probes import Probes, readings, starting
 from .service.read_barrier import ReadBarrier
 from .service.sessions import ClientsHere, OpenStreams, SignsOfLife
 from .service.shutdown import Shutdown
@@ -278,7 +278,8 @@ class BrokerNode:
         if (reign := raft.config.reign) is not None:
             members.set_master(reign.master)
         # Parts that the services share
-        self._keys = self._key_index()
+        folder, repair = config.data_dir / "keyindex", raft.care.damage_at_read
+        self._keys = KeyIndex(Builds(raft.log, self._files, folder, repair), lambda: raft.applied_index)
         self._slaves = slave_gate(config, raft)
         self._reader = LogReader(raft.log, raft.care.damage_at_read)
         self._queues = QueueReader(replica, self._reader)
@@ -295,11 +296,7 @@ class BrokerNode:
         self._coordination = Coordination(
             replica, pipeline, leadership, config.zone, self._queues.offset_at_time
         )
-        # The services
-        self._make_keepers()
-        self._messaging, grants = self._make_messaging()
-        self._log = self._make_log_service()
-        self._admin = self._make_admin_service()
+        # What reports to others, and the services
         view = BrokerGroupView(config, raft, replica, pipeline, leadership, members)
         self._registration = Registration(
             config.nameservers,
@@ -307,6 +304,10 @@ class BrokerNode:
             view.beat,
             lambda: replica.state.mode is BrokerGroupMode.REMOVED,
         )
+        self._make_keepers()
+        self._messaging, grants = self._make_messaging()
+        self._log = self._make_log_service()
+        self._admin = self._make_admin_service()
         self._peers = Peers(
             members,
             leadership,
@@ -314,12 +315,10 @@ class BrokerNode:
             lambda: self._clients.report(time.monotonic()),
             self._signs_of_life.alive,
             self._check_contact,
-            self._changed,
+            self._registration.changed,
         )
         metrics.add_readings(
-            *node_readings(raft, replica, pipeline, self._polls),
-            *disk_readings(pipeline, self._retention.view),
-            *index_readings(self._keys),
+            *readings(raft, replica, pipeline, self._polls, self._retention.view, self._keys)
         )
         self._probes = Probes(raft, replica, pipeline, leadership, self._shutdown, metrics)
         leadership.add_listener(self._on_leadership)
@@ -474,7 +473,7 @@ class BrokerNode:
             self._checkpointing,
             self._metrics,
             disk_use=lambda: self._files.disk_use(self.config.data_dir),
-            on_change=self._changed,
+            on_change=self._registration.changed,
         )
         self._topic_retention = TopicRetention(
             self.config,
@@ -494,11 +493,6 @@ class BrokerNode:
             repair_log=self._raft.care.damage_at_read,
             on_failed=self._raft.fail,
         )
-
-    def _key_index(self) -> KeyIndex:
-        folder, repair = self.config.data_dir / "keyindex", self._raft.care.damage_at_read
-        builds = Builds(self._raft.log, self._files, folder, repair)
-        return KeyIndex(builds, lambda: self._raft.applied_index)
 
     async def stop(self) -> None:
         """Transfer leadership, refuse new calls, drain, close all parts."""
@@ -576,16 +570,9 @@ class BrokerNode:
         peers = self._raft.status().peers
         for peer in peers:
             if not peer.connected and peer.node_id != self.node_id:
-                self._release_undelivered(str(peer.node_id))
+                for command in self._deliveries.node_lost(str(peer.node_id), time.monotonic()):
+                    self._replica.releases.propose(command)
         return {str(peer.node_id): 0 if peer.connected else peer.last_contact_ms for peer in peers}
-
-    def _release_undelivered(self, node_id: str) -> None:
-        """Release deliveries that a lost node may not have forwarded, so that they are delivered again."""
-        for command in self._deliveries.node_lost(node_id, time.monotonic()):
-            self._replica.releases.propose(command)
-
-    def _changed(self) -> None:
-        self._registration.changed()
 
     def _on_leadership(self) -> None:
         self._forwarder.leader_changed(self._leadership.leader_id)

@@ -115,17 +115,18 @@ def _inspect(folder: StoppedFolder) -> Survivor:
 
 def describe(survivor: Survivor, now: datetime) -> list[str]:
     """Return lines that describe a folder, and how to choose between several. `now` has a time zone."""
-    identity = survivor.identity
-    behind = survivor.last_index - survivor.commit_hint
+    identity, first, last = survivor.identity, survivor.first_index, survivor.last_index
+    behind = _count(last - survivor.commit_hint, "entry", "entries")
+    nodes = [f"{node} (this one)" if node == identity.node_id else node for node in sorted(identity.members)]
     rows = [
         ("node", f"{identity.node_id} of group {identity.group}, cluster {identity.cluster_id}"),
         ("group id", f"{identity.group_id:016x}" if identity.group_id else "never known"),
         ("term", f"{survivor.term:,}"),
         ("last entry", _last_entry(survivor, now)),
-        ("committed", f"at least to entry {survivor.commit_hint:,}; {_count(behind, 'entry', 'entries')} behind it"),
-        ("log", f"entries {survivor.first_index:,} to {survivor.last_index:,}, {survivor.log_bytes:,} bytes, all verified"),
-        ("nodes", ", ".join(f"{node} (this one)" if node == identity.node_id else node for node in sorted(identity.members))),
-    ]  # fmt: skip
+        ("committed", f"at least to entry {survivor.commit_hint:,}; {behind} behind it"),
+        ("log", f"entries {first:,} to {last:,}, {survivor.log_bytes:,} bytes, all verified"),
+        ("nodes", ", ".join(nodes)),
+    ]
     if survivor.torn_bytes:
         rows.append(
             ("torn write", f"{survivor.torn_bytes:,} bytes behind the last entry: never finished, cut off")
@@ -205,26 +206,22 @@ def _how_recovered(survivor: Survivor) -> str:
 
 def consequences(survivor: Survivor) -> list[str]:
     """Return in plain words what is lost and what changes when the group goes on from this folder."""
-    identity = survivor.identity
-    behind = survivor.last_index - survivor.commit_hint
-    others = ", ".join(node for node in sorted(identity.members) if node != identity.node_id)
-    return [
-        "WHAT RECOVERING MEANS",
-        "* Lost for ever: messages, acknowledgements and offsets that were confirmed to clients by the"
-        " other nodes and",
-        f"  never reached {identity.node_id}. This folder cannot tell whether there are any, or how many."
-        " Everything",
-        "  written after its last entry is gone.",
-        f"* Made valid: {_count(behind, 'entry', 'entries')} at the end of this log may never have been "
-        "confirmed to anybody. They count from",
-        "  now on: a message whose sending failed may be delivered after all, an offset may be further than"
-        " its client knew.",
-        f"* The data folders of {others} as they are now can never be used with this group again: such a"
-        " node is refused",
-        "  until it starts with a copy of this folder, or empty with --rejoin.",
-        "* Be sure that a majority of the group cannot come back. If it can, bring it back instead: then"
-        " nothing is lost.",
-    ]  # fmt: skip
+    node, members = survivor.identity.node_id, survivor.identity.members
+    behind = _count(survivor.last_index - survivor.commit_hint, "entry", "entries")
+    others = ", ".join(other for other in sorted(members) if other != node)
+    text = f"""\
+WHAT RECOVERING MEANS
+* Lost for ever: messages, acknowledgements and offsets that were confirmed to clients by the other nodes
+  and never reached {node}. This folder cannot tell whether there are any, or how many. Everything
+  written after its last entry is gone.
+* Made valid: {behind} at the end of this log may never have been confirmed to a client. They count from
+  now on: a message whose sending failed may be delivered after all, an offset may be further than
+  its client knew.
+* The data folders of {others} as they are now can never be used with this group again: such a node is
+  refused until it starts with a copy of this folder, or empty with --rejoin.
+* Be sure that a majority of the group cannot come back. If it can, bring it back instead: then nothing
+  is lost."""
+    return text.splitlines()
 
 
 def confirm(group: str, name_given: str) -> None:
@@ -237,7 +234,7 @@ def confirm(group: str, name_given: str) -> None:
         answer = sys.stdin.readline().strip()
     else:
         raise NotConfirmedError(
-            f"nobody confirmed it: there is no terminal to ask at. For scripts: --yes-lose-data {group};"
+            f"it is not confirmed: there is no terminal to ask at. For scripts: --yes-lose-data {group};"
             " nothing was changed."
         )
     if answer != group:

@@ -262,7 +262,10 @@ def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) 
 
 def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
     """Return what two dumps that hold different logs have to do with each other, and which to name."""
-    differ = f"the dumps disagree: {other.folder} holds another entry {index:,}, or others before it, than {first.folder}."
+    differ = (
+        f"the dumps disagree: {other.folder} holds another entry {index:,}, or others before it, than"
+        f" {first.folder}."
+    )
     ids = {log.manifest.group_id for log in (first, other)}
     if len(ids) > 1 and 0 not in ids:
         return (
@@ -520,7 +523,7 @@ def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
         lines.append(f"Left out: {left_out:,} entries behind it.")
     if unconfirmed:
         lines.append(
-            f"{unconfirmed:,} entries at its end may never have been confirmed to anybody; they count from"
+            f"{unconfirmed:,} entries at its end may never have been confirmed to a client; they count from"
             " now on."
         )
     if damaged := _damaged_nodes(dumped):

@@ -69,7 +69,7 @@ def test_the_architecture_can_be_read_in_twenty_minutes() -> None:
 
 
 def test_metrics_are_called_in_the_documents_what_they_are_called_where_they_are_read() -> None:
-    exposed = set(re.findall(r'"(ledgermq_\w+)",', (ROOT / "broker/service/probes.py").read_text()))
+    exposed = set(re.findall(r'"(ledgermq_\w+)"[,:]', (ROOT / "broker/service/probes.py").read_text()))
     for registry in (Metrics().registry, RaftMetrics().registry):
         for family in registry.collect():
             suffixes = {"counter": ["_total"], "histogram": ["", "_bucket"]}.get(family.type, [""])

@@ -130,14 +130,14 @@ def _check_removal(own: str, mode: BrokerGroupMode, left: Sequence[TopicProgress
             route_pb2.INVALID_ARGUMENT,
             f'broker group "{own}" still holds messages that were not consumed: {_named(left)}. '
             f"Nothing was changed. Wait for the consumers (ledgermq cluster drain {own} --wait), release "
-            "what is parked (ledgermq group release), delete what nobody needs, or lose it: --force",
+            "what is parked (ledgermq group release), delete what is not needed, or lose it: --force",
         )
 
 
 def _named(rows: Sequence[TopicProgress]) -> str:
     texts = [
         (f'{row.behind:,} of topic "{row.topic}" by ' if row.behind else f'of topic "{row.topic}" by ')
-        + (f'consumer group "{row.group}"' if row.group else "anybody")
+        + (f'consumer group "{row.group}"' if row.group else "any consumer group")
         + (f" ({row.parked:,} parked)" if row.parked else "")
         for row in rows[:_NAMED_MAX]
     ]

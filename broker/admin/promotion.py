@@ -178,7 +178,7 @@ class Promotions:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"group {self._config.group} is in generation {reign.generation} with the master "
-                f"{reign.master}, not in generation {request.generation}: somebody promoted a node "
+                f"{reign.master}, not in generation {request.generation}: a node was promoted "
                 "meanwhile. Look again: ledgermq cluster status; nothing was changed",
             )
         if status.leader_id == node and not self._raft.generations_beside():

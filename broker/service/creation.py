@@ -32,7 +32,7 @@ class Creation:
     def check_room_for_topic(self, queue_count: int) -> None:
         """Check the limits: anyone who reaches a port may create topics. Raises: LimitReachedError."""
         state, config = self._replica.state, self._config
-        room = "Delete what nobody needs (ledgermq topic list, ledgermq topic delete)"
+        room = "Delete what is not needed (ledgermq topic list, ledgermq topic delete)"
         if len(state.topics) >= config.max_topics:
             what = f"broker group {config.group} has {len(state.topics)} topics"
             raise LimitReachedError(what, config.max_topics, "max_topics", room)
@@ -47,7 +47,7 @@ class Creation:
         count, config = len(self._replica.state.groups), self._config
         if count >= config.max_consumer_groups:
             what = f"broker group {config.group} has {count} consumer groups"
-            room = "Delete those that nobody needs (ledgermq group list, ledgermq group delete)"
+            room = "Delete those that are not needed (ledgermq group list, ledgermq group delete)"
             raise LimitReachedError(what, config.max_consumer_groups, "max_consumer_groups", room)
 
     async def ensure_topic(self, name: str) -> Topic | None:

@@ -37,7 +37,15 @@ from .shutdown import Shutdown
 #: Pairs of consumer group and topic that get a line of their own.
 MAX_PAIRS: Final = 500
 _OTHERS: Final = "(others)"
-_LABELS: Final = ("consumer_group", "topic")
+#: Metrics of a pair, by the field of its progress.
+_LAG: Final = {
+    "behind": ("rocketmq_consumer_lag_messages", "Messages that a consumer group has not finished"),
+    "leased": ("rocketmq_consumer_inflight_messages", "Of them delivered, not acknowledged yet"),
+    "parked": (
+        "ledgermq_consumer_parked_messages",
+        "Messages that a consumer group failed for the last time: not delivered until they are released",
+    ),
+}
 
 
 class LagMetrics(Collector):
@@ -47,34 +55,17 @@ class LagMetrics(Collector):
         self._state = state
 
     def collect(self) -> Iterable[Metric]:
-        behind = GaugeMetricFamily(
-            "rocketmq_consumer_lag_messages",
-            "Messages that a consumer group has not finished",
-            labels=_LABELS,
-        )
-        leased = GaugeMetricFamily(
-            "rocketmq_consumer_inflight_messages", "Of them delivered, not acknowledged yet", labels=_LABELS
-        )
-        parked = GaugeMetricFamily(
-            "ledgermq_consumer_parked_messages",
-            "Messages that a consumer group failed for the last time: not delivered until they are released",
-            labels=_LABELS,
-        )
         state = self._state()
         rows = [row for row in progress(state) if row.group] if state is not None else []
         told = heapq.nlargest(MAX_PAIRS, rows, key=lambda row: (row.behind, row.parked))
-        for row in told:
-            behind.add_metric((row.group, row.topic), row.behind)
-            leased.add_metric((row.group, row.topic), row.leased)
-            parked.add_metric((row.group, row.topic), row.parked)
-        if len(rows) > len(told):
-            names = (_OTHERS, _OTHERS)
-            behind.add_metric(names, sum(row.behind for row in rows) - sum(row.behind for row in told))
-            leased.add_metric(names, sum(row.leased for row in rows) - sum(row.leased for row in told))
-            parked.add_metric(names, sum(row.parked for row in rows) - sum(row.parked for row in told))
-        yield behind
-        yield leased
-        yield parked
+        for field, (name, text) in _LAG.items():
+            family = GaugeMetricFamily(name, text, labels=("consumer_group", "topic"))
+            for row in told:
+                family.add_metric((row.group, row.topic), getattr(row, field))
+            if len(rows) > len(told):
+                others = sum(getattr(row, field) for row in rows) - sum(getattr(row, field) for row in told)
+                family.add_metric((_OTHERS, _OTHERS), others)
+            yield family
 
 
 class Probed(Protocol):
@@ -87,11 +78,8 @@ def starting(doing: str, metrics: Metrics | None = None) -> Routes:
     """Return the answers of a live process that does not run a node yet."""
     said = f"starting: {doing}\n".encode()
 
-    def waits() -> Answer:
-        return 503, TEXT, said
-
     routes: Routes = {"/livez": lambda: (200, TEXT, said)}
-    routes |= dict.fromkeys(("/startupz", "/readyz", "/healthz"), waits)
+    routes |= dict.fromkeys(("/startupz", "/readyz", "/healthz"), lambda: (503, TEXT, said))
     if metrics is not None:
         routes["/metrics"] = lambda: (200, CONTENT_TYPE_LATEST, metrics.render())
     return routes
@@ -137,7 +125,7 @@ class Probes:
             "/metrics": lambda: (200, CONTENT_TYPE_LATEST, self._metrics.render()),
         }
 
-    def not_ready(self) -> str:
+    def check_ready(self) -> str:
         """Return why the node is not ready; "" when it is."""
         raft = self._raft
         if raft.fault is not None:
@@ -164,15 +152,17 @@ class Probes:
 
     def _live(self) -> Answer:
         status = 503 if self._raft.fault else 200
-        return status, TEXT, f"{self.not_ready() or 'ok'}\n".encode()
+        return status, TEXT, f"{self.check_ready() or 'ok'}\n".encode()
 
     def _ready(self) -> Answer:
-        reason = self.not_ready()
-        return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
+        return _yes_or(self.check_ready())
 
     def _healthy(self) -> Answer:
-        reason = self.not_ready() or self._pipeline.produce_refusal
-        return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
+        return _yes_or(self.check_ready() or self._pipeline.produce_refusal)
+
+
+def _yes_or(reason: str) -> Answer:
+    return (503, TEXT, f"{reason}\n".encode()) if reason else (200, TEXT, b"ok\n")
 
 
 def _why_no_leader(status: RaftStatus) -> str:
@@ -187,73 +177,47 @@ def _why_no_leader(status: RaftStatus) -> str:
     return f"waits for a majority: {status.voters_reachable} of {status.voters} voters are connected{named}"
 
 
-def node_readings(
-    raft: RaftNode, replica: Replica, pipeline: AppendPipeline, polls: Polls
-) -> tuple[MetricReading, ...]:
-    """Return the gauges of this node's state."""
-    return (
-        _gauge("ledgermq_applied_index", "Last applied log index", lambda: raft.applied_index),
-        _gauge("ledgermq_bytes_waiting", "Bytes that wait for commit", lambda: pipeline.bytes_waiting),
-        _gauge("ledgermq_waiting_polls", "Long polls that wait", lambda: polls.count),
-        _gauge("ledgermq_topics", "Topics of this group", lambda: len(replica.state.topics)),
-        _gauge("ledgermq_log_first_index", "First entry of the log here", lambda: raft.first_index),
-        _gauge(
-            "ledgermq_broker_group_mode",
+def readings(
+    raft: RaftNode,
+    replica: Replica,
+    pipeline: AppendPipeline,
+    polls: Polls,
+    retention: RetentionView,
+    keys: KeyIndex,
+) -> list[MetricReading]:
+    """Return the gauges of a node."""
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "ledgermq_applied_index": ("Last applied log index", lambda: raft.applied_index),
+        "ledgermq_bytes_waiting": ("Bytes that wait for commit", lambda: pipeline.bytes_waiting),
+        "ledgermq_waiting_polls": ("Long polls that wait", lambda: polls.count),
+        "ledgermq_topics": ("Topics of this group", lambda: len(replica.state.topics)),
+        "ledgermq_log_first_index": ("First entry of the log here", lambda: raft.first_index),
+        "ledgermq_broker_group_mode": (
             "0 takes messages, 1 is drained, 2 was removed",
             lambda: replica.state.mode,
         ),
-    )
-
-
-def disk_readings(pipeline: AppendPipeline, retention: RetentionView) -> tuple[MetricReading, ...]:
-    """Return the gauges of the disk and of retention."""
-    return (
-        _gauge(
-            "ledgermq_disk_step",
+        "ledgermq_disk_step": (
             "0 normal, 1 expired segments go at once, 2 the oldest too, 3 messages refused, 4 writes refused",
             lambda: retention.step,
         ),
-        _gauge(
-            "ledgermq_disk_share",
-            "Used part of the disk, as retention counts it",
-            lambda: retention.use.share,
-        ),
-        _gauge(
-            "ledgermq_produce_refused",
-            "1: the disk is too full",
-            lambda: bool(pipeline.produce_refusal),
-        ),
-        _gauge(
-            "ledgermq_retention_segments_going", "Segments that are being deleted", lambda: retention.going
-        ),
-        _gauge(
-            "ledgermq_retention_protected_bytes",
+        "ledgermq_disk_share": ("Used part of the disk, as retention counts it", lambda: retention.use.share),
+        "ledgermq_produce_refused": ("1: the disk is too full", lambda: bool(pipeline.produce_refusal)),
+        "ledgermq_retention_segments_going": ("Segments that are being deleted", lambda: retention.going),
+        "ledgermq_retention_protected_bytes": (
             "Expired, and kept for consumer groups (protect_unconsumed, topics that keep what is unread)",
             lambda: retention.protected_bytes,
         ),
-    )
-
-
-def index_readings(keys: KeyIndex) -> tuple[MetricReading, ...]:
-    """Return the gauges of the key index."""
-    return (
-        _gauge(
-            "ledgermq_key_index_entries_behind",
+        "ledgermq_key_index_entries_behind": (
             "Applied entries whose messages cannot be looked up yet",
             lambda: keys.entries_behind,
         ),
-        _gauge(
-            "ledgermq_key_index_segments_missing",
+        "ledgermq_key_index_segments_missing": (
             "Old log segments whose messages cannot be looked up yet",
             lambda: keys.segments_missing,
         ),
-        _gauge(
-            "ledgermq_key_index_damaged",
+        "ledgermq_key_index_damaged": (
             "Index files that were damaged and are made again, since the start",
             lambda: keys.damaged,
         ),
-    )
-
-
-def _gauge(name: str, text: str, read: Callable[[], float]) -> MetricReading:
-    return MetricReading(name, "gauge", text, read)
+    }
+    return [MetricReading(name, "gauge", text, read) for name, (text, read) in gauges.items()]

@@ -329,7 +329,7 @@ def test_a_group_is_not_removed_before_it_is_drained_and_consumed_unless_by_forc
     node.command(DRAIN)
     with pytest.raises(RefusedError) as refused:
         leader.ask(route_pb2.MODE_REMOVED)
-    assert '2 of topic "lonely" by anybody, 2 of topic "orders" by consumer group "billing"' in str(
+    assert '2 of topic "lonely" by any consumer group, 2 of topic "orders" by consumer group "billing"' in str(
         refused.value
     )
     assert node.state.mode is BrokerGroupMode.DRAINING
@@ -357,7 +357,7 @@ def test_a_removal_that_is_overtaken_by_messages_is_refused_and_names_them() -> 
     node.command(DRAIN)
     leader.first = message_between
     with pytest.raises(
-        RefusedError, match=r'not consumed: 2 of topic "orders" by anybody\. Nothing was changed'
+        RefusedError, match=r'not consumed: 2 of topic "orders" by any consumer group\. Nothing was changed'
     ):
         leader.ask(route_pb2.MODE_REMOVED)
     assert node.state.mode is BrokerGroupMode.DRAINING
