@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -299,12 +299,10 @@ def status(frame: bytes) -> v2.Status:
     return v2.ReceiveMessageResponse.FromString(frame).status
 
 
-def run(test: Callable[[GrantRig], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        rig = GrantRig()
-        await rig.prepare()
-        async with asyncio.timeout(30):
-            await test(rig)
-        await rig.receives.stop()
-
-    asyncio.run(body())
+@asynccontextmanager
+async def opened() -> AsyncIterator[GrantRig]:
+    """Give a rig whose leader has its messages."""
+    made = GrantRig()
+    await made.prepare()
+    yield made
+    await made.receives.stop()

@@ -27,19 +27,16 @@ def config(tmp_path: Path) -> BrokerConfig:
     )
 
 
-def test_who_looks_for_the_master_says_so_and_can_be_stopped(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        settings, stop, probed = config(tmp_path), asyncio.Event(), ProcessProbes()
-        looking = asyncio.create_task(main._with_master(settings, stop, probed))
-        await asyncio.sleep(0)
-        status, _, said = probed.http.answer(b"GET /readyz HTTP/1.1\r\n")
-        assert status == 503 and b"looks for the master of group g0" in said
-        assert probed.http.answer(b"GET /livez HTTP/1.1\r\n")[0] == 200
-        assert not looking.done()
-        stop.set()
-        assert await looking is None
-
-    asyncio.run(scenario())
+async def test_who_looks_for_the_master_says_so_and_can_be_stopped(tmp_path: Path) -> None:
+    settings, stop, probed = config(tmp_path), asyncio.Event(), ProcessProbes()
+    looking = asyncio.create_task(main._with_master(settings, stop, probed))
+    await asyncio.sleep(0)
+    status, _, said = probed.http.answer(b"GET /readyz HTTP/1.1\r\n")
+    assert status == 503 and b"looks for the master of group g0" in said
+    assert probed.http.answer(b"GET /livez HTTP/1.1\r\n")[0] == 200
+    assert not looking.done()
+    stop.set()
+    assert await looking is None
 
 
 def test_the_master_that_a_nameserver_names_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

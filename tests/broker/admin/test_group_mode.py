@@ -329,8 +329,9 @@ def test_a_group_is_not_removed_before_it_is_drained_and_consumed_unless_by_forc
     node.command(DRAIN)
     with pytest.raises(RefusedError) as refused:
         leader.ask(route_pb2.MODE_REMOVED)
-    assert '2 of topic "lonely" by any consumer group, 2 of topic "orders" by consumer group "billing"' in str(
-        refused.value
+    assert (
+        '2 of topic "lonely" by any consumer group, 2 of topic "orders" by consumer group "billing"'
+        in str(refused.value)
     )
     assert node.state.mode is BrokerGroupMode.DRAINING
     assert leader.ask(route_pb2.MODE_REMOVED, force=True).changed

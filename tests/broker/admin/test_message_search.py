@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -28,14 +28,6 @@ from ledgermq.proto.record import decode_record
 
 from ..entry_log import START_MS
 from ..key_log import FakeLeadership, FakeRaft, FakeReplica, MessageLog, Stored, indexed, settled
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(60):
-            await scenario()
-
-    asyncio.run(limited())
 
 
 class Asking:
@@ -104,62 +96,56 @@ def random_log(rng: random.Random) -> MessageLog:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("form", [None, ItemForm(62)])
-def test_every_query_gives_what_a_scan_gives(seed: int, form: ItemForm | None, tmp_path: Path) -> None:
+async def test_every_query_gives_what_a_scan_gives(seed: int, form: ItemForm | None, tmp_path: Path) -> None:
     """Also when a hash has two bits, so that nearly everything collides: no other message is ever shown."""
     rng = random.Random(seed)
     node = random_log(rng)
     stored = node.stored
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path, form=form) as ask:
-            for each in rng.sample(stored, 5):
-                same = [other for other in stored if other.message_id == each.message_id]
-                assert await ask.all(message_id=each.message_id) == places(same)
-                here = [other for other in same if other.topic == "orders"]
-                assert await ask.all(message_id=each.message_id, topic="orders") == places(here)
-            for _ in range(4):
-                begin, end = sorted((rng.randint(-5, 60_000), rng.randint(-5, 60_000)))
-                times = {"begin_ms": START_MS + begin, "end_ms": START_MS + end + 1}
-                for key in ("a", "nobody has this", ""):
-                    right = [
-                        each for each in stored
-                        if each.topic == "orders" and (not key or key in each.keys)
-                        and times["begin_ms"] <= each.stored < times["end_ms"]
-                    ]  # fmt: skip
-                    request: dict[str, Any] = {"topic": "orders", "key": key, "limit": rng.randint(1, 9)}
-                    assert await ask.all(**request, **times) == places(right)
-            everything = [each for each in stored if each.topic == "payments"]
-            assert await ask.all(topic="payments") == places(everything)
-
-    run(scenario)
+    async with asking(node, tmp_path, form=form) as ask:
+        for each in rng.sample(stored, 5):
+            same = [other for other in stored if other.message_id == each.message_id]
+            assert await ask.all(message_id=each.message_id) == places(same)
+            here = [other for other in same if other.topic == "orders"]
+            assert await ask.all(message_id=each.message_id, topic="orders") == places(here)
+        for _ in range(4):
+            begin, end = sorted((rng.randint(-5, 60_000), rng.randint(-5, 60_000)))
+            times = {"begin_ms": START_MS + begin, "end_ms": START_MS + end + 1}
+            for key in ("a", "nobody has this", ""):
+                right = [
+                    each for each in stored
+                    if each.topic == "orders" and (not key or key in each.keys)
+                    and times["begin_ms"] <= each.stored < times["end_ms"]
+                ]  # fmt: skip
+                request: dict[str, Any] = {"topic": "orders", "key": key, "limit": rng.randint(1, 9)}
+                assert await ask.all(**request, **times) == places(right)
+        everything = [each for each in stored if each.topic == "payments"]
+        assert await ask.all(topic="payments") == places(everything)
 
 
-def test_a_message_that_retention_hides_is_not_found(tmp_path: Path) -> None:
+async def test_a_message_that_retention_hides_is_not_found(tmp_path: Path) -> None:
     node = MessageLog()
     topic = node.topic("orders", 1)
     stored = node.send(topic, 0, *((f"m{i}", ["k"]) for i in range(10)))
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            node.command(TrimQueues(position_rows([(topic, 0, 4)])))
-            for request in ({"topic": "orders"}, {"topic": "orders", "key": "k"}):
-                assert await ask.all(**request) == places(stored[4:])
-            assert await ask.all(message_id="m3") == []
-            assert await ask.all(message_id="m4") == places(stored[4:5])
-            node.command(DeleteTopic(topic))
-            assert await ask.all(message_id="m4") == []
-            with pytest.raises(RefusedError, match="does not exist"):
-                await ask.page(topic="orders", key="k")
-            again = node.topic("orders", 1)  # another topic of the same name: other messages
-            assert await ask.all(topic="orders", key="k") == []
-            newer = node.send(again, 0, ("m4", ["k"]))
-            assert await ask.all(topic="orders", key="k") == places(newer)
-            assert await ask.all(message_id="m4") == places(newer)
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        node.command(TrimQueues(position_rows([(topic, 0, 4)])))
+        for request in ({"topic": "orders"}, {"topic": "orders", "key": "k"}):
+            assert await ask.all(**request) == places(stored[4:])
+        assert await ask.all(message_id="m3") == []
+        assert await ask.all(message_id="m4") == places(stored[4:5])
+        node.command(DeleteTopic(topic))
+        assert await ask.all(message_id="m4") == []
+        with pytest.raises(RefusedError, match="does not exist"):
+            await ask.page(topic="orders", key="k")
+        again = node.topic("orders", 1)  # another topic of the same name: other messages
+        assert await ask.all(topic="orders", key="k") == []
+        newer = node.send(again, 0, ("m4", ["k"]))
+        assert await ask.all(topic="orders", key="k") == places(newer)
+        assert await ask.all(message_id="m4") == places(newer)
 
 
-def test_what_a_topic_hides_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_topic_hides_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic's own retention may hide a million messages with one key, which the log still holds."""
     monkeypatch.setattr(message_search, "_MAX_LOOKED_AT", 5)
     node = MessageLog()
@@ -169,37 +155,31 @@ def test_what_a_topic_hides_is_not_looked_at(tmp_path: Path, monkeypatch: pytest
     node.command(SetTopicRetention(topic, 1000), TrimQueues(position_rows([(topic, 0, 24), (topic, 1, 25)])))
     assert node.state.queue_begin(topic, 1) == node.state.queue_end(topic, 1)
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            answer = await ask.page(topic="orders", key="k")
-            assert [each.queue_offset for each in answer.messages] == [24] and not answer.next_before
-            node.command(TrimQueues(position_rows([(topic, 0, 25)])))
-            assert await ask.all(topic="orders", key="k") == []
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        answer = await ask.page(topic="orders", key="k")
+        assert [each.queue_offset for each in answer.messages] == [24] and not answer.next_before
+        node.command(TrimQueues(position_rows([(topic, 0, 25)])))
+        assert await ask.all(topic="orders", key="k") == []
 
 
-def test_messages_of_deleted_segments_are_not_found(tmp_path: Path) -> None:
+async def test_messages_of_deleted_segments_are_not_found(tmp_path: Path) -> None:
     node = MessageLog()
     topic = node.topic("orders", 1)
     for i in range(100):
         node.send(topic, 0, (f"m{i}", ["k"]), pad=200)
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            assert len(await ask.all(topic="orders", key="k")) == 100
-            node.log.drop_before(2)
-            left = [each for each in node.stored if each.offset >= node.log.first_offset]
-            node.command(TrimQueues(position_rows([(topic, 0, left[0].queue_offset)])))
-            assert 0 < len(left) < 100
-            assert await ask.all(topic="orders", key="k") == places(left)
-            assert await ask.all(topic="orders", begin_ms=1) == places(left)
-            assert await ask.all(message_id="m0") == []
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        assert len(await ask.all(topic="orders", key="k")) == 100
+        node.log.drop_before(2)
+        left = [each for each in node.stored if each.offset >= node.log.first_offset]
+        node.command(TrimQueues(position_rows([(topic, 0, left[0].queue_offset)])))
+        assert 0 < len(left) < 100
+        assert await ask.all(topic="orders", key="k") == places(left)
+        assert await ask.all(topic="orders", begin_ms=1) == places(left)
+        assert await ask.all(message_id="m0") == []
 
 
-def test_an_answer_is_cut_to_its_bytes_and_says_that_there_is_more(
+async def test_an_answer_is_cut_to_its_bytes_and_says_that_there_is_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_search, "MAX_BYTES", 3000)
@@ -207,19 +187,16 @@ def test_an_answer_is_cut_to_its_bytes_and_says_that_there_is_more(
     topic = node.topic("orders", 1)
     stored = [one for i in range(10) for one in node.send(topic, 0, (f"m{i}", ["k"]), pad=1000)]
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            for request in ({"topic": "orders"}, {"topic": "orders", "key": "k"}):
-                first = await ask.page(**request)
-                assert (len(first.messages), first.next_before) == (3, stored[-3].offset)
-                assert await ask.all(**request) == places(stored)
-            last = await ask.page(topic="orders", key="k", limit=10, before_offset=stored[3].offset)
-            assert (len(last.messages), last.next_before) == (3, 0)
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        for request in ({"topic": "orders"}, {"topic": "orders", "key": "k"}):
+            first = await ask.page(**request)
+            assert (len(first.messages), first.next_before) == (3, stored[-3].offset)
+            assert await ask.all(**request) == places(stored)
+        last = await ask.page(topic="orders", key="k", limit=10, before_offset=stored[3].offset)
+        assert (len(last.messages), last.next_before) == (3, 0)
 
 
-def test_a_query_by_time_keeps_no_more_than_it_answers_however_many_queues_have_hits(
+async def test_a_query_by_time_keeps_no_more_than_it_answers_however_many_queues_have_hits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queues, at_most = list(range(1_000)), MAX_LIMIT + 1
@@ -229,22 +206,19 @@ def test_a_query_by_time_keeps_no_more_than_it_answers_however_many_queues_have_
 
     monkeypatch.setattr(MessageQueries, "_newest", newest)
 
-    async def scenario() -> None:
-        nothing: Any = None
-        every: Any = queues
-        tracemalloc.start()
-        try:
-            found = await MessageQueries(*[nothing] * 5)._newest_of_all(every, 0, 1, at_most)
-            assert tracemalloc.get_traced_memory()[1] < 20 * 8 * at_most
-        finally:
-            tracemalloc.stop()
-        last = len(queues) * at_most - 1
-        assert found == list(range(last, last - at_most, -1))
-
-    run(scenario)
+    nothing: Any = None
+    every: Any = queues
+    tracemalloc.start()
+    try:
+        found = await MessageQueries(*[nothing] * 5)._newest_of_all(every, 0, 1, at_most)
+        assert tracemalloc.get_traced_memory()[1] < 20 * 8 * at_most
+    finally:
+        tracemalloc.stop()
+    last = len(queues) * at_most - 1
+    assert found == list(range(last, last - at_most, -1))
 
 
-def test_what_vanishes_under_a_query_by_time_hides_nothing_that_is_older(
+async def test_what_vanishes_under_a_query_by_time_hides_nothing_that_is_older(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = MessageLog()
@@ -258,14 +232,11 @@ def test_what_vanishes_under_a_query_by_time_hides_nothing_that_is_older(
 
     monkeypatch.setattr(MessageQueries, "_place_of", of_what_is_there)
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            assert await ask.all(topic="orders", limit=3) == places(stored[:-13])
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        assert await ask.all(topic="orders", limit=3) == places(stored[:-13])
 
 
-def test_a_query_looks_at_a_bounded_number_of_candidates(
+async def test_a_query_looks_at_a_bounded_number_of_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two bits of hash every message is a candidate; what is behind the bound comes with the next page."""
@@ -277,29 +248,23 @@ def test_a_query_looks_at_a_bounded_number_of_candidates(
     for i in range(50):
         node.send(topic, 0, (f"m{i}", []))
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path, form=ItemForm(63)) as ask:
-            first = await ask.page(message_id="wanted")
-            assert not first.messages and first.next_before
-            assert await ask.all(message_id="wanted") == places([wanted])
-
-    run(scenario)
+    async with asking(node, tmp_path, form=ItemForm(63)) as ask:
+        first = await ask.page(message_id="wanted")
+        assert not first.messages and first.next_before
+        assert await ask.all(message_id="wanted") == places([wanted])
 
 
-def test_without_a_leader_a_node_answers_and_says_that_it_may_be_behind(
+async def test_without_a_leader_a_node_answers_and_says_that_it_may_be_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_barrier, "STALE_AFTER_S", 0.3)
     node = MessageLog()
     node.send(node.topic("orders", 1), 0, ("m", []))
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            ask.raft.leads = False
-            answer = await ask.page(message_id="m")
-            assert len(answer.messages) == 1 and answer.stale
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        ask.raft.leads = False
+        answer = await ask.page(message_id="m")
+        assert len(answer.messages) == 1 and answer.stale
 
 
 @pytest.mark.parametrize(
@@ -314,42 +279,33 @@ def test_without_a_leader_a_node_answers_and_says_that_it_may_be_behind(
         ({"message_id": "m", "topic": "order"}, "does not exist"),
     ],
 )
-def test_a_request_that_says_nothing_is_refused(
+async def test_a_request_that_says_nothing_is_refused(
     request_fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     node = MessageLog()
     node.send(node.topic("orders", 1), 0, ("m", []))
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            with pytest.raises(RefusedError, match=reason) as refused:
-                await ask.page(**request_fields)
-            assert not refused.value.refusal.retryable
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        with pytest.raises(RefusedError, match=reason) as refused:
+            await ask.page(**request_fields)
+        assert not refused.value.refusal.retryable
 
 
-def test_more_queries_than_a_node_runs_at_a_time_are_refused_for_a_moment(tmp_path: Path) -> None:
+async def test_more_queries_than_a_node_runs_at_a_time_are_refused_for_a_moment(tmp_path: Path) -> None:
     node = MessageLog()
     node.send(node.topic("orders", 1), 0, ("m", []))
 
-    async def scenario() -> None:
-        async with asking(node, tmp_path) as ask:
-            answers = await asyncio.gather(
-                *(ask.page(message_id="m") for _ in range(MAX_RUNNING + 3)), return_exceptions=True
-            )
-            refused = [each for each in answers if isinstance(each, RefusedError)]
-            assert len(refused) == 3 and len(answers) - len(refused) == MAX_RUNNING
-            assert all(each.refusal.code == route_pb2.TOO_MANY_REQUESTS for each in refused)
-            assert all(each.refusal.retryable for each in refused)
-            assert len((await ask.page(message_id="m")).messages) == 1
-
-    run(scenario)
+    async with asking(node, tmp_path) as ask:
+        answers = await asyncio.gather(
+            *(ask.page(message_id="m") for _ in range(MAX_RUNNING + 3)), return_exceptions=True
+        )
+        refused = [each for each in answers if isinstance(each, RefusedError)]
+        assert len(refused) == 3 and len(answers) - len(refused) == MAX_RUNNING
+        assert all(each.refusal.code == route_pb2.TOO_MANY_REQUESTS for each in refused)
+        assert all(each.refusal.retryable for each in refused)
+        assert len((await ask.page(message_id="m")).messages) == 1
 
 
-def test_an_empty_log_has_no_messages(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with asking(MessageLog(), tmp_path) as ask:
-            assert await ask.all(message_id="m") == []
-
-    run(scenario)
+async def test_an_empty_log_has_no_messages(tmp_path: Path) -> None:
+    async with asking(MessageLog(), tmp_path) as ask:
+        assert await ask.all(message_id="m") == []

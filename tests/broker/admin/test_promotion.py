@@ -352,7 +352,7 @@ def test_of_two_requests_at_once_one_is_refused() -> None:
     assert slave.progress.doing, "the first one goes on"
 
 
-def test_who_hangs_up_while_the_log_is_read_ends_it() -> None:
+async def test_who_hangs_up_while_the_log_is_read_ends_it() -> None:
     slave, reading = Slave(), asyncio.Event()
 
     async def verify(_progress: object) -> int:
@@ -360,19 +360,16 @@ def test_who_hangs_up_while_the_log_is_read_ends_it() -> None:
         await asyncio.Event().wait()
         return 0
 
-    async def scenario() -> None:
-        raft = SimpleNamespace(
-            config=slave.config, status=slave.status, role="follower", storage=slave.storage,
-            care=SimpleNamespace(verify=verify), generations_beside=frozenset,
-        )  # fmt: skip
-        request = pb.PromoteRequest(node_id="n3", generation=1)
-        asking = asyncio.create_task(slave.parts(raft)[0].accept(request))
-        await reading.wait()
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    asyncio.run(scenario())
+    raft = SimpleNamespace(
+        config=slave.config, status=slave.status, role="follower", storage=slave.storage,
+        care=SimpleNamespace(verify=verify), generations_beside=frozenset,
+    )  # fmt: skip
+    request = pb.PromoteRequest(node_id="n3", generation=1)
+    asking = asyncio.create_task(slave.parts(raft)[0].accept(request))
+    await reading.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
     assert not slave.progress.decided.is_set() and not slave.progress.doing
 
 

@@ -3,282 +3,139 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.message import DecodeError
 
 from ledgermq.broker.cluster import lane as forward_lane
 from ledgermq.broker.cluster import lane_server as forwarded_calls
-from ledgermq.broker.cluster.forwarding import Forwarder, refuse_not_leader
 from ledgermq.broker.cluster.lane import MAX_REQUEST, ForwardError
-from ledgermq.broker.cluster.lane_server import ForwardedContext, forwarded_calls_handler
 from ledgermq.proto import peer_pb2
 from ledgermq.proto.call_metadata import group_metadata
 
-SERVICE = "test.Service"
+from .two_nodes import SERVICE, Two, opened
 
 
-class Service:
-    """What the other node serves; it notes what reached it, and how."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.waiting: asyncio.Queue[str] = asyncio.Queue()
-        self.ended: asyncio.Queue[str] = asyncio.Queue()
-        self.seen: list[tuple[bytes, dict[str, str]]] = []
-        self.alone = 0  # calls of their own
-        self.messages: list[int] = []  # calls in each message of the stream
-
-    async def echo(self, request: bytes, context: Any) -> bytes:
-        self.alone += not isinstance(context, ForwardedContext)
-        self.seen.append((request, dict(context.invocation_metadata())))
-        return request[::-1]
-
-    async def held(self, request: bytes, context: Any) -> bytes:
-        self.waiting.put_nowait(request.decode())
-        try:
-            await self.gate.wait()
-        finally:
-            self.ended.put_nowait(request.decode())
-        return b"held " + request
-
-    async def follower(self, request: bytes, context: Any) -> bytes:
-        await refuse_not_leader(context, "n2", "n3")
-        return b""
-
-    async def broken(self, request: bytes, context: Any) -> bytes:
-        raise ZeroDivisionError("a defect")
-
-    async def unsendable(self, request: bytes, context: Any) -> bytes:
-        raise OSError("no file \udcff")
-
-    async def cancelled(self, request: bytes, context: Any) -> bytes:
-        raise asyncio.CancelledError
-
-    async def remaining(self, request: bytes, context: Any) -> bytes:
-        return str(context.time_remaining()).encode()
-
-    def handlers(self) -> list[Any]:
-        names = ("echo", "held", "follower", "broken", "unsendable", "cancelled", "remaining")
-        methods = {name: grpc.unary_unary_rpc_method_handler(getattr(self, name)) for name in names}
-        return [
-            grpc.method_handlers_generic_handler(SERVICE, methods),
-            self._counted(forwarded_calls_handler(lambda method: methods.get(method.rpartition("/")[2]))),
-        ]
-
-    def _counted(self, handler: Any) -> Any:
-        inner = handler.service(_Details(forward_lane.METHOD)).stream_stream
-
-        async def forward(requests: Any, context: Any) -> None:
-            async def counted() -> Any:
-                async for raw in requests:
-                    with suppress(DecodeError):
-                        self.messages.append(len(peer_pb2.ForwardedCalls.FromString(raw).calls))
-                    yield raw
-
-            await inner(counted(), context)
-
-        method = grpc.stream_stream_rpc_method_handler(forward)
-        return grpc.method_handlers_generic_handler("ledgermq.v1.PeerService", {"Forward": method})
+async def test_calls_that_come_together_share_a_message_and_each_gets_its_own_answer(two: Two) -> None:
+    requests = [b"request %d" % number for number in range(300)]
+    answers = await asyncio.gather(*(two.call("echo", request) for request in requests))
+    assert answers == [request[::-1] for request in requests]
+    assert two.service.alone == 0
+    assert sum(two.service.messages) == 300
+    assert len(two.service.messages) < 100
 
 
-class _Details(grpc.HandlerCallDetails):
-    def __init__(self, method: str) -> None:
-        self.method = method
+async def test_a_lone_call_goes_at_once_with_its_metadata(two: Two) -> None:
+    metadata = (("x-mq-client-id", "c"), ("x-ledgermq-forwarded-by", "n1"))
+    assert await two.call("echo", b"ab", metadata=metadata) == b"ba"
+    assert two.service.seen == [(b"ab", dict(metadata))]
+    assert two.service.messages == [1]
 
 
-class Two:
-    """A forwarder and the node that it calls."""
-
-    def __init__(self) -> None:
-        self.service = Service()
-        self.server = grpc.aio.server()
-        self.forwarder: Forwarder
-        self.unclaimed: asyncio.Queue[bytes] = asyncio.Queue()
-        self.port = 0
-
-    async def start(self, handlers: list[Any]) -> None:
-        self.server = grpc.aio.server()
-        self.server.add_generic_rpc_handlers(tuple(handlers))
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await self.server.start()
-
-    async def call(self, name: str, request: bytes = b"", timeout: float = 3600, metadata: Any = ()) -> bytes:
-        return await self.forwarder.unary("n2", f"/{SERVICE}/{name}", request, metadata, timeout)
-
-    async def fails(self, name: str, request: bytes = b"", timeout: float = 3600) -> ForwardError:
-        with pytest.raises(ForwardError) as error:
-            await self.call(name, request, timeout)
-        return error.value
-
-
-def run(test: Callable[[Two], Awaitable[None]], only: Callable[[Service], list[Any]] | None = None) -> None:
-    async def scenario() -> None:
-        two = Two()
-        await two.start((only or Service.handlers)(two.service))
-        two.forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{two.port}"}, two.unclaimed.put_nowait)
-        try:
-            await asyncio.wait_for(test(two), 60)
-        finally:
-            await two.forwarder.close()
-            await two.server.stop(0)
-
-    asyncio.run(scenario())
-
-
-def test_calls_that_come_together_share_a_message_and_each_gets_its_own_answer() -> None:
-    async def test(two: Two) -> None:
-        requests = [b"request %d" % number for number in range(300)]
-        answers = await asyncio.gather(*(two.call("echo", request) for request in requests))
-        assert answers == [request[::-1] for request in requests]
-        assert two.service.alone == 0
-        assert sum(two.service.messages) == 300
-        assert len(two.service.messages) < 100
-
-    run(test)
-
-
-def test_a_lone_call_goes_at_once_with_its_metadata() -> None:
-    async def test(two: Two) -> None:
-        metadata = (("x-mq-client-id", "c"), ("x-ledgermq-forwarded-by", "n1"))
-        assert await two.call("echo", b"ab", metadata=metadata) == b"ba"
-        assert two.service.seen == [(b"ab", dict(metadata))]
-        assert two.service.messages == [1]
-
-    run(test)
-
-
-def test_an_answer_does_not_wait_for_that_of_an_earlier_call() -> None:
-    async def test(two: Two) -> None:
-        held = asyncio.create_task(two.call("held", b"first"))
-        await two.service.waiting.get()
-        assert await two.call("echo", b"ab") == b"ba"
-        assert not held.done()
-        two.service.gate.set()
-        assert await held == b"held first"
-
-    run(test)
+async def test_an_answer_does_not_wait_for_that_of_an_earlier_call(two: Two) -> None:
+    held = asyncio.create_task(two.call("held", b"first"))
+    await two.service.waiting.get()
+    assert await two.call("echo", b"ab") == b"ba"
+    assert not held.done()
+    two.service.gate.set()
+    assert await held == b"held first"
 
 
 @pytest.mark.parametrize(("size", "alone"), [(MAX_REQUEST, 0), (MAX_REQUEST + 1, 1)])
-def test_a_large_request_is_a_call_of_its_own(size: int, alone: int) -> None:
-    async def test(two: Two) -> None:
-        assert len(await two.call("echo", b"x" * size)) == size
-        assert two.service.alone == alone
-
-    run(test)
+async def test_a_large_request_is_a_call_of_its_own(two: Two, size: int, alone: int) -> None:
+    assert len(await two.call("echo", b"x" * size)) == size
+    assert two.service.alone == alone
 
 
 @pytest.mark.parametrize(("limit", "value"), [("MAX_CALLS", 2), ("MAX_BYTES", 11)])
-def test_what_the_stream_has_no_room_for_goes_alone(
-    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+async def test_what_the_stream_has_no_room_for_goes_alone(
+    two: Two, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward_lane, limit, value)
 
-    async def test(two: Two) -> None:
-        held = [asyncio.create_task(two.call("held", b"%d----" % number)) for number in range(2)]
-        for _ in held:
-            await two.service.waiting.get()
-        assert await two.call("echo", b"ab") == b"ba"
-        assert two.service.alone == 1
-        two.service.gate.set()
-        await asyncio.gather(*held)
-        await two.call("echo", b"ab")
-        assert two.service.alone == 1
-
-    run(test)
+    held = [asyncio.create_task(two.call("held", b"%d----" % number)) for number in range(2)]
+    for _ in held:
+        await two.service.waiting.get()
+    assert await two.call("echo", b"ab") == b"ba"
+    assert two.service.alone == 1
+    two.service.gate.set()
+    await asyncio.gather(*held)
+    await two.call("echo", b"ab")
+    assert two.service.alone == 1
 
 
-def test_a_node_that_does_not_lead_refuses_for_certain() -> None:
-    async def test(two: Two) -> None:
-        error = await two.fails("follower")
-        assert (error.definite, error.repeatable) == (True, True)
-        assert "n2 does not lead (leader: n3)" in str(error)
-
-    run(test)
+async def test_a_node_that_does_not_lead_refuses_for_certain(two: Two) -> None:
+    error = await two.fails("follower")
+    assert (error.definite, error.repeatable) == (True, True)
+    assert "n2 does not lead (leader: n3)" in str(error)
 
 
 @pytest.mark.parametrize(
     ("name", "text"), [("broken", "UNKNOWN: ZeroDivisionError: a defect"), ("nothing", "UNIMPLEMENTED")]
 )
-def test_a_call_that_fails_there_is_not_repeated_and_harms_no_other(name: str, text: str) -> None:
-    async def test(two: Two) -> None:
-        held = asyncio.create_task(two.call("held", b"other"))
-        await two.service.waiting.get()
-        error = await two.fails(name)
-        assert (error.definite, error.repeatable) == (False, False)
-        assert error.unknown_there is (name == "nothing")
-        assert text in str(error)
-        two.service.gate.set()
-        assert await held == b"held other"
-
-    run(test)
-
-
-def test_a_call_is_answered_whose_failure_has_a_text_that_cannot_be_sent(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_call_that_fails_there_is_not_repeated_and_harms_no_other(
+    two: Two, name: str, text: str
 ) -> None:
-    # The report of a test cannot be sent between pytest's processes either, with this text in what was logged.
+    held = asyncio.create_task(two.call("held", b"other"))
+    await two.service.waiting.get()
+    error = await two.fails(name)
+    assert (error.definite, error.repeatable) == (False, False)
+    assert error.unknown_there is (name == "nothing")
+    assert text in str(error)
+    two.service.gate.set()
+    assert await held == b"held other"
+
+
+async def test_a_call_is_answered_whose_failure_has_a_text_that_cannot_be_sent(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forwarded_calls.logger, "exception", lambda *_: None)
 
-    async def test(two: Two) -> None:
-        assert r"UNKNOWN: OSError: no file \udcff" in str(await two.fails("unsendable"))
-
-    run(test)
+    assert r"UNKNOWN: OSError: no file \udcff" in str(await two.fails("unsendable"))
 
 
-def test_a_call_ends_at_its_deadline_at_both_ends_with_an_unknown_outcome() -> None:
-    async def test(two: Two) -> None:
-        error = await two.fails("held", b"late", timeout=0.05)
-        assert (error.definite, error.repeatable) == (False, True)
-        assert await two.service.ended.get() == "late"
-        assert 0 < float(await two.call("remaining", timeout=500)) <= 500
-
-    run(test)
+async def test_a_call_ends_at_its_deadline_at_both_ends_with_an_unknown_outcome(two: Two) -> None:
+    error = await two.fails("held", b"late", timeout=0.05)
+    assert (error.definite, error.repeatable) == (False, True)
+    assert await two.service.ended.get() == "late"
+    assert 0 < float(await two.call("remaining", timeout=500)) <= 500
 
 
-def test_a_call_ends_at_the_other_node_when_its_caller_is_gone_and_no_other_does() -> None:
+async def test_a_call_ends_at_the_other_node_when_its_caller_is_gone_and_no_other_does(two: Two) -> None:
     """A receive that went on waiting there would lease messages to nobody."""
 
-    async def test(two: Two) -> None:
-        gone, kept = [asyncio.create_task(two.call("held", name)) for name in (b"gone", b"kept")]
-        for _ in range(2):
-            await two.service.waiting.get()
-        gone.cancel()
-        assert await two.service.ended.get() == "gone"
-        assert not kept.done()
-        two.service.gate.set()
-        assert await kept == b"held kept"
-
-    run(test)
-
-
-def test_calls_of_a_node_that_is_stopped_have_an_unknown_outcome_and_the_next_opens_a_stream() -> None:
-    async def test(two: Two) -> None:
-        held = asyncio.create_task(two.fails("held", b"x"))
+    gone, kept = [asyncio.create_task(two.call("held", name)) for name in (b"gone", b"kept")]
+    for _ in range(2):
         await two.service.waiting.get()
-        await two.server.stop(0)
-        assert not (await held).definite
-        assert await two.service.ended.get() == "x"  # as a call of its own would end
-        assert (await two.fails("echo", b"ab")).definite  # nobody listens: it was never sent
-        await two.start(two.service.handlers())
-        while True:
-            try:
-                assert await two.call("echo", b"ab") == b"ba"
-            except ForwardError as error:
-                assert error.definite
-            else:
-                break
-
-    run(test)
+    gone.cancel()
+    assert await two.service.ended.get() == "gone"
+    assert not kept.done()
+    two.service.gate.set()
+    assert await kept == b"held kept"
 
 
-def test_a_call_that_was_not_written_when_the_stream_broke_did_nothing() -> None:
+async def test_calls_of_a_node_that_is_stopped_have_an_unknown_outcome_and_the_next_opens_a_stream(
+    two: Two,
+) -> None:
+    held = asyncio.create_task(two.fails("held", b"x"))
+    await two.service.waiting.get()
+    await two.server.stop(0)
+    assert not (await held).definite
+    assert await two.service.ended.get() == "x"  # as a call of its own would end
+    assert (await two.fails("echo", b"ab")).definite  # nobody listens: it was never sent
+    await two.start(two.service.handlers())
+    while True:
+        try:
+            assert await two.call("echo", b"ab") == b"ba"
+        except ForwardError as error:
+            assert error.definite
+        else:
+            break
+
+
+async def test_a_call_that_was_not_written_when_the_stream_broke_did_nothing() -> None:
     class Stalled:
         """A stream that takes one message and then breaks while the next is being written."""
 
@@ -297,57 +154,47 @@ def test_a_call_that_was_not_written_when_the_stream_broke_did_nothing() -> None
         def cancel(self) -> None:
             pass
 
-    async def scenario() -> None:
-        stream = Stalled()
-        lane = forward_lane.ForwardLane("n2", lambda: stream, lambda answer: None)
-        first = asyncio.create_task(lane.call("/m", b"", (), 60))
-        assert await stream.written.get() == 1
-        second = asyncio.create_task(lane.call("/m", b"", (), 60))
-        given_up = asyncio.create_task(lane.call("/m", b"", (), 60))
-        await asyncio.sleep(0)
-        given_up.cancel()
-        await asyncio.gather(given_up, return_exceptions=True)
-        stream.break_it.set()
-        outcomes = await asyncio.gather(first, second, return_exceptions=True)
-        assert [isinstance(each, ForwardError) and each.definite for each in outcomes] == [False, True]
-        assert all(isinstance(each, ForwardError) for each in outcomes)
-        assert stream.written.empty()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    stream = Stalled()
+    lane = forward_lane.ForwardLane("n2", lambda: stream, lambda answer: None)
+    first = asyncio.create_task(lane.call("/m", b"", (), 60))
+    assert await stream.written.get() == 1
+    second = asyncio.create_task(lane.call("/m", b"", (), 60))
+    given_up = asyncio.create_task(lane.call("/m", b"", (), 60))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    stream.break_it.set()
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+    assert [isinstance(each, ForwardError) and each.definite for each in outcomes] == [False, True]
+    assert all(isinstance(each, ForwardError) for each in outcomes)
+    assert stream.written.empty()
 
 
-def test_a_call_that_cannot_be_written_takes_no_place_and_harms_no_other() -> None:
-    async def test(two: Two) -> None:
-        broken: Any = (("x-mq-x-bin", b"\xff"),)
-        for _ in range(3):
-            with pytest.raises(ValueError, match="utf-8"):
-                await two.call("echo", b"ab", metadata=broken)
-        assert await two.call("echo", b"ab", timeout=1e9) == b"ba", "a deadline beyond what the message holds"
-        lane = two.forwarder._lane("n2")
-        assert (lane._calls, lane._bytes) == (0, 0)
-        told = (("x-mq-client-id", "c"), *group_metadata(7))
-        assert two.forwarder.metadata((*broken, *told), "l")[:2] == told
-
-    run(test)
+async def test_a_call_that_cannot_be_written_takes_no_place_and_harms_no_other(two: Two) -> None:
+    broken: Any = (("x-mq-x-bin", b"\xff"),)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="utf-8"):
+            await two.call("echo", b"ab", metadata=broken)
+    assert await two.call("echo", b"ab", timeout=1e9) == b"ba", "a deadline beyond what the message holds"
+    lane = two.forwarder._lane("n2")
+    assert (lane._calls, lane._bytes) == (0, 0)
+    told = (("x-mq-client-id", "c"), *group_metadata(7))
+    assert two.forwarder.metadata((*broken, *told), "l")[:2] == told
 
 
-def test_a_channel_that_is_closed_fails_calls_for_certain_instead_of_leaving_them_to_wait() -> None:
-    async def test(two: Two) -> None:
-        assert await two.call("echo", b"ab") == b"ba"
-        await two.forwarder._lane("n2").close()
-        await two.forwarder.channel("n2").close()
-        for _ in range(2):
-            assert (await two.fails("echo", b"ab")).definite
+async def test_a_channel_that_is_closed_fails_calls_for_certain_instead_of_leaving_them_to_wait(
+    two: Two,
+) -> None:
+    assert await two.call("echo", b"ab") == b"ba"
+    await two.forwarder._lane("n2").close()
+    await two.forwarder.channel("n2").close()
+    for _ in range(2):
+        assert (await two.fails("echo", b"ab")).definite
 
-    run(test)
 
-
-def test_a_handler_that_is_cancelled_by_its_own_node_answers() -> None:
-    async def test(two: Two) -> None:
-        error = await two.fails("cancelled")
-        assert (error.definite, error.repeatable) == (False, True)
-
-    run(test)
+async def test_a_handler_that_is_cancelled_by_its_own_node_answers(two: Two) -> None:
+    error = await two.fails("cancelled")
+    assert (error.definite, error.repeatable) == (False, True)
 
 
 async def _told(two: Two, message: bytes) -> list[peer_pb2.ForwardedAnswer]:
@@ -361,13 +208,12 @@ async def _told(two: Two, message: bytes) -> list[peer_pb2.ForwardedAnswer]:
         return list(answers)
 
 
-def test_metadata_that_are_no_pairs_are_refused_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(two: Two) -> None:
-        odd = peer_pb2.ForwardedCall(call_id=1, method=f"/{SERVICE}/echo", metadata=["x"], timeout_ms=60_000)
-        (answer,) = await _told(two, peer_pb2.ForwardedCalls(calls=[odd]).SerializeToString())
-        assert "no pairs" in answer.details and not two.service.seen
-
-    run(test)
+async def test_metadata_that_are_no_pairs_are_refused_without_a_trace(
+    two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = peer_pb2.ForwardedCall(call_id=1, method=f"/{SERVICE}/echo", metadata=["x"], timeout_ms=60_000)
+    (answer,) = await _told(two, peer_pb2.ForwardedCalls(calls=[odd]).SerializeToString())
+    assert "no pairs" in answer.details and not two.service.seen
     assert not [each for each in caplog.records if each.exc_info]
 
 
@@ -384,55 +230,46 @@ def test_metadata_that_are_no_pairs_are_refused_without_a_trace(caplog: pytest.L
     ],
     ids=["garbage", "one id twice", "more calls than a node has under way"],
 )
-def test_a_message_that_is_no_message_ends_its_stream_with_one_line(
-    message: bytes, caplog: pytest.LogCaptureFixture
+async def test_a_message_that_is_no_message_ends_its_stream_with_one_line(
+    two: Two, message: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(two: Two) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await _told(two, message)
-        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert await two.call("echo", b"ab") == b"ba"
-
-    run(test)
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await _told(two, message)
+    assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await two.call("echo", b"ab") == b"ba"
     assert [each.exc_info for each in caplog.records if each.levelname in ("WARNING", "ERROR")] == [None]
 
 
-def test_a_node_without_the_stream_gets_calls_of_their_own() -> None:
-    async def test(two: Two) -> None:
+async def test_a_node_without_the_stream_gets_calls_of_their_own() -> None:
+    async with opened(lambda service: service.handlers()[:1]) as two:
         assert (await two.fails("echo", b"ab")).definite
         assert await two.call("echo", b"ab") == b"ba"
         assert two.service.alone == 1
 
-    run(test, lambda service: service.handlers()[:1])
+
+async def test_calls_to_a_node_that_leads_no_longer_are_given_up_and_end_there(two: Two) -> None:
+    held = asyncio.create_task(two.fails("held", b"x"))
+    await two.service.waiting.get()
+    two.forwarder.leader_changed("n3")
+    error = await held
+    assert (error.definite, error.repeatable) == (False, True)
+    assert await two.service.ended.get() == "x"
+    two.forwarder.leader_changed("n2")
+    assert await two.call("echo", b"ab") == b"ba"
 
 
-def test_calls_to_a_node_that_leads_no_longer_are_given_up_and_end_there() -> None:
-    async def test(two: Two) -> None:
-        held = asyncio.create_task(two.fails("held", b"x"))
-        await two.service.waiting.get()
-        two.forwarder.leader_changed("n3")
-        error = await held
-        assert (error.definite, error.repeatable) == (False, True)
-        assert await two.service.ended.get() == "x"
-        two.forwarder.leader_changed("n2")
-        assert await two.call("echo", b"ab") == b"ba"
-
-    run(test)
-
-
-def test_no_more_is_read_while_too_many_calls_are_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_is_read_while_too_many_calls_are_unanswered(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forwarded_calls, "MAX_CALLS", 1)
 
-    async def test(two: Two) -> None:
-        held = []
-        for number in range(3):  # one message each
-            held.append(asyncio.create_task(two.call("held", b"%d" % number)))
-            await two.service.waiting.get()
-        late = asyncio.create_task(two.call("echo", b"ab"))
-        await two.call("echo", b"x" * (MAX_REQUEST + 1))  # a way round that shows the time has come
-        assert not late.done()
-        two.service.gate.set()
-        assert await late == b"ba"
-        await asyncio.gather(*held)
-
-    run(test)
+    held = []
+    for number in range(3):  # one message each
+        held.append(asyncio.create_task(two.call("held", b"%d" % number)))
+        await two.service.waiting.get()
+    late = asyncio.create_task(two.call("echo", b"ab"))
+    await two.call("echo", b"x" * (MAX_REQUEST + 1))  # a way round that shows the time has come
+    assert not late.done()
+    two.service.gate.set()
+    assert await late == b"ba"
+    await asyncio.gather(*held)

@@ -16,7 +16,7 @@ from ledgermq.broker.cluster.lane_server import ForwardedContext, _Stream, unles
 from ledgermq.broker.reading.polls import MAX_WAITING, TooManyPollsError
 from ledgermq.proto import peer_pb2
 
-from .test_forward_lane import SERVICE, Two, run
+from .two_nodes import SERVICE, Two
 
 
 async def poll(two: Two, name: str = "held", request: bytes = b"") -> bytes:
@@ -30,38 +30,34 @@ async def waiting(two: Two, count: int) -> list[asyncio.Task[bytes]]:
     return tasks
 
 
-def test_however_many_polls_wait_a_send_shares_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_however_many_polls_wait_a_send_shares_a_stream_of_its_own(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forward_lane, "MAX_CALLS", 2)
 
-    async def test(two: Two) -> None:
-        polls = await waiting(two, 5)
-        assert await two.call("echo", b"ab") == b"ba"
-        assert two.service.alone == 0
-        assert len(two.forwarder._poll_lanes["n2"]) == 3
-        two.service.gate.set()
-        assert await asyncio.gather(*polls) == [b"held %d" % number for number in range(5)]
-
-    run(test)
+    polls = await waiting(two, 5)
+    assert await two.call("echo", b"ab") == b"ba"
+    assert two.service.alone == 0
+    assert len(two.forwarder._poll_lanes["n2"]) == 3
+    two.service.gate.set()
+    assert await asyncio.gather(*polls) == [b"held %d" % number for number in range(5)]
 
 
-def test_a_poll_above_the_bound_is_refused_at_once_and_the_next_that_finds_room_is_not(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_poll_above_the_bound_is_refused_at_once_and_the_next_that_finds_room_is_not(
+    two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "MAX_POLLS", 3)
 
-    async def test(two: Two) -> None:
-        polls = await waiting(two, 3)
-        with pytest.raises(TooManyPollsError, match="Repeat after a moment"):
-            await poll(two)
-        assert await two.call("echo", b"ab") == b"ba"
-        polls[0].cancel()
-        await asyncio.gather(polls[0], return_exceptions=True)
-        assert await poll(two, "echo", b"ab") == b"ba"
-        two.service.gate.set()
-        await asyncio.gather(*polls[1:])
-        assert two.forwarder._polls == 0
-
-    run(test)
+    polls = await waiting(two, 3)
+    with pytest.raises(TooManyPollsError, match="Repeat after a moment"):
+        await poll(two)
+    assert await two.call("echo", b"ab") == b"ba"
+    polls[0].cancel()
+    await asyncio.gather(polls[0], return_exceptions=True)
+    assert await poll(two, "echo", b"ab") == b"ba"
+    two.service.gate.set()
+    await asyncio.gather(*polls[1:])
+    assert two.forwarder._polls == 0
 
 
 def test_as_many_polls_have_room_as_a_leader_lets_wait() -> None:
@@ -69,46 +65,37 @@ def test_as_many_polls_have_room_as_a_leader_lets_wait() -> None:
     assert forwarding.MAX_POLL_LANES * forward_lane.MAX_CALLS >= MAX_WAITING
 
 
-def test_polls_at_a_node_that_leads_no_longer_are_given_up() -> None:
-    async def test(two: Two) -> None:
-        (held,) = await waiting(two, 1)
-        two.forwarder.leader_changed("n3")
-        with pytest.raises(forward_lane.ForwardError, match="leads no longer"):
-            await held
-        assert await two.service.ended.get() == "0"
-        assert two.forwarder._polls == 0
-
-    run(test)
+async def test_polls_at_a_node_that_leads_no_longer_are_given_up(two: Two) -> None:
+    (held,) = await waiting(two, 1)
+    two.forwarder.leader_changed("n3")
+    with pytest.raises(forward_lane.ForwardError, match="leads no longer"):
+        await held
+    assert await two.service.ended.get() == "0"
+    assert two.forwarder._polls == 0
 
 
-def test_a_large_poll_whose_caller_is_gone_is_answered_all_the_same() -> None:
+async def test_a_large_poll_whose_caller_is_gone_is_answered_all_the_same(two: Two) -> None:
     """A call of its own that is cancelled may have been served, and nothing would tell what it was given."""
 
-    async def test(two: Two) -> None:
-        request = b"x" * (MAX_REQUEST + 1)
-        task = asyncio.create_task(poll(two, request=request))
-        await two.service.waiting.get()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert two.forwarder._polls == 1
-        two.service.gate.set()
-        assert await two.unclaimed.get() == b"held " + request
-        assert two.forwarder._polls == 0
-
-    run(test)
+    request = b"x" * (MAX_REQUEST + 1)
+    task = asyncio.create_task(poll(two, request=request))
+    await two.service.waiting.get()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert two.forwarder._polls == 1
+    two.service.gate.set()
+    assert await two.unclaimed.get() == b"held " + request
+    assert two.forwarder._polls == 0
 
 
-def test_large_polls_end_with_the_node() -> None:
-    async def test(two: Two) -> None:
-        task = asyncio.create_task(poll(two, request=b"x" * (MAX_REQUEST + 1)))
-        await two.service.waiting.get()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await two.forwarder.close()
-        assert two.forwarder._polls == 0
-
-    run(test)
+async def test_large_polls_end_with_the_node(two: Two) -> None:
+    task = asyncio.create_task(poll(two, request=b"x" * (MAX_REQUEST + 1)))
+    await two.service.waiting.get()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await two.forwarder.close()
+    assert two.forwarder._polls == 0
 
 
 class Granting:
@@ -154,36 +141,32 @@ class Granting:
 
 
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
-def test_what_was_granted_in_answers_that_may_be_lost_with_their_stream_is_taken_back(how: str) -> None:
+async def test_what_was_granted_in_answers_that_may_be_lost_with_their_stream_is_taken_back(how: str) -> None:
     """One is written, one is being written, one waits."""
 
-    async def scenario() -> None:
-        granting = Granting()
-        granting.ask(1)
-        assert await granting.written.get() == 1
-        granting.writes.clear()
-        granting.ask(2)
-        assert await granting.written.get() == 1
-        granting.ask(3)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert granting.taken_back == []
-        await granting.end(how)
-        assert granting.taken_back == [b"1", b"2", b"3"]
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    granting = Granting()
+    granting.ask(1)
+    assert await granting.written.get() == 1
+    granting.writes.clear()
+    granting.ask(2)
+    assert await granting.written.get() == 1
+    granting.ask(3)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert granting.taken_back == []
+    await granting.end(how)
+    assert granting.taken_back == [b"1", b"2", b"3"]
 
 
-def test_what_was_granted_long_before_its_stream_ended_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_granted_long_before_its_stream_ended_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(forwarded_calls, "ON_THE_WAY_SECONDS", -1.0)
 
-    async def scenario() -> None:
-        granting = Granting()
-        granting.ask(1)
-        assert await granting.written.get() == 1
-        for _ in range(10):
-            await asyncio.sleep(0)
-        await granting.end("cancelled")
-        assert granting.taken_back == []
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    granting = Granting()
+    granting.ask(1)
+    assert await granting.written.get() == 1
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await granting.end("cancelled")
+    assert granting.taken_back == []

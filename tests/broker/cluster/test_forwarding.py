@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ class Silent:
     def __init__(self) -> None:
         self.asked: asyncio.Queue[bytes] = asyncio.Queue()
         self.ended = asyncio.Event()
+        self.forwarder: Forwarder
 
     def handlers(self) -> list[grpc.GenericRpcHandler[Any, Any]]:
         method = grpc.unary_stream_rpc_method_handler(self._serve)
@@ -38,20 +40,19 @@ class Silent:
         yield b""
 
 
-def run(test: Callable[[Forwarder, Silent], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        server, silent = grpc.aio.server(), Silent()
-        server.add_generic_rpc_handlers(silent.handlers())
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"}, lambda answer: None)
-        try:
-            await asyncio.wait_for(test(forwarder, silent), 30)
-        finally:
-            await forwarder.close()
-            await server.stop(0)
-
-    asyncio.run(scenario())
+@pytest.fixture
+@asynccontextmanager
+async def silent() -> AsyncIterator[Silent]:
+    server, node = grpc.aio.server(), Silent()
+    server.add_generic_rpc_handlers(node.handlers())
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    node.forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"}, lambda answer: None)
+    try:
+        yield node
+    finally:
+        await node.forwarder.close()
+        await server.stop(0)
 
 
 async def unary(forwarder: Forwarder) -> bytes:
@@ -67,74 +68,63 @@ async def stream(forwarder: Forwarder) -> list[bytes]:
 
 
 @pytest.mark.parametrize("make", [unary, large, stream])
-def test_a_call_to_a_node_that_leads_no_longer_is_given_up_with_an_unknown_outcome(
-    make: Callable[[Forwarder], Any],
+async def test_a_call_to_a_node_that_leads_no_longer_is_given_up_with_an_unknown_outcome(
+    silent: Silent, make: Callable[[Forwarder], Any]
 ) -> None:
-    async def test(forwarder: Forwarder, silent: Silent) -> None:
-        under_way = asyncio.create_task(make(forwarder))
-        await silent.asked.get()
-        forwarder.leader_changed("n3")
-        with pytest.raises(ForwardError) as given_up:
-            await under_way
-        assert (given_up.value.definite, given_up.value.repeatable) == (False, True)
-
-    run(test)
+    under_way = asyncio.create_task(make(silent.forwarder))
+    await silent.asked.get()
+    silent.forwarder.leader_changed("n3")
+    with pytest.raises(ForwardError) as given_up:
+        await under_way
+    assert (given_up.value.definite, given_up.value.repeatable) == (False, True)
 
 
-def test_no_call_is_given_up_while_an_election_is_on_or_when_the_same_node_leads_again() -> None:
-    async def test(forwarder: Forwarder, silent: Silent) -> None:
-        under_way = asyncio.create_task(unary(forwarder))
-        await silent.asked.get()
-        forwarder.leader_changed(None)
-        forwarder.leader_changed("n2")
-        await asyncio.sleep(0)
-        assert not under_way.done()
-        under_way.cancel()
-        await asyncio.gather(under_way, return_exceptions=True)
-
-    run(test)
+async def test_no_call_is_given_up_while_an_election_is_on_or_when_the_same_node_leads_again(
+    silent: Silent,
+) -> None:
+    under_way = asyncio.create_task(unary(silent.forwarder))
+    await silent.asked.get()
+    silent.forwarder.leader_changed(None)
+    silent.forwarder.leader_changed("n2")
+    await asyncio.sleep(0)
+    assert not under_way.done()
+    under_way.cancel()
+    await asyncio.gather(under_way, return_exceptions=True)
 
 
 @pytest.mark.parametrize("make", [unary, large, stream])
-def test_the_end_of_the_caller_is_no_failure_of_the_call(make: Callable[[Forwarder], Any]) -> None:
-    async def test(forwarder: Forwarder, silent: Silent) -> None:
-        under_way = asyncio.create_task(make(forwarder))
-        await silent.asked.get()
-        under_way.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await under_way
+async def test_the_end_of_the_caller_is_no_failure_of_the_call(
+    silent: Silent, make: Callable[[Forwarder], Any]
+) -> None:
+    under_way = asyncio.create_task(make(silent.forwarder))
+    await silent.asked.get()
+    under_way.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await under_way
 
-    run(test)
 
-
-def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_over_it() -> None:
+async def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_over_it() -> None:
     """It is of an older version: there may be another way."""
 
-    async def scenario() -> None:
-        server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"}, lambda answer: None)
-        try:
-            with pytest.raises(ForwardError) as refused:
-                await large(forwarder)
-        finally:
-            await forwarder.close()
-            await server.stop(0)
-        error = refused.value
-        assert (error.repeatable, error.unknown_there) == (False, True)
-
-    asyncio.run(scenario())
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{port}"}, lambda answer: None)
+    try:
+        with pytest.raises(ForwardError) as refused:
+            await large(forwarder)
+    finally:
+        await forwarder.close()
+        await server.stop(0)
+    error = refused.value
+    assert (error.repeatable, error.unknown_there) == (False, True)
 
 
-def test_a_call_of_its_own_ends_at_the_other_node_when_its_caller_is_gone() -> None:
+async def test_a_call_of_its_own_ends_at_the_other_node_when_its_caller_is_gone(silent: Silent) -> None:
     """As one that shares a stream does (test_forward_lane.py): a receive would lease messages that nobody takes."""
 
-    async def test(forwarder: Forwarder, silent: Silent) -> None:
-        under_way = asyncio.create_task(large(forwarder))
-        assert len(await silent.asked.get()) > MAX_REQUEST
-        under_way.cancel()
-        await silent.ended.wait()
-        await asyncio.gather(under_way, return_exceptions=True)
-
-    run(test)
+    under_way = asyncio.create_task(large(silent.forwarder))
+    assert len(await silent.asked.get()) > MAX_REQUEST
+    under_way.cancel()
+    await silent.ended.wait()
+    await asyncio.gather(under_way, return_exceptions=True)

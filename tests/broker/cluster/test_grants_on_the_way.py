@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,86 +58,69 @@ class Wire:
         return grpc.unary_unary_rpc_method_handler(grant)
 
 
-def run(test: Callable[[GrantRig, Wire], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        rig = GrantRig()
-        await rig.prepare()
-        rig.apply(3)
-        wire = Wire(rig)
-        await wire.start()
-        try:
-            async with asyncio.timeout(30):
-                await test(rig, wire)
-        finally:
-            await rig.receives.stop()
-            await wire.stop()
-
-    asyncio.run(body())
+@pytest.fixture
+@asynccontextmanager
+async def wire() -> AsyncIterator[Wire]:
+    rig = GrantRig()
+    await rig.prepare()
+    rig.apply(3)
+    made = Wire(rig)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await rig.receives.stop()
+        await made.stop()
 
 
-def test_a_consumer_gets_what_was_granted_over_the_stream() -> None:
-    async def test(rig: GrantRig, wire: Wire) -> None:
-        assert bodies(await rig.all_of(rig.receive())) == list(BODIES)
-
-    run(test)
+async def test_a_consumer_gets_what_was_granted_over_the_stream(wire: Wire) -> None:
+    assert bodies(await wire.rig.all_of(wire.rig.receive())) == list(BODIES)
 
 
-def test_a_request_for_a_grant_that_cannot_be_decoded_is_refused_without_a_trace(
-    caplog: pytest.LogCaptureFixture,
+async def test_a_request_for_a_grant_that_cannot_be_decoded_is_refused_without_a_trace(
+    wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(rig: GrantRig, wire: Wire) -> None:
-        async with grpc.aio.insecure_channel(wire.address) as channel:
-            method: Any = channel.unary_unary("/ledgermq.v1.PeerService/Grant", None, None)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await method(b"\xff\xff")
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    run(test)
+    async with grpc.aio.insecure_channel(wire.address) as channel:
+        method: Any = channel.unary_unary("/ledgermq.v1.PeerService/Grant", None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await method(b"\xff\xff")
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert not [each for each in caplog.records if each.exc_info]
 
 
-def test_a_consumer_that_goes_while_the_answer_is_on_its_way_loses_nothing() -> None:
-    async def test(rig: GrantRig, wire: Wire) -> None:
-        task: asyncio.Task[Any] = asyncio.ensure_future(anext(rig.receive()))
-        wire.at_answer = task.cancel
-        await rig.decide(3)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await rig.decide(4)
-        assert rig.visible == [0, 1, 2]
-
-    run(test)
+async def test_a_consumer_that_goes_while_the_answer_is_on_its_way_loses_nothing(wire: Wire) -> None:
+    task: asyncio.Task[Any] = asyncio.ensure_future(anext(wire.rig.receive()))
+    wire.at_answer = task.cancel
+    await wire.rig.decide(3)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await wire.rig.decide(4)
+    assert wire.rig.visible == [0, 1, 2]
 
 
-def test_an_answer_that_is_lost_with_its_stream_takes_no_message_with_it() -> None:
-    async def test(rig: GrantRig, wire: Wire) -> None:
-        task: asyncio.Task[Any] = asyncio.ensure_future(anext(rig.receive()))
-        wire.at_answer = lambda: wire.forwarder.leader_changed("n3")
-        await rig.decide(3)
-        with pytest.raises(ForwardError, match="leads no longer"):
-            await task
-        await rig.decide(4)
-        assert rig.visible == [0, 1, 2]
-
-    run(test)
+async def test_an_answer_that_is_lost_with_its_stream_takes_no_message_with_it(wire: Wire) -> None:
+    task: asyncio.Task[Any] = asyncio.ensure_future(anext(wire.rig.receive()))
+    wire.at_answer = lambda: wire.forwarder.leader_changed("n3")
+    await wire.rig.decide(3)
+    with pytest.raises(ForwardError, match="leads no longer"):
+        await task
+    await wire.rig.decide(4)
+    assert wire.rig.visible == [0, 1, 2]
 
 
-def test_a_leader_that_was_deposed_meanwhile_leaves_the_release_to_the_next() -> None:
+async def test_a_leader_that_was_deposed_meanwhile_leaves_the_release_to_the_next(wire: Wire) -> None:
     """Which releases all that is young: the deposed one must not do it again, years later."""
 
-    async def test(rig: GrantRig, wire: Wire) -> None:
-        task: asyncio.Task[Any] = asyncio.ensure_future(anext(rig.receive()))
+    task: asyncio.Task[Any] = asyncio.ensure_future(anext(wire.rig.receive()))
 
-        def deposed() -> None:
-            rig.leader.replica.view = None
-            wire.forwarder.leader_changed("n3")
+    def deposed() -> None:
+        wire.rig.leader.replica.view = None
+        wire.forwarder.leader_changed("n3")
 
-        wire.at_answer = deposed
-        await rig.decide(3)
-        with pytest.raises(ForwardError):
-            await task
-        await wire.stop()
-        assert len(rig.raft.proposals) == 4
-        assert rig.leader.replica.releases.owed == 0
-
-    run(test)
+    wire.at_answer = deposed
+    await wire.rig.decide(3)
+    with pytest.raises(ForwardError):
+        await task
+    await wire.stop()
+    assert len(wire.rig.raft.proposals) == 4
+    assert wire.rig.leader.replica.releases.owed == 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -69,156 +70,127 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def run(test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        rig = Rig()
-        async with asyncio.timeout(30):
-            await test(rig)
-            for stream in rig.streams:
-                stream.may_end.set()
-            await rig.lane.close()
-        assert (rig.lane._calls, rig.lane._bytes) == (0, 0)
-
-    asyncio.run(body())
+@pytest.fixture
+@asynccontextmanager
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    yield made
+    for stream in made.streams:
+        stream.may_end.set()
+    await made.lane.close()
+    assert (made.lane._calls, made.lane._bytes) == (0, 0)
 
 
-def test_an_answer_in_the_very_moment_in_which_its_caller_goes_is_handed_on() -> None:
-    async def test(rig: Rig) -> None:
-        task, stream, call_id = await rig.under_way()
-        raw = peer_pb2.ForwardedAnswers(
-            answers=[peer_pb2.ForwardedAnswer(call_id=call_id, answer=b"granted")]
-        )
-        assert rig.lane._opening is not None
-        rig.lane._opening._take(raw.SerializeToString())
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await settle()
-        assert rig.unclaimed == [b"granted"]
-        assert stream.written.empty(), "it was served: there is nothing to end there"
-
-    run(test)
+async def test_an_answer_in_the_very_moment_in_which_its_caller_goes_is_handed_on(rig: Rig) -> None:
+    task, stream, call_id = await rig.under_way()
+    raw = peer_pb2.ForwardedAnswers(answers=[peer_pb2.ForwardedAnswer(call_id=call_id, answer=b"granted")])
+    assert rig.lane._opening is not None
+    rig.lane._opening._take(raw.SerializeToString())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settle()
+    assert rig.unclaimed == [b"granted"]
+    assert stream.written.empty(), "it was served: there is nothing to end there"
 
 
-def test_an_answer_that_was_on_its_way_when_its_caller_went_is_handed_on() -> None:
-    async def test(rig: Rig) -> None:
-        task, stream, call_id = await rig.under_way()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert list((await stream.written.get()).ended) == [call_id]
-        stream.answer(call_id)
-        await settle()
-        assert rig.unclaimed == [b"granted"]
-
-    run(test)
+async def test_an_answer_that_was_on_its_way_when_its_caller_went_is_handed_on(rig: Rig) -> None:
+    task, stream, call_id = await rig.under_way()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert list((await stream.written.get()).ended) == [call_id]
+    stream.answer(call_id)
+    await settle()
+    assert rig.unclaimed == [b"granted"]
 
 
-def test_an_answer_between_the_cancellation_and_its_arrival_at_the_caller_is_handed_on() -> None:
-    async def test(rig: Rig) -> None:
-        task, _, call_id = await rig.under_way()
-        raw = peer_pb2.ForwardedAnswers(
-            answers=[peer_pb2.ForwardedAnswer(call_id=call_id, answer=b"granted")]
-        )
-        assert rig.lane._opening is not None
-        task.cancel()
-        rig.lane._opening._take(raw.SerializeToString())
-        await asyncio.gather(task, return_exceptions=True)
-        assert rig.unclaimed == [b"granted"]
-
-    run(test)
+async def test_an_answer_between_the_cancellation_and_its_arrival_at_the_caller_is_handed_on(
+    rig: Rig,
+) -> None:
+    task, _, call_id = await rig.under_way()
+    raw = peer_pb2.ForwardedAnswers(answers=[peer_pb2.ForwardedAnswer(call_id=call_id, answer=b"granted")])
+    assert rig.lane._opening is not None
+    task.cancel()
+    rig.lane._opening._take(raw.SerializeToString())
+    await asyncio.gather(task, return_exceptions=True)
+    assert rig.unclaimed == [b"granted"]
 
 
-def test_an_answer_behind_the_deadline_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(rig: Rig) -> None:
-        deadline = asyncio.timeout(None)
-        monkeypatch.setattr(asyncio, "timeout", lambda seconds: deadline)
-        task, stream, call_id = await rig.under_way()
-        deadline.reschedule(0)
-        with pytest.raises(ForwardError, match="before the deadline"):
-            await task
-        stream.answer(call_id)
-        await settle()
-        assert rig.unclaimed == [b"granted"]
-
-    run(test)
+async def test_an_answer_behind_the_deadline_is_handed_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadline = asyncio.timeout(None)
+    monkeypatch.setattr(asyncio, "timeout", lambda seconds: deadline)
+    task, stream, call_id = await rig.under_way()
+    deadline.reschedule(0)
+    with pytest.raises(ForwardError, match="before the deadline"):
+        await task
+    stream.answer(call_id)
+    await settle()
+    assert rig.unclaimed == [b"granted"]
 
 
-def test_a_refusal_that_nobody_waits_for_and_an_answer_that_was_taken_are_not_handed_on() -> None:
-    async def test(rig: Rig) -> None:
-        gone, stream, call_id = await rig.under_way()
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        await stream.written.get()
-        stream.answer(call_id, status=9)
-        task, stream, call_id = await rig.under_way()
-        stream.answer(call_id)
-        stream.answer(call_id, b"twice")
-        assert await task == b"granted"
-        await settle()
-        assert b"granted" not in rig.unclaimed
+async def test_a_refusal_that_nobody_waits_for_and_an_answer_that_was_taken_are_not_handed_on(
+    rig: Rig,
+) -> None:
+    gone, stream, call_id = await rig.under_way()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await stream.written.get()
+    stream.answer(call_id, status=9)
+    task, stream, call_id = await rig.under_way()
+    stream.answer(call_id)
+    stream.answer(call_id, b"twice")
+    assert await task == b"granted"
+    await settle()
+    assert b"granted" not in rig.unclaimed
 
-    run(test)
 
-
-def test_the_writer_of_an_ended_stream_takes_no_call_of_the_next() -> None:
+async def test_the_writer_of_an_ended_stream_takes_no_call_of_the_next(rig: Rig) -> None:
     """The reader of the first takes its time to end, and its writer waits for work meanwhile."""
 
-    async def test(rig: Rig) -> None:
-        first, old, _ = await rig.under_way()
-        old.may_end.clear()
-        rig.lane.end()
-        with pytest.raises(ForwardError, match="n2 leads no longer"):
-            await first
-        second, new, call_id = await rig.under_way()
-        assert new is not old
-        assert old.written.empty()
-        new.answer(call_id)
-        assert await second == b"granted"
-
-    run(test)
+    first, old, _ = await rig.under_way()
+    old.may_end.clear()
+    rig.lane.end()
+    with pytest.raises(ForwardError, match="n2 leads no longer"):
+        await first
+    second, new, call_id = await rig.under_way()
+    assert new is not old
+    assert old.written.empty()
+    new.answer(call_id)
+    assert await second == b"granted"
 
 
-def test_the_end_of_an_old_stream_fails_no_call_of_the_next() -> None:
-    async def test(rig: Rig) -> None:
-        first, old, _ = await rig.under_way()
-        old.may_end.clear()
-        rig.lane.end()
-        await asyncio.gather(first, return_exceptions=True)
-        second, new, call_id = await rig.under_way()
-        old.may_end.set()
-        await settle()
-        assert old.cancelled
-        assert not second.done()
-        new.answer(call_id)
-        assert await second == b"granted"
-
-    run(test)
+async def test_the_end_of_an_old_stream_fails_no_call_of_the_next(rig: Rig) -> None:
+    first, old, _ = await rig.under_way()
+    old.may_end.clear()
+    rig.lane.end()
+    await asyncio.gather(first, return_exceptions=True)
+    second, new, call_id = await rig.under_way()
+    old.may_end.set()
+    await settle()
+    assert old.cancelled
+    assert not second.done()
+    new.answer(call_id)
+    assert await second == b"granted"
 
 
-def test_a_call_that_comes_while_a_broken_stream_is_being_closed_opens_the_next() -> None:
-    async def test(rig: Rig) -> None:
-        first, old, _ = await rig.under_way()
-        old.answers.put_nowait(forward_lane._EOF)
-        with pytest.raises(ForwardError, match="ended the stream") as error:
-            await first
-        assert not error.value.definite
-        second, new, call_id = await rig.under_way()
-        assert new is not old
-        new.answer(call_id)
-        assert await second == b"granted"
-
-    run(test)
+async def test_a_call_that_comes_while_a_broken_stream_is_being_closed_opens_the_next(rig: Rig) -> None:
+    first, old, _ = await rig.under_way()
+    old.answers.put_nowait(forward_lane._EOF)
+    with pytest.raises(ForwardError, match="ended the stream") as error:
+        await first
+    assert not error.value.definite
+    second, new, call_id = await rig.under_way()
+    assert new is not old
+    new.answer(call_id)
+    assert await second == b"granted"
 
 
-def test_a_caller_that_goes_when_the_stream_broke_tells_nobody() -> None:
-    async def test(rig: Rig) -> None:
-        first, old, _ = await rig.under_way()
-        old.answers.put_nowait(forward_lane._EOF)
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        await settle()
-        assert old.written.empty()
-        assert rig.unclaimed == []
-
-    run(test)
+async def test_a_caller_that_goes_when_the_stream_broke_tells_nobody(rig: Rig) -> None:
+    first, old, _ = await rig.under_way()
+    old.answers.put_nowait(forward_lane._EOF)
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await settle()
+    assert old.written.empty()
+    assert rig.unclaimed == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +21,11 @@ from ledgermq.raft.errors import NotLeaderError, ProposalLostError
 class FakeForwarder:
     """Answers with the name of the node that was asked; nodes in `down` fail."""
 
-    def __init__(self, leadership: Leadership) -> None:
+    def __init__(self) -> None:
         self.down: dict[str, ForwardError] = {}
         self.after_failure: Callable[[], None] = lambda: None
         self.asked: list[str] = []
         self.perhaps_done: list[bool] = []
-        self._leadership = leadership
 
     def metadata(self, received: Any, listener: str) -> Any:
         return ()
@@ -57,98 +56,100 @@ def test_the_marks_of_a_forwarded_call_mean_nothing_from_a_client() -> None:
     assert seen("", marks[1:]) == (False, False)  # on the Raft port, but of no node
 
 
-def run(test: Callable[[Leadership, FakeForwarder, LeaderCalls], Coroutine[Any, Any, None]]) -> None:
-    leadership = Leadership("n1")
-    forwarder: Any = FakeForwarder(leadership)
-    calls = LeaderCalls(leadership, forwarder, lambda result: None)
-    asyncio.run(test(leadership, forwarder, calls))
+@pytest.fixture
+def leadership() -> Leadership:
+    return Leadership("n1")
+
+
+@pytest.fixture
+def forwarder() -> FakeForwarder:
+    return FakeForwarder()
+
+
+@pytest.fixture
+def calls(leadership: Leadership, forwarder: FakeForwarder) -> LeaderCalls:
+    passes_on: Any = forwarder
+    return LeaderCalls(leadership, passes_on, lambda result: None)
 
 
 async def local() -> bytes:
     return b"here"
 
 
-def test_the_leader_serves_the_call_itself_and_a_follower_forwards_it() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n2", 1)
-        assert await calls.unary("/m", b"", call(), local) == b"n2"
-        leadership.on_ready(2)
-        assert await calls.unary("/m", b"", call(), local) == b"here"
-
-    run(body)
-
-
-def test_a_forwarded_call_goes_no_further() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n2", 1)
-        with pytest.raises(NotLeaderError):
-            await calls.unary("/m", b"", call(via="n3"), local)
-        assert forwarder.asked == []
-
-    run(body)
+async def test_the_leader_serves_the_call_itself_and_a_follower_forwards_it(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_changed("n2", 1)
+    assert await calls.unary("/m", b"", call(), local) == b"n2"
+    leadership.on_ready(2)
+    assert await calls.unary("/m", b"", call(), local) == b"here"
 
 
-def test_a_lost_forward_is_repeated_at_the_next_leader() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n2", 1)
-        forwarder.down["n2"] = ForwardError(False, "gone")
-        forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
-        assert await calls.unary("/m", b"", call(), local) == b"n3"
-        assert forwarder.asked == ["n2", "n3"]
-        assert forwarder.perhaps_done == [False, True]
-
-    run(body)
+async def test_a_forwarded_call_goes_no_further(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_changed("n2", 1)
+    with pytest.raises(NotLeaderError):
+        await calls.unary("/m", b"", call(via="n3"), local)
+    assert forwarder.asked == []
 
 
-def test_a_forward_that_was_refused_leaves_nothing_perhaps_done() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n2", 1)
-        forwarder.down["n2"] = ForwardError(True, "not leader")
-        forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
-        assert await calls.unary("/m", b"", call(), local) == b"n3"
-        assert forwarder.perhaps_done == [False, False]
-
-    run(body)
-
-
-def test_a_call_that_failed_at_the_leader_is_not_repeated_until_its_deadline() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n2", 1)
-        forwarder.down["n2"] = ForwardError(False, "UNKNOWN: a defect", repeatable=False)
-        with pytest.raises(LeaderUnavailableError):
-            await calls.unary("/m", b"", call(), local)
-        assert forwarder.asked == ["n2"]
-
-    run(body)
+async def test_a_lost_forward_is_repeated_at_the_next_leader(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_changed("n2", 1)
+    forwarder.down["n2"] = ForwardError(False, "gone")
+    forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
+    assert await calls.unary("/m", b"", call(), local) == b"n3"
+    assert forwarder.asked == ["n2", "n3"]
+    assert forwarder.perhaps_done == [False, True]
 
 
-def test_a_leader_that_loses_the_proposal_lets_the_next_one_serve() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_ready(1)
-
-        async def lost() -> bytes:
-            leadership.on_lost()
-            leadership.on_changed("n3", 2)
-            raise ProposalLostError("lost")
-
-        assert await calls.unary("/m", b"", call(), lost) == b"n3"
-        assert forwarder.perhaps_done == [True]
-
-    run(body)
+async def test_a_forward_that_was_refused_leaves_nothing_perhaps_done(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_changed("n2", 1)
+    forwarder.down["n2"] = ForwardError(True, "not leader")
+    forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
+    assert await calls.unary("/m", b"", call(), local) == b"n3"
+    assert forwarder.perhaps_done == [False, False]
 
 
-def test_without_a_leader_in_time_the_outcome_says_whether_it_is_unknown() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        with pytest.raises(LeaderUnavailableError) as error:
-            await calls.unary("/m", b"", call(seconds=0.25), local)
-        assert not error.value.unknown
-        leadership.on_changed("n2", 1)
-        forwarder.down["n2"] = ForwardError(False, "gone")
-        with pytest.raises(LeaderUnavailableError) as error:
-            await calls.unary("/m", b"", call(seconds=0.25), local)
-        assert error.value.unknown
+async def test_a_call_that_failed_at_the_leader_is_not_repeated_until_its_deadline(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_changed("n2", 1)
+    forwarder.down["n2"] = ForwardError(False, "UNKNOWN: a defect", repeatable=False)
+    with pytest.raises(LeaderUnavailableError):
+        await calls.unary("/m", b"", call(), local)
+    assert forwarder.asked == ["n2"]
 
-    run(body)
+
+async def test_a_leader_that_loses_the_proposal_lets_the_next_one_serve(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_ready(1)
+
+    async def lost() -> bytes:
+        leadership.on_lost()
+        leadership.on_changed("n3", 2)
+        raise ProposalLostError("lost")
+
+    assert await calls.unary("/m", b"", call(), lost) == b"n3"
+    assert forwarder.perhaps_done == [True]
+
+
+async def test_without_a_leader_in_time_the_outcome_says_whether_it_is_unknown(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    with pytest.raises(LeaderUnavailableError) as error:
+        await calls.unary("/m", b"", call(seconds=0.25), local)
+    assert not error.value.unknown
+    leadership.on_changed("n2", 1)
+    forwarder.down["n2"] = ForwardError(False, "gone")
+    with pytest.raises(LeaderUnavailableError) as error:
+        await calls.unary("/m", b"", call(seconds=0.25), local)
+    assert error.value.unknown
 
 
 @pytest.fixture
@@ -158,14 +159,13 @@ def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_timer")
-def test_a_change_of_leader_during_an_attempt_is_not_waited_for_again() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed("n2", 1)
-        forwarder.down["n2"] = ForwardError(True, "not leader")
-        forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
-        assert await calls.unary("/m", b"", call(), local) == b"n3"
-
-    run(body)
+async def test_a_change_of_leader_during_an_attempt_is_not_waited_for_again(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_changed("n2", 1)
+    forwarder.down["n2"] = ForwardError(True, "not leader")
+    forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
+    assert await calls.unary("/m", b"", call(), local) == b"n3"
 
 
 async def forwarded_to_the_elected(leadership: Leadership, calls: LeaderCalls) -> asyncio.Task[bytes]:
@@ -178,62 +178,58 @@ async def forwarded_to_the_elected(leadership: Leadership, calls: LeaderCalls) -
 
 
 @pytest.mark.usefixtures("no_timer")
-def test_a_forwarded_call_waits_for_a_leader_that_is_elected_and_serves_in_a_moment() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        answer = await forwarded_to_the_elected(leadership, calls)
-        leadership.on_ready(2)
-        assert await answer == b"here"
-
-    run(body)
+async def test_a_forwarded_call_waits_for_a_leader_that_is_elected_and_serves_in_a_moment(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    answer = await forwarded_to_the_elected(leadership, calls)
+    leadership.on_ready(2)
+    assert await answer == b"here"
 
 
 @pytest.mark.usefixtures("no_timer")
-def test_a_forwarded_call_is_refused_when_the_elected_node_loses_the_lead_before_it_serves() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        answer = await forwarded_to_the_elected(leadership, calls)
-        leadership.on_changed("n2", 3)
-        with pytest.raises(NotLeaderError):
-            await answer
+async def test_a_forwarded_call_is_refused_when_the_elected_node_loses_the_lead_before_it_serves(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    answer = await forwarded_to_the_elected(leadership, calls)
+    leadership.on_changed("n2", 3)
+    with pytest.raises(NotLeaderError):
+        await answer
 
-    run(body)
 
-
-def test_whoever_waits_for_an_election_is_told_when_it_is_over() -> None:
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        leadership.on_changed(None, 2)
-        waiting = asyncio.create_task(leadership.wait_settled(3600))
-        for leader, term in (("n1", 3), (None, 4)):
-            await asyncio.sleep(0)
-            leadership.on_changed(leader, term)  # elected without being ready, or nobody: not settled
+async def test_whoever_waits_for_an_election_is_told_when_it_is_over(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+) -> None:
+    leadership.on_changed(None, 2)
+    waiting = asyncio.create_task(leadership.wait_settled(3600))
+    for leader, term in (("n1", 3), (None, 4)):
         await asyncio.sleep(0)
-        assert not waiting.done()
-        leadership.on_changed("n3", 5)
-        await waiting
-        await leadership.wait_settled(3600)  # it is settled already
-
-    run(body)
+        leadership.on_changed(leader, term)  # elected without being ready, or nobody: not settled
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    leadership.on_changed("n3", 5)
+    await waiting
+    await leadership.wait_settled(3600)  # it is settled already
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_who_leaves_amid_the_frames_ends_them_at_once(leads: bool) -> None:
+async def test_who_leaves_amid_the_frames_ends_them_at_once(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls, leads: bool
+) -> None:
     """They hold leases: their end must not wait for somebody to collect what is left of them."""
 
-    async def body(leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls) -> None:
-        ended: list[str] = []
+    ended: list[str] = []
 
-        async def frames(*_: Any) -> AsyncGenerator[bytes, None]:
-            try:
-                yield b"first"
-                yield b"second"
-            finally:
-                ended.append("now")
+    async def frames(*_: Any) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"first"
+            yield b"second"
+        finally:
+            ended.append("now")
 
-        leadership.on_changed("n2", 1)
-        if leads:
-            leadership.on_ready(2)
-        answer = calls.stream(call(), frames, frames)
-        assert await anext(answer) == b"first"
-        await answer.aclose()
-        assert ended == ["now"]
-
-    run(body)
+    leadership.on_changed("n2", 1)
+    if leads:
+        leadership.on_ready(2)
+    answer = calls.stream(call(), frames, frames)
+    assert await anext(answer) == b"first"
+    await answer.aclose()
+    assert ended == ["now"]

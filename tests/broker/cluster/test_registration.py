@@ -55,67 +55,61 @@ def listed(nameserver: NameServer) -> set[str]:
     return {node.node_id for view in nameserver.table.groups("local") for node in view.nodes}
 
 
-def test_a_node_registers_with_every_nameserver_at_start_on_a_change_and_now_and_then(
+async def test_a_node_registers_with_every_nameserver_at_start_on_a_change_and_now_and_then(
     monkeypatch: Any,
 ) -> None:
     """A1.2, A1.3."""
     monkeypatch.setattr(module, "BEAT_INTERVAL", 0.01)
 
-    async def scenario() -> None:
-        nameservers = [NameServer({"default": "127.0.0.1:0"}, 60_000) for _ in range(2)]
+    nameservers = [NameServer({"default": "127.0.0.1:0"}, 60_000) for _ in range(2)]
+    for each in nameservers:
+        await each.start()
+    member = Member("n4", *nameservers)
+    try:
+        member.registration.start()
+        await until(lambda: all(listed(each) == {"n4"} for each in nameservers))
+        asked = await asked_when_only_beats_come(member)
+        member.registration.changed()
+        await until(lambda: member.asked >= asked + 2)
+        monkeypatch.setattr(module, "REGISTER_INTERVAL", 0.01)
+        member.registration.changed()  # the interval counts from the next one
+        await until(lambda: member.asked > asked + 10)
+    finally:
+        await member.registration.stop()
+        assert not any(map(listed, nameservers)), "it says goodbye to each"
         for each in nameservers:
-            await each.start()
-        member = Member("n4", *nameservers)
-        try:
-            member.registration.start()
-            await until(lambda: all(listed(each) == {"n4"} for each in nameservers))
-            asked = await asked_when_only_beats_come(member)
-            member.registration.changed()
-            await until(lambda: member.asked >= asked + 2)
-            monkeypatch.setattr(module, "REGISTER_INTERVAL", 0.01)
-            member.registration.changed()  # the interval counts from the next one
-            await until(lambda: member.asked > asked + 10)
-        finally:
-            await member.registration.stop()
-            assert not any(map(listed, nameservers)), "it says goodbye to each"
-            for each in nameservers:
-                await each.stop(0)
-
-    run(scenario())
+            await each.stop(0)
 
 
-def test_a_removed_group_leaves_the_route_with_its_dead_nodes_and_does_not_come_back(
+async def test_a_removed_group_leaves_the_route_with_its_dead_nodes_and_does_not_come_back(
     monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(module, "BEAT_INTERVAL", 0.01)
 
-    async def scenario() -> None:
-        nameserver = NameServer({"default": "127.0.0.1:0"}, 60_000)
-        await nameserver.start()
-        members = [Member(name, nameserver) for name in ("n4", "n5", "n6")]
-        try:
-            for member in members:
-                member.registration.start()
-            await until(lambda: listed(nameserver) == {"n4", "n5", "n6"})
-            dead = members.pop()
-            for link in dead.registration._links:  # it is killed: it says no goodbye
-                for task in link.tasks:
-                    task.cancel()
-            for member in members:
-                member.withdrawn = True
-                member.registration.changed()
-            await until(lambda: not listed(nameserver))
-            asked = [member.asked for member in members]
-            for member in members:
-                member.registration.changed()
-            assert nameserver.table.gone_groups("local") == []
-            assert [member.asked for member in members] == asked
-            members[0].withdrawn = False  # taken back
-            members[0].registration.changed()
-            await until(lambda: listed(nameserver) == {"n4"})
-        finally:
-            for member in members:
-                await member.registration.stop()
-            await nameserver.stop(0)
-
-    run(scenario())
+    nameserver = NameServer({"default": "127.0.0.1:0"}, 60_000)
+    await nameserver.start()
+    members = [Member(name, nameserver) for name in ("n4", "n5", "n6")]
+    try:
+        for member in members:
+            member.registration.start()
+        await until(lambda: listed(nameserver) == {"n4", "n5", "n6"})
+        dead = members.pop()
+        for link in dead.registration._links:  # it is killed: it says no goodbye
+            for task in link.tasks:
+                task.cancel()
+        for member in members:
+            member.withdrawn = True
+            member.registration.changed()
+        await until(lambda: not listed(nameserver))
+        asked = [member.asked for member in members]
+        for member in members:
+            member.registration.changed()
+        assert nameserver.table.gone_groups("local") == []
+        assert [member.asked for member in members] == asked
+        members[0].withdrawn = False  # taken back
+        members[0].registration.changed()
+        await until(lambda: listed(nameserver) == {"n4"})
+    finally:
+        for member in members:
+            await member.registration.stop()
+        await nameserver.stop(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
 
 import pytest
 
@@ -50,91 +49,66 @@ class Master:
         return SlaveGate(self, needed, timeout_ms)
 
 
-def run(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
-    asyncio.run(scenario())
+async def test_what_enough_slaves_hold_is_answered_at_once() -> None:
+    master = Master(in_contact=0)  # nobody even looks whether they are there now
+    await master.gate().wait(master.store(held_by=1), time.monotonic())
 
 
-def test_what_enough_slaves_hold_is_answered_at_once() -> None:
-    async def scenario() -> None:
-        master = Master(in_contact=0)  # nobody even looks whether they are there now
-        await master.gate().wait(master.store(held_by=1), time.monotonic())
+async def test_the_answer_waits_for_as_many_slaves_as_are_needed() -> None:
+    master = Master()
+    index = master.store(held_by=1)
+    waits = asyncio.create_task(master.gate(needed=2).wait(index, time.monotonic()))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    master.cluster.release_disk("n3")
+    master.cluster.settle()
+    master.copies.look()
+    await waits
 
-    run(scenario)
+
+async def test_a_slave_that_does_not_confirm_in_time() -> None:
+    master = Master()
+    index = master.store(held_by=0)
+    with pytest.raises(SlaveTimeoutError, match="only 0 of 1 slaves"):
+        await master.gate(timeout_ms=20).wait(index, time.monotonic())
+    assert master.commit_index == index, "it is kept"
 
 
-def test_the_answer_waits_for_as_many_slaves_as_are_needed() -> None:
-    async def scenario() -> None:
-        master = Master()
-        index = master.store(held_by=1)
-        waits = asyncio.create_task(master.gate(needed=2).wait(index, time.monotonic()))
-        await asyncio.sleep(0)
-        assert not waits.done()
-        master.cluster.release_disk("n3")
-        master.cluster.settle()
-        master.copies.look()
+async def test_a_slave_that_is_silent_since_the_commit_is_slow_and_not_away() -> None:
+    master = Master()
+    index = master.store(held_by=0)
+    waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
+    await asyncio.sleep(0)
+    master.silence_ms = [25, 25]
+    with pytest.raises(SlaveTimeoutError):
+        await waits
+    with pytest.raises(SlavesAwayError):  # the next one need not wait for it
+        await master.gate(timeout_ms=20).wait(index, time.monotonic())
+
+
+async def test_a_slave_that_goes_meanwhile_is_away() -> None:
+    master = Master()
+    index = master.store(held_by=0)
+    waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
+    await asyncio.sleep(0)
+    master.contacts = 0
+    with pytest.raises(SlavesAwayError):
         await waits
 
-    run(scenario)
+
+async def test_the_time_counts_from_the_commit_and_ends_with_the_callers() -> None:
+    master = Master()
+    index = master.store(held_by=0)
+    with pytest.raises(SlaveTimeoutError):
+        await master.gate().wait(index, time.monotonic() - 61)
+    with pytest.raises(SlaveTimeoutError):
+        await master.gate().wait(index, time.monotonic(), remaining=0.01)
 
 
-def test_a_slave_that_does_not_confirm_in_time() -> None:
-    async def scenario() -> None:
-        master = Master()
-        index = master.store(held_by=0)
-        with pytest.raises(SlaveTimeoutError, match="only 0 of 1 slaves"):
-            await master.gate(timeout_ms=20).wait(index, time.monotonic())
-        assert master.commit_index == index, "it is kept"
-
-    run(scenario)
-
-
-def test_a_slave_that_is_silent_since_the_commit_is_slow_and_not_away() -> None:
-    async def scenario() -> None:
-        master = Master()
-        index = master.store(held_by=0)
-        waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
-        await asyncio.sleep(0)
-        master.silence_ms = [25, 25]
-        with pytest.raises(SlaveTimeoutError):
-            await waits
-        with pytest.raises(SlavesAwayError):  # the next one need not wait for it
-            await master.gate(timeout_ms=20).wait(index, time.monotonic())
-
-    run(scenario)
-
-
-def test_a_slave_that_goes_meanwhile_is_away() -> None:
-    async def scenario() -> None:
-        master = Master()
-        index = master.store(held_by=0)
-        waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
-        await asyncio.sleep(0)
-        master.contacts = 0
-        with pytest.raises(SlavesAwayError):
-            await waits
-
-    run(scenario)
-
-
-def test_the_time_counts_from_the_commit_and_ends_with_the_callers() -> None:
-    async def scenario() -> None:
-        master = Master()
-        index = master.store(held_by=0)
-        with pytest.raises(SlaveTimeoutError):
-            await master.gate().wait(index, time.monotonic() - 61)
-        with pytest.raises(SlaveTimeoutError):
-            await master.gate().wait(index, time.monotonic(), remaining=0.01)
-
-    run(scenario)
-
-
-def test_too_few_slaves_in_contact_are_not_waited_for() -> None:
-    async def scenario() -> None:
-        master = Master(in_contact=0)
-        with pytest.raises(SlavesAwayError, match="0 of 1 slaves that must have it are in contact"):
-            await master.gate().wait(master.store(held_by=0), time.monotonic())
-
-    run(scenario)
+async def test_too_few_slaves_in_contact_are_not_waited_for() -> None:
+    master = Master(in_contact=0)
+    with pytest.raises(SlavesAwayError, match="0 of 1 slaves that must have it are in contact"):
+        await master.gate().wait(master.store(held_by=0), time.monotonic())
 
 
 def test_in_contact_are_those_that_were_heard_while_a_message_would_wait() -> None:
@@ -144,62 +118,50 @@ def test_in_contact_are_those_that_were_heard_while_a_message_would_wait() -> No
     assert master.gate(timeout_ms=9000).in_contact == 2
 
 
-def test_a_repeat_of_what_is_stored_waits_for_all_that_is_committed() -> None:
+async def test_a_repeat_of_what_is_stored_waits_for_all_that_is_committed() -> None:
     """Its entry is not known any more, only that it is not behind the commit index."""
 
-    async def scenario() -> None:
-        master = Master()
-        master.store(held_by=0)
-        waits = asyncio.create_task(master.gate().wait(0, time.monotonic()))
-        await asyncio.sleep(0)
-        assert not waits.done()
-        master.cluster.release_disk("n2")
-        master.cluster.settle()
-        master.copies.look()
+    master = Master()
+    master.store(held_by=0)
+    waits = asyncio.create_task(master.gate().wait(0, time.monotonic()))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    master.cluster.release_disk("n2")
+    master.cluster.settle()
+    master.copies.look()
+    await waits
+
+
+async def test_a_master_that_is_replaced_meanwhile_cannot_tell() -> None:
+    master = Master()
+    index = master.store(held_by=0)
+    waits = asyncio.create_task(master.gate().wait(index, time.monotonic()))
+    await asyncio.sleep(0)
+    master.cluster["n1"].leave()
+    master.copies.end()
+    with pytest.raises(ProposalLostError):
         await waits
 
-    run(scenario)
 
-
-def test_a_master_that_is_replaced_meanwhile_cannot_tell() -> None:
-    async def scenario() -> None:
-        master = Master()
-        index = master.store(held_by=0)
-        waits = asyncio.create_task(master.gate().wait(index, time.monotonic()))
-        await asyncio.sleep(0)
-        master.cluster["n1"].leave()
-        master.copies.end()
-        with pytest.raises(ProposalLostError):
-            await waits
-
-    run(scenario)
-
-
-def test_a_master_that_was_replaced_before_cannot_tell_either() -> None:
+async def test_a_master_that_was_replaced_before_cannot_tell_either() -> None:
     """Not "kept": the entry may be one of those that its successor lacks. Nor when nobody is in contact any more."""
 
-    async def scenario() -> None:
-        master = Master(in_contact=0)
-        index = master.store(held_by=1)
-        master.cluster["n1"].leave()
-        for entry in (index, 0):
-            with pytest.raises(ProposalLostError):
-                await master.gate().wait(entry, time.monotonic())
-
-    run(scenario)
-
-
-def test_a_master_that_is_replaced_in_the_moment_of_the_timeout_cannot_tell() -> None:
-    async def scenario() -> None:
-        master = Master()
-        index = master.store(held_by=0)
-        waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
-        await asyncio.sleep(0)
-        master.cluster["n1"].leave()  # the shell has not told those who wait yet
+    master = Master(in_contact=0)
+    index = master.store(held_by=1)
+    master.cluster["n1"].leave()
+    for entry in (index, 0):
         with pytest.raises(ProposalLostError):
-            await waits
+            await master.gate().wait(entry, time.monotonic())
 
-    run(scenario)
+
+async def test_a_master_that_is_replaced_in_the_moment_of_the_timeout_cannot_tell() -> None:
+    master = Master()
+    index = master.store(held_by=0)
+    waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
+    await asyncio.sleep(0)
+    master.cluster["n1"].leave()  # the shell has not told those who wait yet
+    with pytest.raises(ProposalLostError):
+        await waits
 
 
 def test_who_is_not_in_contact_with_its_slaves_does_not_know_whether_it_is_still_the_master() -> None:

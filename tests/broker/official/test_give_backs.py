@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -80,15 +81,13 @@ class Follower:
         await settle()
 
 
-def run(test: Callable[[Follower], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        follower = Follower()
-        async with asyncio.timeout(30):
-            await test(follower)
-            follower.answer = follower.answer or LeaderUnavailableError(False)
-        await follower.releases.stop(0)
-
-    asyncio.run(body())
+@pytest.fixture
+@asynccontextmanager
+async def follower() -> AsyncIterator[Follower]:
+    made = Follower()
+    yield made
+    made.answer = made.answer or LeaderUnavailableError(False)
+    await made.releases.stop(0)
 
 
 @pytest.fixture
@@ -97,136 +96,113 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "PAUSE_SECONDS", 3600.0)
 
 
-def test_what_is_given_back_is_told_at_once_and_owed_no_more() -> None:
-    async def test(follower: Follower) -> None:
-        follower.releases.give_back(release(1))
-        await settle()
-        assert follower.told == [(1, 1)]
-        assert follower.releases.owed == 0
-
-    run(test)
+async def test_what_is_given_back_is_told_at_once_and_owed_no_more(follower: Follower) -> None:
+    follower.releases.give_back(release(1))
+    await settle()
+    assert follower.told == [(1, 1)]
+    assert follower.releases.owed == 0
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_comes_while_no_leader_is_there_is_kept_however_much_it_is() -> None:
-    async def test(follower: Follower) -> None:
-        follower.answer = LeaderUnavailableError(False)
-        for offset in range(5_000):
-            follower.releases.give_back(release(offset))
-        await settle()
-        assert follower.releases.owed == 1
-        follower.answer = peer_pb2.GiveBackAnswer()
-        before = follower.calls
-        follower.leadership.on_changed("n3", 2)
-        await settle()
-        assert sorted(follower.told) == [(1, offset) for offset in range(5_000)]
-        assert follower.calls - before == 2
-
-    run(test)
+async def test_what_comes_while_no_leader_is_there_is_kept_however_much_it_is(follower: Follower) -> None:
+    follower.answer = LeaderUnavailableError(False)
+    for offset in range(5_000):
+        follower.releases.give_back(release(offset))
+    await settle()
+    assert follower.releases.owed == 1
+    follower.answer = peer_pb2.GiveBackAnswer()
+    before = follower.calls
+    follower.leadership.on_changed("n3", 2)
+    await settle()
+    assert sorted(follower.told) == [(1, offset) for offset in range(5_000)]
+    assert follower.calls - before == 2
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("answer", [NOT_NOW, LeaderUnavailableError(True), ZeroDivisionError("a defect")])
-def test_what_a_leader_does_not_take_is_told_again(answer: Any) -> None:
-    async def test(follower: Follower) -> None:
-        follower.answer = answer
-        follower.releases.give_back(release(1))
-        follower.releases.give_back(release(2, group=4))
-        await settle()
-        assert (follower.told, follower.releases.owed) == ([], 2)
-        follower.answer = peer_pb2.GiveBackAnswer()
-        follower.leadership.on_changed("n1", 2)
-        await settle()
-        assert sorted(follower.told) == [(1, 1), (4, 2)]
-        assert follower.releases.owed == 0
-
-    run(test)
+async def test_what_a_leader_does_not_take_is_told_again(follower: Follower, answer: Any) -> None:
+    follower.answer = answer
+    follower.releases.give_back(release(1))
+    follower.releases.give_back(release(2, group=4))
+    await settle()
+    assert (follower.told, follower.releases.owed) == ([], 2)
+    follower.answer = peer_pb2.GiveBackAnswer()
+    follower.leadership.on_changed("n1", 2)
+    await settle()
+    assert sorted(follower.told) == [(1, 1), (4, 2)]
+    assert follower.releases.owed == 0
 
 
-def test_without_news_of_a_leader_it_is_told_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_news_of_a_leader_it_is_told_again_after_a_pause(
+    follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(releases, "PAUSE_SECONDS", 0.0)
 
-    async def test(follower: Follower) -> None:
-        follower.answer = NOT_NOW
-        follower.releases.give_back(release(1))
-        await follower.next_try()
-        await follower.next_try()
-        follower.answer = peer_pb2.GiveBackAnswer()
-        await follower.next_try()
-        assert follower.told == [(1, 1)]
-
-    run(test)
+    follower.answer = NOT_NOW
+    follower.releases.give_back(release(1))
+    await follower.next_try()
+    await follower.next_try()
+    follower.answer = peer_pb2.GiveBackAnswer()
+    await follower.next_try()
+    assert follower.told == [(1, 1)]
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_this_node_finds_over_in_its_own_state_is_told_to_nobody() -> None:
-    async def test(follower: Follower) -> None:
-        follower.node.topic()
-        follower.answer = NOT_NOW
-        follower.releases.give_back(release(1, lease=1))
-        follower.releases.give_back(release(2, lease=99))
-        follower.leadership.on_changed("n1", 2)
-        await settle()
-        follower.leadership.on_changed("n1", 3)
-        await settle()
-        assert follower.releases.owed == 1, "entry 1 made no lease; entry 99 is to come"
-        follower.answer = peer_pb2.GiveBackAnswer()
-        follower.leadership.on_changed("n1", 4)
-        await settle()
-        assert follower.told == [(1, 2)]
-
-    run(test)
+async def test_what_this_node_finds_over_in_its_own_state_is_told_to_nobody(follower: Follower) -> None:
+    follower.node.topic()
+    follower.answer = NOT_NOW
+    follower.releases.give_back(release(1, lease=1))
+    follower.releases.give_back(release(2, lease=99))
+    follower.leadership.on_changed("n1", 2)
+    await settle()
+    follower.leadership.on_changed("n1", 3)
+    await settle()
+    assert follower.releases.owed == 1, "entry 1 made no lease; entry 99 is to come"
+    follower.answer = peer_pb2.GiveBackAnswer()
+    follower.leadership.on_changed("n1", 4)
+    await settle()
+    assert follower.told == [(1, 2)]
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_a_node_owed_when_it_was_deposed_is_told_to_the_next_leader() -> None:
-    async def test(follower: Follower) -> None:
-        follower.leadership.on_ready(2)
-        lost = follower.proposed = asyncio.get_running_loop().create_future()
-        follower.releases.propose(release(1))
-        follower.leadership.on_lost()
-        follower.leadership.on_changed("n3", 3)
-        lost.set_exception(ProposalLostError("deposed"))
-        await settle()
-        assert follower.told == [(1, 1)]
-
-    run(test)
+async def test_what_a_node_owed_when_it_was_deposed_is_told_to_the_next_leader(follower: Follower) -> None:
+    follower.leadership.on_ready(2)
+    lost = follower.proposed = asyncio.get_running_loop().create_future()
+    follower.releases.propose(release(1))
+    follower.leadership.on_lost()
+    follower.leadership.on_changed("n3", 3)
+    lost.set_exception(ProposalLostError("deposed"))
+    await settle()
+    assert follower.told == [(1, 1)]
 
 
-def test_what_a_new_leader_has_of_its_time_as_a_follower_it_proposes_itself() -> None:
-    async def test(follower: Follower) -> None:
-        follower.leadership.on_ready(2)
-        follower.proposed = asyncio.get_running_loop().create_future()
-        follower.releases.give_back(release(1))
-        await settle()
-        follower.proposed.set_result(Applied(None, 3))
-        await settle()
-        assert follower.releases.owed == 0
-
-    run(test)
+async def test_what_a_new_leader_has_of_its_time_as_a_follower_it_proposes_itself(follower: Follower) -> None:
+    follower.leadership.on_ready(2)
+    follower.proposed = asyncio.get_running_loop().create_future()
+    follower.releases.give_back(release(1))
+    await settle()
+    follower.proposed.set_result(Applied(None, 3))
+    await settle()
+    assert follower.releases.owed == 0
 
 
-def test_a_stop_hands_over_what_is_owed() -> None:
-    async def test(follower: Follower) -> None:
-        for group in range(1, 41):
-            follower.releases.give_back(release(1, group=group))
-        await follower.releases.stop(3600)
-        assert sorted(follower.told) == [(group, 1) for group in range(1, 41)]
-        assert follower.releases.owed == 0
-
-    run(test)
+async def test_a_stop_hands_over_what_is_owed(follower: Follower) -> None:
+    for group in range(1, 41):
+        follower.releases.give_back(release(1, group=group))
+    await follower.releases.stop(3600)
+    assert sorted(follower.told) == [(group, 1) for group in range(1, 41)]
+    assert follower.releases.owed == 0
 
 
-def test_a_stop_waits_no_longer_than_it_may_and_says_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(follower: Follower) -> None:
-        follower.answer = None
-        follower.releases.give_back(release(1))
-        await follower.asked.wait()
-        await follower.releases.stop(0)
-        assert follower.releases.owed == 1
-        follower.releases.give_back(release(2))
-        await settle()
-        assert follower.calls == 1, "nothing begins after the stop"
-
-    run(test)
+async def test_a_stop_waits_no_longer_than_it_may_and_says_what_is_left(
+    follower: Follower, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower.answer = None
+    follower.releases.give_back(release(1))
+    await follower.asked.wait()
+    await follower.releases.stop(0)
+    assert follower.releases.owed == 1
+    follower.releases.give_back(release(2))
+    await settle()
+    assert follower.calls == 1, "nothing begins after the stop"
     assert "leases not given back" in caplog.text

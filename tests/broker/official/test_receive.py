@@ -21,7 +21,7 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import hash_text
 
 from ..entry_log import Node
-from .test_receive_lost import Rig, run
+from .test_receive_lost import Rig
 
 
 def test_tags_are_split_and_hashed() -> None:
@@ -87,22 +87,21 @@ def test_consumers_of_a_group_that_filter_differently_are_told_now_and_then() ->
     assert named(watch, "*", 3 + SAID_AGAIN_MS) == ["'*'", "'a||b'"]
 
 
-def test_the_leader_says_in_its_log_and_to_who_gets_nothing_what_a_group_loses(
+async def test_the_leader_says_in_its_log_and_to_who_gets_nothing_what_a_group_loses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(rig: Rig) -> None:
-        everything = rig.receive()
-        await (await rig.granted(everything))
-        x = v2.FilterExpression(type=v2.TAG, expression="x")
-        frames = [f async for f in rig.receive(filter_expression=x, long_polling_timeout=Duration())]
-        assert len(frames) == 2, "a status and the time, no message"
-        told = v2.ReceiveMessageResponse.FromString(frames[0]).status
-        assert told.code == v2.MESSAGE_NOT_FOUND
-        text = "group billing filter topic a differently: by '*', by 'x'. What one of them leaves out"
-        assert text in told.message and text in caplog.text
-        await everything.aclose()
-
-    run(test)
+    rig = Rig()
+    await rig.prepare()
+    everything = rig.receive()
+    await (await rig.granted(everything))
+    x = v2.FilterExpression(type=v2.TAG, expression="x")
+    frames = [f async for f in rig.receive(filter_expression=x, long_polling_timeout=Duration())]
+    assert len(frames) == 2, "a status and the time, no message"
+    told = v2.ReceiveMessageResponse.FromString(frames[0]).status
+    assert told.code == v2.MESSAGE_NOT_FOUND
+    text = "group billing filter topic a differently: by '*', by 'x'. What one of them leaves out"
+    assert text in told.message and text in caplog.text
+    await everything.aclose()
 
 
 def test_a_filter_that_is_out_of_use_differs_from_none() -> None:

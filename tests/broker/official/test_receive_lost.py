@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -109,158 +110,135 @@ class Rig:
         await self.raft.decide(3)
 
 
-def run(test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        rig = Rig()
-        await rig.prepare()
-        await test(rig)
-
-    asyncio.run(body())
-
-
-def test_a_client_that_goes_in_the_moment_of_the_grant_loses_nothing() -> None:
-    async def test(rig: Rig) -> None:
-        task = await rig.granted(rig.receive())
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await rig.release()
-        assert rig.deliverable
-
-    run(test)
+@pytest.fixture
+@asynccontextmanager
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    await made.prepare()
+    yield made
 
 
-def test_a_release_that_cannot_be_proposed_now_is_proposed_again() -> None:
+async def test_a_client_that_goes_in_the_moment_of_the_grant_loses_nothing(rig: Rig) -> None:
+    task = await rig.granted(rig.receive())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await rig.release()
+    assert rig.deliverable
+
+
+async def test_a_release_that_cannot_be_proposed_now_is_proposed_again(rig: Rig) -> None:
     """The lease is the session's, and the client lives on: nothing else would ever end it."""
 
-    async def test(rig: Rig) -> None:
-        task = await rig.granted(rig.receive())
-        rig.raft.error = BusyError()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await settle()
-        assert not rig.deliverable
-        rig.raft.error = None
-        rig.releases.again()
-        await rig.release()
-        assert rig.deliverable
-
-    run(test)
+    task = await rig.granted(rig.receive())
+    rig.raft.error = BusyError()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await settle()
+    assert not rig.deliverable
+    rig.raft.error = None
+    rig.releases.again()
+    await rig.release()
+    assert rig.deliverable
 
 
 @pytest.mark.parametrize("taken", [1, 2, 3, 4])
-def test_a_client_that_goes_amid_the_frames_gets_the_rest_again(taken: int) -> None:
+async def test_a_client_that_goes_amid_the_frames_gets_the_rest_again(rig: Rig, taken: int) -> None:
     """The first frame is the status; the one that is on its way when the client goes has not arrived."""
 
-    async def test(rig: Rig) -> None:
-        frames = rig.receive()
-        await (await rig.granted(frames))
-        for _ in range(taken - 1):
-            await anext(frames)
-        await frames.aclose()
-        await rig.release()
-        found = rig.raft.state.consumption.get((1, 1, 0))
-        assert found is not None
-        arrived = max(taken - 2, 0)
-        assert found.expired(1000)["offset"].tolist() == [0, 1, 2][arrived:]
-
-    run(test)
+    frames = rig.receive()
+    await (await rig.granted(frames))
+    for _ in range(taken - 1):
+        await anext(frames)
+    await frames.aclose()
+    await rig.release()
+    found = rig.raft.state.consumption.get((1, 1, 0))
+    assert found is not None
+    arrived = max(taken - 2, 0)
+    assert found.expired(1000)["offset"].tolist() == [0, 1, 2][arrived:]
 
 
-def test_messages_that_cannot_be_read_stay_with_nobody() -> None:
+async def test_messages_that_cannot_be_read_stay_with_nobody(rig: Rig) -> None:
     """Another node may be able to hand them out."""
 
-    async def test(rig: Rig) -> None:
-        rig.unreadable = DamagedLogError("n1", Path("x"), 0, 0, "a test")
-        task = await rig.granted(rig.receive())
-        with pytest.raises(DamagedLogError):
-            await task
-        await rig.release()
-        assert rig.deliverable
-
-    run(test)
+    rig.unreadable = DamagedLogError("n1", Path("x"), 0, 0, "a test")
+    task = await rig.granted(rig.receive())
+    with pytest.raises(DamagedLogError):
+        await task
+    await rig.release()
+    assert rig.deliverable
 
 
-def test_damaged_queue_files_hold_up_their_reader_only_and_only_until_they_are_made_again() -> None:
+async def test_damaged_queue_files_hold_up_their_reader_only_and_only_until_they_are_made_again(
+    rig: Rig,
+) -> None:
     """Producers that share the turn are not refused, and nothing stays reserved for the group."""
 
-    async def test(rig: Rig) -> None:
-        mended, damage = asyncio.Event(), ConsumeQueueError("x", "a test", ((1, 0), 0))
+    mended, damage = asyncio.Event(), ConsumeQueueError("x", "a test", ((1, 0), 0))
 
-        async def wait_mended(error: ConsumeQueueError) -> None:
-            assert error is damage
-            await mended.wait()
+    async def wait_mended(error: ConsumeQueueError) -> None:
+        assert error is damage
+        await mended.wait()
 
-        def lookup(*place: int) -> Any:
-            if not mended.is_set():
-                raise damage
-            return whole(*place)
-
-        queues: Any = rig.raft.state.queues
-        whole, queues.lookup = queues.lookup, lookup
-        rig.replica.mended = wait_mended
-        sent = message(rig.raft.state, b"4")
-        task = asyncio.ensure_future(anext(rig.receive()))
-        rig.raft.pipeline.submit(sent)
-        await settle()
-        await rig.raft.decide(2)
-        assert sent.future.result()[0].offset == 3
-        assert not task.done()
-        mended.set()
-        await settle()
-        await rig.raft.decide(3)
-        await task
-        assert rig.leased == 3
-
-    run(test)
-
-
-def test_queue_files_that_cannot_be_made_again_send_the_reader_to_another_node() -> None:
-    async def test(rig: Rig) -> None:
-        damage = ConsumeQueueError("x", "a test", ((1, 0), 0))
-
-        def lookup(*place: int) -> Any:
+    def lookup(*place: int) -> Any:
+        if not mended.is_set():
             raise damage
+        return whole(*place)
 
-        async def never(error: ConsumeQueueError) -> None:
-            raise error
-
-        queues: Any = rig.raft.state.queues
-        queues.lookup = lookup
-        rig.replica.mended = never
-        with pytest.raises(NodeStoppedError, match="a test"):
-            await anext(rig.receive())
-
-    run(test)
-
-
-def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not_found() -> None:
-    async def test(rig: Rig) -> None:
-        async def deleted(*place: int) -> Any:
-            raise QueueNotFoundError("a", 0)
-
-        rig.raft.pipeline.run(CreateGroup("by-time", StartPosition(5)))
-        await settle()
-        await rig.raft.decide(2)
-        rig.replica.units = deleted
-        with pytest.raises(StatusError) as refused:
-            await anext(rig.receive("by-time"))
-        assert refused.value.code == v2.TOPIC_NOT_FOUND
-
-    run(test)
+    queues: Any = rig.raft.state.queues
+    whole, queues.lookup = queues.lookup, lookup
+    rig.replica.mended = wait_mended
+    sent = message(rig.raft.state, b"4")
+    task = asyncio.ensure_future(anext(rig.receive()))
+    rig.raft.pipeline.submit(sent)
+    await settle()
+    await rig.raft.decide(2)
+    assert sent.future.result()[0].offset == 3
+    assert not task.done()
+    mended.set()
+    await settle()
+    await rig.raft.decide(3)
+    await task
+    assert rig.leased == 3
 
 
-def test_a_grant_that_came_to_nothing_is_asked_for_again_at_once() -> None:
+async def test_queue_files_that_cannot_be_made_again_send_the_reader_to_another_node(rig: Rig) -> None:
+    damage = ConsumeQueueError("x", "a test", ((1, 0), 0))
+
+    def lookup(*place: int) -> Any:
+        raise damage
+
+    async def never(error: ConsumeQueueError) -> None:
+        raise error
+
+    queues: Any = rig.raft.state.queues
+    queues.lookup = lookup
+    rig.replica.mended = never
+    with pytest.raises(NodeStoppedError, match="a test"):
+        await anext(rig.receive())
+
+
+async def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not_found(rig: Rig) -> None:
+    async def deleted(*place: int) -> Any:
+        raise QueueNotFoundError("a", 0)
+
+    rig.raft.pipeline.run(CreateGroup("by-time", StartPosition(5)))
+    await settle()
+    await rig.raft.decide(2)
+    rig.replica.units = deleted
+    with pytest.raises(StatusError) as refused:
+        await anext(rig.receive("by-time"))
+    assert refused.value.code == v2.TOPIC_NOT_FOUND
+
+
+async def test_a_grant_that_came_to_nothing_is_asked_for_again_at_once(rig: Rig) -> None:
     """An offset was set between selection and apply: what is behind it is there, and nobody may wake this poll."""
 
-    async def test(rig: Rig) -> None:
-        rig.raft.pipeline.run(CommitOffsets(1, position_rows([(1, 0, 1)]), True))
-        task = asyncio.ensure_future(anext(rig.receive()))
-        await settle()
-        await rig.raft.decide(2)  # the receive has chosen from offset 0 before this is applied
-        await rig.raft.decide(3)
-        assert not task.done()
-        await rig.raft.decide(4)
-        await task
-        assert rig.leased == 2
-
-    run(test)
+    rig.raft.pipeline.run(CommitOffsets(1, position_rows([(1, 0, 1)]), True))
+    task = asyncio.ensure_future(anext(rig.receive()))
+    await settle()
+    await rig.raft.decide(2)  # the receive has chosen from offset 0 before this is applied
+    await rig.raft.decide(3)
+    assert not task.done()
+    await rig.raft.decide(4)
+    await task
+    assert rig.leased == 2

@@ -46,59 +46,53 @@ def test_an_answer_is_http() -> None:
     assert render((200, TEXT, b"ok\n")).startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain")
 
 
-def test_a_probe_is_answered_however_many_are_connected_and_say_nothing(
+async def test_a_probe_is_answered_however_many_are_connected_and_say_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(http, "_READ_TIMEOUT", 1.0)
 
-    async def scenario() -> None:
-        serving = HttpServer(lambda: {"/livez": lambda: (200, TEXT, b"ok\n")})
-        counts = serving.counts
-        port = await serving.start("127.0.0.1:0")
+    serving = HttpServer(lambda: {"/livez": lambda: (200, TEXT, b"ok\n")})
+    counts = serving.counts
+    port = await serving.start("127.0.0.1:0")
 
-        async def ask(text: bytes) -> bytes:
-            with suppress(ConnectionError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(text)
-                try:
-                    return await reader.read()
-                finally:
-                    writer.close()
-            return b""
+    async def ask(text: bytes) -> bytes:
+        with suppress(ConnectionError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(text)
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+        return b""
 
-        silent = [asyncio.create_task(ask(b"GET /li")) for _ in range(2)]
-        while counts.open < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert (await ask(b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"ok\n")
-        assert counts.ended == {Ended.MADE_ROOM: 1}
-        late = asyncio.create_task(ask(b""))
-        await asyncio.wait([*silent, late], return_when=asyncio.ALL_COMPLETED)
-        assert counts.ended == {Ended.MADE_ROOM: 1, Ended.SILENT: 2} and not counts.refused
-        assert (await ask(b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"ok\n")
-        await serving.stop()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    silent = [asyncio.create_task(ask(b"GET /li")) for _ in range(2)]
+    while counts.open < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert (await ask(b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"ok\n")
+    assert counts.ended == {Ended.MADE_ROOM: 1}
+    late = asyncio.create_task(ask(b""))
+    await asyncio.wait([*silent, late], return_when=asyncio.ALL_COMPLETED)
+    assert counts.ended == {Ended.MADE_ROOM: 1, Ended.SILENT: 2} and not counts.refused
+    assert (await ask(b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"ok\n")
+    await serving.stop()
 
 
-def test_no_more_are_served_at_once_than_the_port_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_are_served_at_once_than_the_port_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
     large = bytes(64 << 20)  # more than a socket takes before its other end has read
 
-    async def scenario() -> None:
-        serving = HttpServer(lambda: {"/metrics": lambda: (200, TEXT, large)})
-        port = await serving.start("127.0.0.1:0")
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-        await reader.readexactly(16)
-        second, second_writer = await asyncio.open_connection("127.0.0.1", port)
-        with suppress(ConnectionError):
-            assert await second.read() == b""
-        second_writer.close()
-        assert serving.counts.refused == {Refused.LIMIT: 1}
-        writer.transport.abort()
-        while serving.counts.open:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await serving.stop()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    serving = HttpServer(lambda: {"/metrics": lambda: (200, TEXT, large)})
+    port = await serving.start("127.0.0.1:0")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    await reader.readexactly(16)
+    second, second_writer = await asyncio.open_connection("127.0.0.1", port)
+    with suppress(ConnectionError):
+        assert await second.read() == b""
+    second_writer.close()
+    assert serving.counts.refused == {Refused.LIMIT: 1}
+    writer.transport.abort()
+    while serving.counts.open:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await serving.stop()

@@ -66,16 +66,13 @@ def test_a_count_that_fails_in_a_storm_is_tried_again(monkeypatch: pytest.Monkey
     assert seen == [5, 5, 5, 7]
 
 
-def test_where_the_kernel_does_not_tell_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_the_kernel_does_not_tell_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_connections, "count_connections", lambda port: None)
     counts = PortCounts("log", limit=1)
 
-    async def scenario() -> None:
-        watch = ConnectionWatch({8082: counts})
-        watch.start()
-        assert watch._task is not None
-        await asyncio.wait_for(watch._task, 20)
-        await watch.stop()
-
-    asyncio.run(scenario())
+    watch = ConnectionWatch({8082: counts})
+    watch.start()
+    assert watch._task is not None
+    await asyncio.wait_for(watch._task, 20)
+    await watch.stop()
     assert counts.open == 0

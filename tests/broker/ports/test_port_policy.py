@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,6 @@ async def opened(policy: PortPolicy) -> AsyncIterator[Ports]:
         await ports.close()
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(2 * WAIT_S):
-            await scenario()
-
-    asyncio.run(limited())
-
-
 async def ended(connection: socket.socket) -> None:
     """Return when the other side has closed the connection."""
     with suppress(ConnectionError):
@@ -103,105 +95,85 @@ async def ended(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize("port", ["log", "messaging"])
 @pytest.mark.parametrize("first", [b"P", PREFACE[:-3]])
-def test_a_handshake_that_does_not_go_on_is_ended(port: str, first: bytes) -> None:
+async def test_a_handshake_that_does_not_go_on_is_ended(port: str, first: bytes) -> None:
     """A slow loris: it says something, so that it is not silent, and never all of it."""
 
-    async def scenario() -> None:
-        async with opened(PortPolicy(handshake_ms=50)) as ports:
-            connection = await ports.connect(port)
-            await asyncio.get_running_loop().sock_sendall(connection, first)
-            await ended(connection)
-            assert await ports.call(port) == b"hello"
-
-    run(scenario)
+    async with opened(PortPolicy(handshake_ms=50)) as ports:
+        connection = await ports.connect(port)
+        await asyncio.get_running_loop().sock_sendall(connection, first)
+        await ended(connection)
+        assert await ports.call(port) == b"hello"
 
 
 @pytest.mark.parametrize("port", ["log", "messaging"])
-def test_a_client_that_does_not_answer_is_given_up(port: str) -> None:
+async def test_a_client_that_does_not_answer_is_given_up(port: str) -> None:
     """As one whose machine vanished: it speaks HTTP/2, and answers no ping."""
 
-    async def scenario() -> None:
-        async with opened(PortPolicy(ask_ms=50, answer_ms=50)) as ports:
-            connection = await ports.connect(port)
-            await asyncio.get_running_loop().sock_sendall(connection, PREFACE)
-            await ended(connection)
-
-    run(scenario)
+    async with opened(PortPolicy(ask_ms=50, answer_ms=50)) as ports:
+        connection = await ports.connect(port)
+        await asyncio.get_running_loop().sock_sendall(connection, PREFACE)
+        await ended(connection)
 
 
 @pytest.mark.parametrize("port", ["log", "messaging"])
-def test_an_idle_connection_is_closed_and_opened_again_when_needed(port: str) -> None:
-    async def scenario() -> None:
-        async with opened(PortPolicy(idle_ms=50)) as ports:
-            channel = grpc.aio.insecure_channel(ports.addresses[port], FRESH)
-            async with channel:
-                once: Any = channel.unary_unary("/test.Echo/Once", None, None)
-                assert await once(b"1", timeout=WAIT_S) == b"1"
+async def test_an_idle_connection_is_closed_and_opened_again_when_needed(port: str) -> None:
+    async with opened(PortPolicy(idle_ms=50)) as ports:
+        channel = grpc.aio.insecure_channel(ports.addresses[port], FRESH)
+        async with channel:
+            once: Any = channel.unary_unary("/test.Echo/Once", None, None)
+            assert await once(b"1", timeout=WAIT_S) == b"1"
+            state = channel.get_state()
+            while state is not grpc.ChannelConnectivity.IDLE:
+                await channel.wait_for_state_change(state)
                 state = channel.get_state()
-                while state is not grpc.ChannelConnectivity.IDLE:
-                    await channel.wait_for_state_change(state)
-                    state = channel.get_state()
-                assert await once(b"2", timeout=WAIT_S) == b"2"
-
-    run(scenario)
+            assert await once(b"2", timeout=WAIT_S) == b"2"
 
 
-def test_what_the_kernel_is_asked_to_find_out_holds_for_every_connection_of_a_front() -> None:
-    async def scenario() -> None:
-        made: list[Any] = []
-        connection_made = port_front._Inbound.connection_made
+async def test_what_the_kernel_is_asked_to_find_out_holds_for_every_connection_of_a_front() -> None:
+    made: list[Any] = []
+    connection_made = port_front._Inbound.connection_made
 
-        def noted(self: port_front._Inbound, transport: asyncio.BaseTransport) -> None:
-            connection_made(self, transport)
-            made.append(transport.get_extra_info("socket"))
+    def noted(self: port_front._Inbound, transport: asyncio.BaseTransport) -> None:
+        connection_made(self, transport)
+        made.append(transport.get_extra_info("socket"))
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(port_front._Inbound, "connection_made", noted)
-            async with opened(PortPolicy()) as ports:
-                assert await ports.call("messaging") == b"hello"
-                await ports.connect("messaging")
-                while len(made) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
-                assert made[1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-                assert made[1].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 90_000
-                assert made[1].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
-
-    run(scenario)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(port_front._Inbound, "connection_made", noted)
+        async with opened(PortPolicy()) as ports:
+            assert await ports.call("messaging") == b"hello"
+            await ports.connect("messaging")
+            while len(made) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            assert made[1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert made[1].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 90_000
+            assert made[1].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
 
-def test_the_log_port_refuses_more_connections_than_its_limit() -> None:
-    async def scenario() -> None:
-        async with opened(PortPolicy(max_connections=3)) as ports:
-            kept = [await ports.connect("log") for _ in range(3)]
-            for each in kept:
-                await asyncio.get_running_loop().sock_sendall(each, PREFACE)
-                assert await asyncio.get_running_loop().sock_recv(each, 9), "it answers with its own SETTINGS"
-            await ended(await ports.connect("log"))
-            for each in kept:
-                each.close()
-            assert await ports.call("log", patient=True) == b"hello", (
-                "when gRPC has noticed that they are closed"
-            )
-
-    run(scenario)
+async def test_the_log_port_refuses_more_connections_than_its_limit() -> None:
+    async with opened(PortPolicy(max_connections=3)) as ports:
+        kept = [await ports.connect("log") for _ in range(3)]
+        for each in kept:
+            await asyncio.get_running_loop().sock_sendall(each, PREFACE)
+            assert await asyncio.get_running_loop().sock_recv(each, 9), "it answers with its own SETTINGS"
+        await ended(await ports.connect("log"))
+        for each in kept:
+            each.close()
+        assert await ports.call("log", patient=True) == b"hello", "when gRPC has noticed that they are closed"
 
 
 @pytest.mark.parametrize("port", ["log", "messaging"])
-def test_a_request_that_grpc_compressed_is_refused_before_it_is_unpacked(port: str) -> None:
+async def test_a_request_that_grpc_compressed_is_refused_before_it_is_unpacked(port: str) -> None:
     """Its size is bounded before, not behind: a MiB of it may stand for a GiB."""
 
-    async def scenario() -> None:
-        async with opened(PortPolicy()) as ports:
-            channel = grpc.aio.insecure_channel(ports.addresses[port], FRESH)
-            async with channel:
-                once: Any = channel.unary_unary("/test.Echo/Once", None, None)
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await once(bytes(1 << 20), timeout=WAIT_S, compression=grpc.Compression.Gzip)
-                assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-                assert "gzip" in str(refused.value.details())
-                assert await once(b"hello", timeout=WAIT_S) == b"hello"
-
-    run(scenario)
+    async with opened(PortPolicy()) as ports:
+        channel = grpc.aio.insecure_channel(ports.addresses[port], FRESH)
+        async with channel:
+            once: Any = channel.unary_unary("/test.Echo/Once", None, None)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await once(bytes(1 << 20), timeout=WAIT_S, compression=grpc.Compression.Gzip)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            assert "gzip" in str(refused.value.details())
+            assert await once(b"hello", timeout=WAIT_S) == b"hello"
 
 
 def credentials() -> grpc.ServerCredentials:
@@ -222,85 +194,72 @@ def hello() -> bytes:
     return out.read()
 
 
-def test_both_plaintext_and_tls_are_served_on_one_port() -> None:
-    async def scenario() -> None:
-        async with opened(PortPolicy(credentials=credentials())) as ports:
-            assert await ports.call("messaging", tls=True) == b"hello"
-            assert await ports.call("messaging") == b"hello"
-
-    run(scenario)
+async def test_both_plaintext_and_tls_are_served_on_one_port() -> None:
+    async with opened(PortPolicy(credentials=credentials())) as ports:
+        assert await ports.call("messaging", tls=True) == b"hello"
+        assert await ports.call("messaging") == b"hello"
 
 
-def test_a_port_of_tls_alone_refuses_plaintext_and_says_what_to_switch(
+async def test_a_port_of_tls_alone_refuses_plaintext_and_says_what_to_switch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with opened(PortPolicy(credentials=credentials(), plaintext=False)) as ports:
-            connection = await ports.connect("messaging")
-            await asyncio.get_running_loop().sock_sendall(connection, PREFACE)
-            await ended(connection)
-            assert await ports.call("messaging", tls=True) == b"hello"
-        assert "plaintext refused peer=127.0.0.1" in caplog.text
-        assert "Switch TLS on" in caplog.text
-
-    run(scenario)
+    async with opened(PortPolicy(credentials=credentials(), plaintext=False)) as ports:
+        connection = await ports.connect("messaging")
+        await asyncio.get_running_loop().sock_sendall(connection, PREFACE)
+        await ended(connection)
+        assert await ports.call("messaging", tls=True) == b"hello"
+    assert "plaintext refused peer=127.0.0.1" in caplog.text
+    assert "Switch TLS on" in caplog.text
 
 
-def test_handshakes_that_clients_do_not_end_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handshakes_that_clients_do_not_end_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many more than are worked on at once: half a hello, a whole one, and one whose answer is never taken up."""
     monkeypatch.setattr(port_front, "TLS_HELLOS_AT_ONCE", 2)
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        async with opened(PortPolicy(credentials=credentials())) as ports:
-            first, open_ones = hello(), []
-            for number in range(30):
-                connection = await ports.connect("messaging")
-                open_ones.append(connection)
-                await loop.sock_sendall(connection, first[: len(first) // 2] if number % 3 == 0 else first)
-                if number % 3 == 1:
-                    assert await loop.sock_recv(connection, 1), "the server has answered, and waits"
-            assert await ports.call("messaging") == b"hello"
-            assert await ports.call("messaging", tls=True) == b"hello"
-            assert ports.counts("messaging").open >= 30, "they are all there"
-
-    run(scenario)
+    loop = asyncio.get_running_loop()
+    async with opened(PortPolicy(credentials=credentials())) as ports:
+        first, open_ones = hello(), []
+        for number in range(30):
+            connection = await ports.connect("messaging")
+            open_ones.append(connection)
+            await loop.sock_sendall(connection, first[: len(first) // 2] if number % 3 == 0 else first)
+            if number % 3 == 1:
+                assert await loop.sock_recv(connection, 1), "the server has answered, and waits"
+        assert await ports.call("messaging") == b"hello"
+        assert await ports.call("messaging", tls=True) == b"hello"
+        assert ports.counts("messaging").open >= 30, "they are all there"
 
 
-def test_a_handshake_has_a_time_limit_whatever_part_of_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handshake_has_a_time_limit_whatever_part_of_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.2)
 
-    async def scenario() -> None:
-        async with opened(PortPolicy(credentials=credentials())) as ports:
-            first = hello()
-            for part, why in ((first[:20], Ended.SILENT), (first, Ended.HANDSHAKE)):
-                connection = await ports.connect("messaging")
-                await asyncio.get_running_loop().sock_sendall(connection, part)
-                await ended(connection)
-                assert ports.counts("messaging").ended[why] == 1
-            assert await ports.call("messaging", tls=True) == b"hello"
-
-    run(scenario)
+    async with opened(PortPolicy(credentials=credentials())) as ports:
+        first = hello()
+        for part, why in ((first[:20], Ended.SILENT), (first, Ended.HANDSHAKE)):
+            connection = await ports.connect("messaging")
+            await asyncio.get_running_loop().sock_sendall(connection, part)
+            await ended(connection)
+            assert ports.counts("messaging").ended[why] == 1
+        assert await ports.call("messaging", tls=True) == b"hello"
 
 
-def test_a_connection_that_ended_its_handshake_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_ended_its_handshake_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.5)
     monkeypatch.setattr(port_front, "EVICTABLE_AFTER_S", 0.0)
 
-    async def scenario() -> None:
-        policy = PortPolicy(credentials=credentials(), max_connections=2)
-        async with opened(policy) as ports:
-            trusted = grpc.ssl_channel_credentials(CERTIFICATE.read_bytes())
-            channel = grpc.aio.secure_channel(ports.addresses["messaging"], trusted, FRESH)
-            async with channel:
-                once: Any = channel.unary_unary("/test.Echo/Once", None, None)
-                assert await once(b"1", timeout=WAIT_S) == b"1"
-                for _ in range(3):  # each makes the silent one before it leave, or ends with its time
-                    await ended(await ports.connect("messaging"))
-                assert channel.get_state() is grpc.ChannelConnectivity.READY
-                assert await once(b"2", timeout=WAIT_S) == b"2"
-
-    run(scenario)
+    policy = PortPolicy(credentials=credentials(), max_connections=2)
+    async with opened(policy) as ports:
+        trusted = grpc.ssl_channel_credentials(CERTIFICATE.read_bytes())
+        channel = grpc.aio.secure_channel(ports.addresses["messaging"], trusted, FRESH)
+        async with channel:
+            once: Any = channel.unary_unary("/test.Echo/Once", None, None)
+            assert await once(b"1", timeout=WAIT_S) == b"1"
+            for _ in range(3):  # each makes the silent one before it leave, or ends with its time
+                await ended(await ports.connect("messaging"))
+            assert channel.get_state() is grpc.ChannelConnectivity.READY
+            assert await once(b"2", timeout=WAIT_S) == b"2"
 
 
 def test_a_certificate_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -44,85 +43,63 @@ class Rig:
         await asking
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
-def test_a_group_with_an_older_node_refuses_and_names_it() -> None:
-    async def test() -> None:
-        rig = Rig(n2=1, n3=SUPPORTED)
-        with pytest.raises(
-            RefusedError, match=r"does not know how to drain a broker group.*: n2. Nothing"
-        ) as refused:
-            await rig.require()
-        assert refused.value.refusal.code == route_pb2.NOT_SUPPORTED
-        assert not refused.value.refusal.retryable
-        assert not rig.raft.proposals
-
-    run(test)
-
-
-def test_a_node_that_was_not_met_may_be_older_until_the_group_remembers_that_it_is_not() -> None:
-    async def test() -> None:
-        rig = Rig(n2=SUPPORTED, n3=None)
-        with pytest.raises(RefusedError, match=r"n3 has not been met since n1 started. Nothing") as refused:
-            await rig.require()
-        assert refused.value.refusal.retryable
-        rig.levels["n3"] = SUPPORTED
+async def test_a_group_with_an_older_node_refuses_and_names_it() -> None:
+    rig = Rig(n2=1, n3=SUPPORTED)
+    with pytest.raises(
+        RefusedError, match=r"does not know how to drain a broker group.*: n2. Nothing"
+    ) as refused:
         await rig.require()
-        assert rig.raft.state.feature_level == SUPPORTED
-        rig.levels["n3"] = None
+    assert refused.value.refusal.code == route_pb2.NOT_SUPPORTED
+    assert not refused.value.refusal.retryable
+    assert not rig.raft.proposals
+
+
+async def test_a_node_that_was_not_met_may_be_older_until_the_group_remembers_that_it_is_not() -> None:
+    rig = Rig(n2=SUPPORTED, n3=None)
+    with pytest.raises(RefusedError, match=r"n3 has not been met since n1 started. Nothing") as refused:
         await rig.require()
-        assert len(rig.raft.proposals) == 1, "it is asked once"
+    assert refused.value.refusal.retryable
+    rig.levels["n3"] = SUPPORTED
+    await rig.require()
+    assert rig.raft.state.feature_level == SUPPORTED
+    rig.levels["n3"] = None
+    await rig.require()
+    assert len(rig.raft.proposals) == 1, "it is asked once"
 
-    run(test)
 
-
-def test_a_node_that_came_back_with_an_older_build_is_an_older_node_whatever_the_group_remembers() -> None:
-    async def test() -> None:
-        rig = Rig(n2=SUPPORTED)
+async def test_a_node_that_came_back_with_an_older_build_is_an_older_node_whatever_is_stored() -> None:
+    rig = Rig(n2=SUPPORTED)
+    await rig.require()
+    rig.levels["n2"] = 1
+    with pytest.raises(RefusedError, match="older version"):
         await rig.require()
-        rig.levels["n2"] = 1
-        with pytest.raises(RefusedError, match="older version"):
-            await rig.require()
-
-    run(test)
 
 
 @pytest.mark.parametrize("levels", [{"n2": 1}, {"n2": None}])
-def test_a_leader_remembers_nothing_before_it_has_met_all_nodes_with_this_build(
+async def test_a_leader_remembers_nothing_before_it_has_met_all_nodes_with_this_build(
     levels: dict[str, int | None],
 ) -> None:
-    async def test() -> None:
-        rig = Rig(**levels)
-        rig.leadership.on_ready(1)
-        await settle()
-        assert not rig.raft.proposals
-
-    run(test)
+    rig = Rig(**levels)
+    rig.leadership.on_ready(1)
+    await settle()
+    assert not rig.raft.proposals
 
 
-def test_the_first_leader_that_has_met_all_remembers_it_once() -> None:
-    async def test() -> None:
-        rig = Rig(n2=SUPPORTED, n3=SUPPORTED)
-        await lead_twice(rig.raft, rig.leadership)
-        assert rig.raft.state.feature_level == SUPPORTED
-
-    run(test)
+async def test_the_first_leader_that_has_met_all_remembers_it_once() -> None:
+    rig = Rig(n2=SUPPORTED, n3=SUPPORTED)
+    await lead_twice(rig.raft, rig.leadership)
+    assert rig.raft.state.feature_level == SUPPORTED
 
 
-def test_what_is_not_remembered_now_is_when_it_is_needed() -> None:
-    async def test() -> None:
-        rig = Rig()
-        rig.raft.pipeline.on_leader(None)
-        rig.leadership.on_ready(1)
-        rig.raft.pipeline.on_leader(rig.raft.view)
-        rig.raft.error = BusyError("full")
-        rig.leadership.on_ready(2)
-        await settle()
-        assert rig.raft.state.feature_level == 0
-        rig.raft.error = None
-        await rig.require()
-        assert rig.raft.state.feature_level == SUPPORTED
-
-    run(test)
+async def test_what_is_not_remembered_now_is_when_it_is_needed() -> None:
+    rig = Rig()
+    rig.raft.pipeline.on_leader(None)
+    rig.leadership.on_ready(1)
+    rig.raft.pipeline.on_leader(rig.raft.view)
+    rig.raft.error = BusyError("full")
+    rig.leadership.on_ready(2)
+    await settle()
+    assert rig.raft.state.feature_level == 0
+    rig.raft.error = None
+    await rig.require()
+    assert rig.raft.state.feature_level == SUPPORTED
