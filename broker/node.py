@@ -89,7 +89,7 @@ from .service.features import SUPPORTED, Features
 from .service.peers import Peers
 from .service.probes import Probes, readings, starting
 from .service.read_barrier import ReadBarrier
-from .service.sessions import ClientsHere, OpenStreams, SignsOfLife
+from .service.sessions import ClientsHere, SignsOfLife
 from .service.shutdown import Shutdown
 from .service.telemetry import TelemetryStreams
 from .service.trace_topic import TraceTopic
@@ -221,9 +221,7 @@ class BrokerNode:
         self._shutdown = Shutdown(self._polls)
         self._promotion = PromotionProgress()
         self._deliveries = RecentDeliveries()
-        streams = OpenStreams(config.max_clients)
-        self._clients = ClientsHere(streams.client_ids, config.max_clients)
-        self._streams = streams
+        self._clients = ClientsHere(config.max_clients)
         self._listeners = Listeners(config.listener, port_policy(config), self._raft.metrics.ports)
         self._started = self._serves = False
 
@@ -274,156 +272,96 @@ class BrokerNode:
     def _assemble(self) -> None:
         """Create the parts that need the running Raft node, each after those that it uses."""
         config, raft, replica, pipeline = self.config, self._raft, self._replica, self._pipeline
-        leadership, members, metrics = self._leadership, self._members, self._metrics
+        leadership, members, metrics, polls = self._leadership, self._members, self._metrics, self._polls
+        calls, clients, forwarder = self._calls, self._clients, self._forwarder
         if (reign := raft.config.reign) is not None:
             members.set_master(reign.master)
+
         # Parts that the services share
-        folder, repair = config.data_dir / "keyindex", raft.care.damage_at_read
-        self._keys = KeyIndex(Builds(raft.log, self._files, folder, repair), lambda: raft.applied_index)
-        self._slaves = slave_gate(config, raft)
-        self._reader = LogReader(raft.log, raft.care.damage_at_read)
-        self._queues = QueueReader(replica, self._reader)
-        self._commits = CommitWatch(raft)
-        self._barrier = ReadBarrier(raft, replica, leadership)
-        self._creation = Creation(config, replica, pipeline, leadership)
-        self._features = Features(config, raft, replica, pipeline, leadership)
-        self._identity = BrokerGroupIdentity(config, raft)
-        self._refusals = Refusals(raft, leadership, members, metrics)
-        self._leader_handlers = LeaderHandlers(self._calls, self._identity, self._refusals)
-        self._holders = LeaseHolders()
-        self._signs_of_life = SignsOfLife(self._clients, raft, replica, self._holders, time.monotonic)
-        self._readers = LiveReaders()
-        self._coordination = Coordination(
-            replica, pipeline, leadership, config.zone, self._queues.offset_at_time
+        repair = raft.care.damage_at_read
+        builds = Builds(raft.log, self._files, config.data_dir / "keyindex", repair)
+        self._keys = keys = KeyIndex(builds, lambda: raft.applied_index)
+        slaves = slave_gate(config, raft)
+        reader = LogReader(raft.log, repair)
+        queues = QueueReader(replica, reader)
+        commits = CommitWatch(raft)
+        barrier = ReadBarrier(raft, replica, leadership)
+        creation = Creation(config, replica, pipeline, leadership)
+        self._features = features = Features(config, raft, replica, pipeline, leadership)
+        identity = BrokerGroupIdentity(config, raft)
+        refusals = Refusals(raft, leadership, members, metrics)
+        leader_handlers = LeaderHandlers(calls, identity, refusals)
+        holders, readers = LeaseHolders(), LiveReaders()
+        signs_of_life = SignsOfLife(clients, raft, replica, holders, time.monotonic)
+        self._coordination = coordination = Coordination(
+            replica, pipeline, leadership, config.zone, queues.offset_at_time
         )
-        # What reports to others, and the services
         view = BrokerGroupView(config, raft, replica, pipeline, leadership, members)
-        self._registration = Registration(
+        self._registration = registration = Registration(
             config.nameservers,
             lambda: view.registration(f"{raft.status().incarnation:016x}"),
             view.beat,
             lambda: replica.state.mode is BrokerGroupMode.REMOVED,
         )
-        self._make_keepers()
-        self._messaging, grants = self._make_messaging()
-        self._log = self._make_log_service()
-        self._admin = self._make_admin_service()
-        self._peers = Peers(
-            members,
-            leadership,
-            self._forwarder,
-            lambda: self._clients.report(time.monotonic()),
-            self._signs_of_life.alive,
-            self._check_contact,
-            self._registration.changed,
+
+        # Parts that maintain files
+        self._retention = retention = Retention(
+            config, raft, replica, pipeline, leadership, self._checkpointing, metrics,
+            disk_use=lambda: self._files.disk_use(config.data_dir), on_change=registration.changed,
+        )  # fmt: skip
+        self._topic_retention = TopicRetention(
+            config, raft, replica, pipeline, leadership, queues, retention.view
         )
-        metrics.add_readings(
-            *readings(raft, replica, pipeline, self._polls, self._retention.view, self._keys)
-        )
-        self._probes = Probes(raft, replica, pipeline, leadership, self._shutdown, metrics)
-        leadership.add_listener(self._on_leadership)
-        trace_topic = TraceTopic(replica, pipeline, leadership, self._shutdown, wanted=config.trace_topic)
-        for begin_to_lead in (
-            self._features.remember,
-            trace_topic.on_leadership,
-            self._coordination.on_leadership,
-        ):
-            leadership.add_listener(begin_to_lead)
-            begin_to_lead()  # the node may lead already
-        self._is_assembled = True
-        self._handlers.set(
-            [
-                self._peers.handler(),
-                self._messaging.handlers(""),
-                self._admin.handlers(""),
-                self._log.handlers(""),
-                forwarded_calls_handler(self._handlers.named),
-                grants.handler(),
-            ]
+        self._queue_check = QueueCheck(
+            replica,
+            raft.log,
+            ScrubPlan(config.scrub_bytes_per_second, config.scrub_interval_hours * 3600),
+            raft.care.repair.counts,
+            rewrite=self._checkpointing.rewrite,
+            repair_log=repair,
+            on_failed=raft.fail,
         )
 
-    def _make_messaging(self) -> tuple[MessagingService, GrantService]:
-        """Create the service for official clients, and the one that grants leases to followers."""
-        config, replica, pipeline, metrics = self.config, self._replica, self._pipeline, self._metrics
-        selections = Selections(self._raft, replica, pipeline, self._polls, self._leadership, self._queues)
+        # The service for official clients, and the one that grants leases to followers
+        selections = Selections(raft, replica, pipeline, polls, leadership, queues)
         at_leader = LeaderReceives(
-            config,
-            replica,
-            self._creation,
-            selections,
-            self._deliveries,
-            self._holders,
-            self._reader,
-            self._members,
-            metrics,
+            config, replica, creation, selections, self._deliveries, holders, reader, members, metrics
         )
-        own_log = OwnLog(replica, self._reader, self._polls, self._commits)
-        self._at_follower = GrantedReceives(config, self._forwarder, replica.releases, own_log, metrics)
-        messaging = MessagingService(
-            self._calls,
-            self._signs_of_life,
-            self._refusals,
-            Sends(config, pipeline, self._creation, self._slaves, metrics),
+        own_log = OwnLog(replica, reader, polls, commits)
+        self._at_follower = GrantedReceives(config, forwarder, replica.releases, own_log, metrics)
+        self._messaging = MessagingService(
+            calls,
+            signs_of_life,
+            refusals,
+            Sends(config, pipeline, creation, slaves, metrics),
             at_leader,
             self._at_follower,
-            Acknowledgements(config.group, replica, pipeline, self._holders, self._features),
-            TopicAnswers(config.group, replica, self._creation, self._members, self._others),
-            TelemetryStreams(
-                self._streams, self._clients, self._signs_of_life, replica, config.max_message_bytes
-            ),
+            Acknowledgements(config.group, replica, pipeline, holders, features),
+            TopicAnswers(config.group, replica, creation, members, self._others),
+            TelemetryStreams(clients, signs_of_life, replica, config.max_message_bytes),
         )
-        grants = GrantService(
-            replica,
-            at_leader,
-            self._reader,
-            self._calls,
-            self._leader_handlers,
-            self._signs_of_life,
-            self._refusals,
-        )
-        return messaging, grants
+        grants = GrantService(replica, at_leader, reader, calls, leader_handlers, signs_of_life, refusals)
 
-    def _make_log_service(self) -> LogService:
-        """Create the service for our own clients."""
-        raft, replica, leadership, metrics = self._raft, self._replica, self._leadership, self._metrics
-        fetches = Fetches(
-            SectionReads(replica, self._queues, raft, leadership, metrics),
-            Suggestions(read_advice(self.config), raft, replica, leadership, metrics),
-            raft,
-            leadership,
-            self._polls,
-            self._commits,
-            self._shutdown,
-        )
-        return LogService(
-            self._leader_handlers,
-            ProduceStreams(
-                self.config,
-                raft,
-                self._pipeline,
-                leadership,
-                self._slaves,
-                self._identity,
-                self._refusals,
-                metrics,
-            ),
-            FetchStreams(fetches, self._readers, self._identity, self._refusals),
-            ConsumerOffsets(replica, self._pipeline, self._creation, self._barrier, self._queues),
-            Memberships(
-                self._coordination, leadership, replica, self._creation, self._identity, self._refusals
-            ),
-            self._identity,
-            self._refusals,
+        # The service for our own clients
+        sections = SectionReads(replica, queues, raft, leadership, metrics)
+        suggestions = Suggestions(read_advice(config), raft, replica, leadership, metrics)
+        fetches = Fetches(sections, suggestions, raft, leadership, polls, commits, self._shutdown)
+        self._log = LogService(
+            leader_handlers,
+            ProduceStreams(config, raft, pipeline, leadership, slaves, identity, refusals, metrics),
+            FetchStreams(fetches, readers, identity, refusals),
+            ConsumerOffsets(replica, pipeline, creation, barrier, queues),
+            Memberships(coordination, leadership, replica, creation, identity, refusals),
+            identity,
+            refusals,
         )
 
-    def _make_admin_service(self) -> AdminService:
-        """Create the service for operators."""
-        config, raft, replica, pipeline = self.config, self._raft, self._replica, self._pipeline
-        claims = GenerationClaims(config, raft, self._forwarder, self._promotion)
-        modes = BrokerGroupModes(config, replica, pipeline, self._identity, self._features)
-        topics = TopicChanges(config, replica, pipeline, self._creation, self._features)
-        consumer_groups = ConsumerGroupChanges(replica, pipeline, self._creation, self._queues)
-        deliveries = Deliveries(raft, replica, pipeline, self._reader, self._holders)
+        # The service for operators
+        claims = GenerationClaims(config, raft, forwarder, self._promotion)
+        modes = BrokerGroupModes(config, replica, pipeline, identity, features)
+        topics = TopicChanges(config, replica, pipeline, creation, features)
+        consumer_groups = ConsumerGroupChanges(replica, pipeline, creation, queues)
+        deliveries = Deliveries(raft, replica, pipeline, reader, holders)
         changes: dict[str, Serve] = {
             "CreateTopic": topics.create,
             "UpdateTopic": topics.update,
@@ -434,65 +372,47 @@ class BrokerNode:
             "GetDeliveries": deliveries.get,
             "ReleaseParked": deliveries.release,
             "TransferLeadership": partial(transfer_leadership, config, raft),
-            "Clean": self._retention.clean,
+            "Clean": retention.clean,
             "SetBrokerGroupMode": modes.set,
         }
-        status = NodeStatus(
-            config,
-            raft,
-            replica,
-            pipeline,
-            self._members,
-            self._slaves,
-            self._retention.view,
-            self._promotion,
-            self._readers,
-        )
-        return AdminService(
-            self._leader_handlers,
+        self._admin = AdminService(
+            leader_handlers,
             changes,
             replica,
-            self._barrier,
+            barrier,
             modes,
-            self._refusals,
-            status,
-            Promotions(config, raft, replica, self._forwarder, claims, self._promotion),
+            refusals,
+            NodeStatus(
+                config, raft, replica, pipeline, members, slaves, retention.view, self._promotion, readers
+            ),
+            Promotions(config, raft, replica, forwarder, claims, self._promotion),
             claims,
-            MessageQueries(raft, replica, self._reader, self._keys, self._barrier),
+            MessageQueries(raft, replica, reader, keys, barrier),
             Dumps(config, raft, replica, self._transfer),
         )
 
-    def _make_keepers(self) -> None:
-        """Create the parts that maintain files: checkpoints, retention, the check of queue files."""
-        self._retention = Retention(
-            self.config,
-            self._raft,
-            self._replica,
-            self._pipeline,
-            self._leadership,
-            self._checkpointing,
-            self._metrics,
-            disk_use=lambda: self._files.disk_use(self.config.data_dir),
-            on_change=self._registration.changed,
+        # Reports to other nodes, and probes
+        self._peers = Peers(
+            members,
+            leadership,
+            forwarder,
+            lambda: clients.report(time.monotonic()),
+            signs_of_life.alive,
+            self._check_contact,
+            registration.changed,
         )
-        self._topic_retention = TopicRetention(
-            self.config,
-            self._raft,
-            self._replica,
-            self._pipeline,
-            self._leadership,
-            self._queues,
-            self._retention.view,
-        )
-        self._queue_check = QueueCheck(
-            self._replica,
-            self._raft.log,
-            ScrubPlan(self.config.scrub_bytes_per_second, self.config.scrub_interval_hours * 3600),
-            self._raft.care.repair.counts,
-            rewrite=self._checkpointing.rewrite,
-            repair_log=self._raft.care.damage_at_read,
-            on_failed=self._raft.fail,
-        )
+        metrics.add_readings(*readings(raft, replica, pipeline, polls, retention.view, keys))
+        self._probes = Probes(raft, replica, pipeline, leadership, self._shutdown, metrics)
+
+        leadership.add_listener(self._on_leadership)
+        trace_topic = TraceTopic(replica, pipeline, leadership, self._shutdown, wanted=config.trace_topic)
+        for begin_to_lead in (features.remember, trace_topic.on_leadership, coordination.on_leadership):
+            leadership.add_listener(begin_to_lead)
+            begin_to_lead()  # the node may lead already
+        self._is_assembled = True
+        services = (self._peers.handler(), self._messaging.handlers(""), self._admin.handlers(""))
+        streams = (self._log.handlers(""), forwarded_calls_handler(self._handlers.named), grants.handler())
+        self._handlers.set([*services, *streams])
 
     async def stop(self) -> None:
         """Transfer leadership, refuse new calls, drain, close all parts."""

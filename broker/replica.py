@@ -113,11 +113,10 @@ class Replica:
     ) -> None:
         """Connect the replica to the objects that are created after it.
 
-        `now` returns the log time (ms) of a proposal made now. `tell_release` sends a release to the leader.
-
-        The constructor cannot take these, because the Raft node is created with this replica, and the
-        pipeline with the Raft node. The parts of the observer come last, when the Raft node runs and has
-        applied entries.
+        `now` returns the log time (ms) of a proposal made now. `tell_release` sends a release to the
+        leader. The constructor cannot take these, because the Raft node is created with this replica,
+        and the pipeline with the Raft node. The parts of the observer come last, when the Raft node
+        runs and has applied entries.
         """
         self._pipeline = pipeline
         self.releases = LeaseReleases(pipeline.run, lambda: self.state, self._leadership, tell_release)

@@ -60,10 +60,8 @@ class Dumps:
     async def _state(self) -> OutgoingCheckpoint | None:
         """Return the state that a log with a deleted beginning needs.
 
-        None for a whole log, and when the state cannot be written just now.
-
-        Without the state, a dump can be verified and its messages be read; `ledgermq dump` reports that it
-        cannot be restored.
+        None for a whole log, and when the state cannot be written just now. Without the state, a dump
+        can be verified and its messages be read; `ledgermq dump` reports that it cannot be restored.
         """
         first_index = self._raft.log.first_index
         if first_index == 1:

@@ -66,9 +66,8 @@ class Promotions:
     async def accept(self, request: admin_pb2.PromoteRequest) -> admin_pb2.PromoteResponse:
         """Verify that the node may be promoted, and decide that it stops for the promotion.
 
-        Cancelling this before the decision ends the promotion.
-
-        Raises: RefusedError: nothing was changed.
+        Cancelling this before the decision ends the promotion. Raises: RefusedError: nothing was
+        changed.
         """
         self._judge(request)
         if self._progress.doing:
@@ -215,10 +214,7 @@ class Promotions:
     async def _judge_others(
         self, reign: Reign, request: admin_pb2.PromoteRequest
     ) -> list[admin_pb2.GetStatusResponse]:
-        """Check what the other nodes know; return the answers of those that answer.
-
-        Raises: RefusedError.
-        """
+        """Check what the other nodes know; return the answers of those that answer. Raises: RefusedError."""
         loop = asyncio.get_running_loop()
         end = loop.time() + BELIEF_S
         node = self._config.node_id

@@ -25,7 +25,6 @@ class Leadership:
         """Call `listener` after every change.
 
         Not a constructor argument: listeners are made after the Raft node, which updates this object.
-
         """
         self._listeners.append(listener)
 

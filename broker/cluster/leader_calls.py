@@ -148,7 +148,6 @@ class LeaderCalls:
         """Yield the frames of the answer. Attempts are repeated until the first frame has been yielded.
 
         `forward` gets the frames from the leader: its node id, the metadata to forward, seconds.
-
         Raises: as `unary`; also ForwardError when the leader is lost between frames.
         """
         unknown = False

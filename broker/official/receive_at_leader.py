@@ -263,10 +263,8 @@ class LeaderReceives:
     ) -> tuple[peer_pb2.GrantAnswer, ReleaseLeases | None]:
         """Serve one receive except for the messages, which the calling node reads.
 
-        Raises: as `receive`.
-
-        Release the leases with the returned command if the answer does not arrive; None: they end by
-        themselves.
+        Raises: as `receive`. Release the leases with the returned command if the answer does not
+        arrive; None: they end by themselves.
         """
         receiver, leased = await self._lease(request, call)
         noted = self._deliveries.add(time.monotonic(), call.via, receiver.request, leased)
@@ -371,9 +369,8 @@ class Selections:
     async def granted(self, receiver: CheckedReceive) -> list[Delivery]:
         """Return leased messages; wait for some until the poll ends.
 
-        A node that lost its queue files refuses.
-
-        Raises: StatusError, NodeStoppedError, and what the pipeline raises.
+        A node that lost its queue files refuses. Raises: StatusError, NodeStoppedError, and what the
+        pipeline raises.
         """
         try:
             return await self._poll(receiver)

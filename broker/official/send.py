@@ -44,9 +44,8 @@ class Sends:
     async def send(self, request: v2.SendMessageRequest, remaining: float | None = None) -> bytes:
         """Store the messages; return the encoded answer once they are as durable as configured.
 
-        `remaining`: seconds until the answer must be sent.
-
-        Raises: StatusError, and what the pipeline raises.
+        `remaining`: seconds until the answer must be sent. Raises: StatusError, and what the pipeline
+        raises.
         """
         name = check_messages(request.messages, self._config.max_message_bytes)
         if refused := self._pipeline.produce_refusal:

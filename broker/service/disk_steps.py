@@ -145,9 +145,8 @@ class RetentionView:
 def hindering_share(own: float, others: Sequence[float], voters: int) -> float:
     """Return the disk use that limits the broker group's ability to commit.
 
-    It is the leader's own use, or that at which too many full disks leave no majority with room, if higher.
-
-    `others`: shares of the followers that are in contact.
+    It is the leader's own use, or that at which too many full disks leave no majority with room, if
+    higher. `others`: shares of the followers that are in contact.
     """
     if voters == 1:
         return own  # a master commits alone, however full its slaves are

@@ -45,10 +45,8 @@ class Features:
     async def require(self, level: int, what: str) -> None:
         """Return when every node of the broker group supports a level and the level is stored.
 
-        Leader only.
-
-        `what`: the requested operation, worded to follow "does not know how to". Raises: RefusedError, and
-        what the pipeline raises.
+        Leader only. `what`: the requested operation, worded to follow "does not know how to". Raises:
+        RefusedError, and what the pipeline raises.
         """
         older, unmet = self._lagging(level)
         group = self._config.group

@@ -27,9 +27,8 @@ class ReadBarrier:
     async def wait(self, remaining: float | None) -> None:
         """Return when this node has applied everything that was committed before the call.
 
-        `remaining`: seconds.
-
-        Raises: NotLeaderError (no leader answered in time), NodeStoppedError, RefusedError (a rebuild runs).
+        `remaining`: seconds. Raises: NotLeaderError (no leader answered in time), NodeStoppedError,
+        RefusedError (a rebuild runs).
         """
         self._replica.require_whole_state()
         end = time.monotonic() + min(remaining if remaining is not None else 5.0, 5.0) - 0.2
@@ -43,10 +42,7 @@ class ReadBarrier:
             await self._leadership.wait_change(min(0.05, max(end - time.monotonic(), 0)))
 
     async def wait_or_stale(self, remaining: float | None) -> bool:
-        """Wait as long as most elections take; return whether the state may be stale.
-
-        Raises: as `wait`.
-        """
+        """Wait as long as most elections take; return whether the state may be stale. Raises: as `wait`."""
         try:
             await self.wait(min(remaining or STALE_AFTER_S, STALE_AFTER_S))
         except NotLeaderError:

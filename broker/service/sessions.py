@@ -47,49 +47,36 @@ def session_of(client_id: str) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-class OpenStreams:
-    """Clients with an open Telemetry stream at this node, at most `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._open: Counter[str] = Counter()
-
-    def client_ids(self) -> Iterable[str]:
-        """Return the clients with an open stream."""
-        return list(self._open)
-
-    def check_room(self, client_id: str) -> None:
-        """Check that a client may open a stream. Raises: TooManyClientsError."""
-        if client_id not in self._open and len(self._open) >= self._limit:
-            raise TooManyClientsError(self._limit)
-
-    def opened(self, client_id: str) -> None:
-        """Count a stream that was opened."""
-        self._open[client_id] += 1
-
-    def closed(self, client_id: str) -> bool:
-        """Drop a stream that was closed; return whether it was the client's last."""
-        self._open[client_id] -= 1
-        if self._open[client_id]:
-            return False
-        del self._open[client_id]
-        return True
-
-
 class ClientsHere:
-    """Clients of this node: those with an open stream (`connected`), and recent callers.
+    """Clients of this node: those with an open Telemetry stream, and recent callers; at most `limit` of each.
 
     A caller counts for CALLER_SECONDS. With the leader's own session timeout on top, it is gone 120 s after
     its last sign of life. A client whose stream ended no longer counts unless it calls again: its process has
     probably exited. Time: monotonic seconds.
     """
 
-    def __init__(self, connected: Callable[[], Iterable[str]], limit: int) -> None:
-        self._connected = connected
+    def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._streams: Counter[str] = Counter()  # open streams by client
         self._heard: dict[str, float] = {}  # time of each caller's last call, the oldest first
         self._in_turn: list[str] = []  # clients that this round has not reported yet
         self._at_once = FEW  # clients per report of this round
+
+    def check_room_for_stream(self, client_id: str) -> None:
+        """Check that a client may open a stream. Raises: TooManyClientsError."""
+        if client_id not in self._streams and len(self._streams) >= self._limit:
+            raise TooManyClientsError(self._limit)
+
+    def stream_opened(self, client_id: str) -> None:
+        """Count a stream that was opened."""
+        self._streams[client_id] += 1
+
+    def stream_closed(self, client_id: str) -> None:
+        """Drop a stream that was closed; forget the client if it was its last."""
+        self._streams[client_id] -= 1
+        if not self._streams[client_id]:
+            del self._streams[client_id]
+            self._heard.pop(client_id, None)
 
     def heard(self, client_id: str, now: float) -> None:
         """Note a call of a client. Raises: TooManyClientsError when a new client exceeds the limit."""
@@ -106,14 +93,10 @@ class ClientsHere:
         while self._heard and now - self._heard[first := next(iter(self._heard))] >= CALLER_SECONDS:
             del self._heard[first]
 
-    def stream_ended(self, client_id: str) -> None:
-        """Forget a client whose last stream ended."""
-        self._heard.pop(client_id, None)
-
     def alive(self, now: float) -> list[str]:
         """Return the ids of all live clients."""
         self._forget_silent(now)
-        return sorted(self._heard.keys() | set(self._connected()))
+        return sorted(self._heard.keys() | self._streams.keys())
 
     def report(self, now: float) -> list[str]:
         """Return the clients to report now. Call it every second: ROUND calls cover all clients.
@@ -124,8 +107,7 @@ class ClientsHere:
             self._in_turn = self.alive(now)
             self._at_once = max(FEW, -(-len(self._in_turn) // ROUND))
         turn, self._in_turn = self._in_turn[: self._at_once], self._in_turn[self._at_once :]
-        connected = set(self._connected())
-        return [name for name in turn if name in self._heard or name in connected]
+        return [name for name in turn if name in self._heard or name in self._streams]
 
 
 @dataclass(eq=False, repr=False)

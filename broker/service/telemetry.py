@@ -23,7 +23,7 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 from ..replica import Replica
 from ..wire.status import StatusError, ok
 from ..wire.validation import check_group, check_topic
-from .sessions import ClientsHere, OpenStreams, SignsOfLife, TooManyClientsError
+from .sessions import ClientsHere, SignsOfLife, TooManyClientsError
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ DEFAULT_GROUP_POLICY: Final = (False, 17)
 class TelemetryStreams:
     """Serves the Telemetry streams of this node."""
 
-    _streams: OpenStreams
     _clients: ClientsHere
     _signs_of_life: SignsOfLife
     _replica: Replica
@@ -57,12 +56,12 @@ class TelemetryStreams:
     ) -> None:
         """Serve one stream until the client ends it."""
         try:
-            self._streams.check_room(client_id)
+            self._clients.check_room_for_stream(client_id)
             self._signs_of_life.heard(client_id)
         except TooManyClientsError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         await context.send_initial_metadata(())  # some clients wait for the headers before they write
-        self._streams.opened(client_id)
+        self._clients.stream_opened(client_id)
         try:
             async for raw in requests:
                 with suppress(TooManyClientsError):  # the client is connected, so it counts as live anyway
@@ -76,8 +75,7 @@ class TelemetryStreams:
                 if command.HasField("settings"):
                     await context.write(await self._answer(command.settings, context, language))
         finally:
-            if self._streams.closed(client_id):
-                self._clients.stream_ended(client_id)
+            self._clients.stream_closed(client_id)
 
     async def _answer(self, settings: v2.Settings, context: Any, language: str) -> v2.TelemetryCommand:
         try:

@@ -20,7 +20,8 @@ def test_a_session_has_the_same_name_on_every_node_and_is_never_zero() -> None:
 
 
 def test_a_caller_lives_for_a_while_and_an_open_stream_as_long_as_it_is_open() -> None:
-    here = ClientsHere(lambda: ["stream"], 10)
+    here = ClientsHere(10)
+    here.stream_opened("stream")
     here.heard("caller", 0)
     here.heard("", 0)
     assert here.alive(CALLER_SECONDS - 1) == ["caller", "stream"]
@@ -28,16 +29,17 @@ def test_a_caller_lives_for_a_while_and_an_open_stream_as_long_as_it_is_open() -
 
 
 def test_a_client_whose_stream_ended_is_gone_unless_it_calls_again() -> None:
-    here = ClientsHere(list, 10)
+    here = ClientsHere(10)
+    here.stream_opened("c")
     here.heard("c", 0)
-    here.stream_ended("c")
+    here.stream_closed("c")
     assert here.alive(1) == []
     here.heard("c", 2)
     assert here.alive(3) == ["c"]
 
 
 def test_one_more_client_than_the_limit_is_refused_until_one_was_silent_for_long() -> None:
-    here = ClientsHere(list, 2)
+    here = ClientsHere(2)
     here.heard("a", 0)
     here.heard("b", 1)
     with pytest.raises(TooManyClientsError, match="max_clients"):
@@ -48,14 +50,15 @@ def test_one_more_client_than_the_limit_is_refused_until_one_was_silent_for_long
 
 
 def test_few_clients_are_all_in_every_report() -> None:
-    here = ClientsHere(lambda: ["stream"], 10)
+    here = ClientsHere(10)
+    here.stream_opened("stream")
     here.heard("caller", 0)
     assert here.report(1) == here.report(2) == ["caller", "stream"]
 
 
 def test_each_of_very_many_clients_has_its_turn_in_a_round_of_reports() -> None:
     count = FEW * ROUND * 2
-    here = ClientsHere(list, count)
+    here = ClientsHere(count)
     names = [f"c{i:05d}" for i in range(count)]
     for name in names:
         here.heard(name, 0)
@@ -67,10 +70,12 @@ def test_each_of_very_many_clients_has_its_turn_in_a_round_of_reports() -> None:
 
 def test_who_left_before_its_turn_is_not_reported() -> None:
     count = FEW + 2
-    connected = {f"s{i:04d}" for i in range(count)}
-    here = ClientsHere(lambda: connected, count)
+    here = ClientsHere(count)
+    for i in range(count):
+        here.stream_opened(f"s{i:04d}")
     here.heard("z", 0)
     assert len(here.report(0)) == FEW
-    connected.discard(f"s{count - 1:04d}")
-    here.stream_ended("z")
+    here.stream_closed(f"s{count - 1:04d}")
+    here.stream_opened("z")
+    here.stream_closed("z")
     assert here.report(1) == [f"s{count - 2:04d}"]
