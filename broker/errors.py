@@ -83,9 +83,9 @@ class QueueNotFoundError(NotThereError):
 
 
 class GroupNotFoundError(NotThereError):
-    def __init__(self, group: str | int) -> None:
-        super().__init__(f'consumer group "{safe_text(str(group))}" does not exist')
-        self.group = group
+    def __init__(self, consumer_group: str | int) -> None:
+        super().__init__(f'consumer group "{safe_text(str(consumer_group))}" does not exist')
+        self.consumer_group = consumer_group
 
 
 class LimitReachedError(BrokerError):

@@ -224,22 +224,22 @@ WHAT RECOVERING MEANS
     return text.splitlines()
 
 
-def confirm(group: str, name_given: str) -> None:
+def confirm(broker_group: str, name_given: str) -> None:
     """Ask for the group's name. Raises: NotConfirmedError."""
     if name_given:
         answer = name_given
     elif sys.stdin.isatty():
-        sys.stdout.write(f"Type the group's name to go on ({group}): ")
+        sys.stdout.write(f"Type the group's name to go on ({broker_group}): ")
         sys.stdout.flush()
         answer = sys.stdin.readline().strip()
     else:
         raise NotConfirmedError(
-            f"it is not confirmed: there is no terminal to ask at. For scripts: --yes-lose-data {group};"
-            " nothing was changed."
+            "it is not confirmed: there is no terminal to ask at. For scripts: --yes-lose-data "
+            f"{broker_group}; nothing was changed."
         )
-    if answer != group:
+    if answer != broker_group:
         raise NotConfirmedError(
-            f'"{answer}" is not the name of this group, which is {group}; nothing was changed.'
+            f'"{answer}" is not the name of this group, which is {broker_group}; nothing was changed.'
         )
 
 

@@ -99,7 +99,7 @@ class Target:
 
     data: Path
     cluster: str
-    group: str
+    broker_group: str
     nodes: dict[str, str]  # name -> host:port of its Raft port, "" when it was not told
 
     @property
@@ -156,8 +156,8 @@ def _target(options: argparse.Namespace, dumped: DumpedLog) -> Target:
         if name in nodes:
             raise RestoreError(f"--nodes names {name} twice; every node has a name of its own")
         nodes[name] = address
-    cluster, group = options.cluster or manifest.cluster, options.group or manifest.group
-    return Target(options.data.absolute(), check_name(cluster), check_name(group), nodes)
+    cluster, broker_group = options.cluster or manifest.cluster, options.group or manifest.group
+    return Target(options.data.absolute(), check_name(cluster), check_name(broker_group), nodes)
 
 
 # --- reading --------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def _make_first(
     data, m = target.work / name, base.manifest
     plan = FolderPlan(
         cluster_id=target.cluster,
-        group=target.group,
+        group=target.broker_group,
         node_id=NodeId(name),
         members=[NodeId(node) for node in target.nodes],
         segment_size=m.segment_size,
@@ -487,7 +487,7 @@ def _record(dumped: DumpedLog, target: Target, found: Survey, made: Identity) ->
         "format": "ledgermq-restored",
         "format_version": 1,
         "cluster": target.cluster,
-        "group": target.group,
+        "group": target.broker_group,
         "group_id": f"{made.group_id:016x}",
         "nodes": target.nodes,
         "segment_size": made.segment_size,
@@ -516,8 +516,8 @@ def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
     found, identity = made.found, made.identity
     left_out, unconfirmed = _left_out(dumped, found), _unconfirmed(dumped, found)
     lines = [
-        f"broker group {target.group} of cluster {target.cluster} is restored in {target.data}: up to entry"
-        f" {found.end.index:,}{_written(found.last)}, group id {identity.group_id:016x}, all verified.",
+        f"broker group {target.broker_group} of cluster {target.cluster} is restored in {target.data}: up to "
+        f"entry {found.end.index:,}{_written(found.last)}, group id {identity.group_id:016x}, all verified.",
     ]
     if left_out:
         lines.append(f"Left out: {left_out:,} entries behind it.")
@@ -566,7 +566,7 @@ def _next_steps(target: Target, segment_size: int) -> list[str]:
     peers = ",".join(f"{name}={address or 'HOST:20911'}" for name, address in target.nodes.items())
     lines = ["Next: move each folder to its machine, and start every node once with all the others:"]
     for name in target.nodes:
-        flags = f"--cluster {target.cluster} --group {target.group} --node {name} --data {target.data / name}"
+        flags = f"--cluster {target.cluster} --group {target.broker_group} --node {name} --data {target.data / name}"
         many = f" --peers {peers}" if len(target.nodes) > 1 else ""
         lines.append(f"  ledgermq broker {flags} --segment-size {segment_size}{many} ...")
     lines.append(

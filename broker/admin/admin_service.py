@@ -27,7 +27,7 @@ from ..state.machine import BrokerState
 from .broker_group_mode import BrokerGroupModes
 from .broker_group_view import NodeStatus
 from .dump_call import Dumps
-from .listings import describe_group, describe_topic, list_groups, list_topics
+from .listings import describe_consumer_group, describe_topic, list_consumer_groups, list_topics
 from .message_search import MessageQueries
 from .promotion import Promotions
 from .promotion_claims import GenerationClaims
@@ -89,8 +89,8 @@ class AdminService:
             reads: dict[str, Callable[[BrokerState, Any], Any]] = {
                 "ListTopics": list_topics,
                 "DescribeTopic": describe_topic,
-                "ListConsumerGroups": list_groups,
-                "DescribeGroup": describe_group,
+                "ListConsumerGroups": list_consumer_groups,
+                "DescribeGroup": describe_consumer_group,
                 "GetProgress": lambda _, request: self._modes.progress(request),
             }
             served_here: dict[str, ServeHere] = {

@@ -87,8 +87,10 @@ class BrokerGroupModes:
         rows = []
         consumers = [(each.group, each.topic) for each in request.consumers]
         for row in progress(state, request.group, request.topic, consumers=consumers):
-            group = state.groups.find(row.group)
-            membership = state.memberships.get(group.group_id) if group is not None else None
+            consumer_group = state.groups.find(row.group)
+            membership = (
+                state.memberships.get(consumer_group.group_id) if consumer_group is not None else None
+            )
             rows.append(
                 admin_pb2.TopicProgress(
                     group=row.group,

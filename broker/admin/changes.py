@@ -55,21 +55,21 @@ def known_topic(state: BrokerState, name: str) -> Topic:
     raise RefusedError(route_pb2.TOPIC_NOT_FOUND, text)
 
 
-def known_group(state: BrokerState, name: str) -> ConsumerGroup:
+def known_consumer_group(state: BrokerState, name: str) -> ConsumerGroup:
     """Return a consumer group; the refusal of a missing one suggests a similar name. Raises: RefusedError."""
-    if (group := state.groups.find(name)) is not None:
-        return group
+    if (consumer_group := state.groups.find(name)) is not None:
+        return consumer_group
     hint = _hint(name, [each.name for each in state.groups])
     name = safe_text(name)
     text = f'consumer group "{name}" does not exist.{hint} Groups come into being by use, or: '
     raise RefusedError(route_pb2.GROUP_NOT_FOUND, f"{text}ledgermq group create {name}")
 
 
-def consumed_topics(state: BrokerState, group: ConsumerGroup, name: str) -> list[Topic]:
+def consumed_topics(state: BrokerState, consumer_group: ConsumerGroup, name: str) -> list[Topic]:
     """Return the named topic, or for "" all that the consumer group has consumed. Raises: RefusedError."""
     if name:
         return [known_topic(state, name)]
-    found = (state.topics.get(topic_id) for topic_id in state.consumed_topics(group.group_id))
+    found = (state.topics.get(topic_id) for topic_id in state.consumed_topics(consumer_group.group_id))
     return [topic for topic in found if topic is not None]
 
 
@@ -191,11 +191,11 @@ class ConsumerGroupChanges:
         except ValueError as error:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, str(error)) from None
         if self._replica.state.groups.find(wanted.name) is None:
-            self._creation.check_room_for_group()
+            self._creation.check_room_for_consumer_group()
         command = CreateGroup(wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo)
         applied = await self._pipeline.run(command)
-        group: ConsumerGroup = applied.result.group
-        there = (group.start, group.max_attempts, group.fifo)
+        consumer_group: ConsumerGroup = applied.result.group
+        there = (consumer_group.start, consumer_group.max_attempts, consumer_group.fifo)
         as_wanted = there == (command.start, command.max_attempts, command.fifo)
         if not (applied.result.changed or request.if_not_exists or (request.perhaps_done and as_wanted)):
             raise RefusedError(
@@ -208,14 +208,14 @@ class ConsumerGroupChanges:
         """Delete a consumer group with its offsets and leases."""
         if request.perhaps_done and self._replica.state.groups.find(request.name) is None:
             return admin_pb2.DeleteGroupResponse()
-        group = known_group(self._replica.state, request.name)
-        await self._pipeline.run(DeleteGroup(group.group_id))
+        consumer_group = known_consumer_group(self._replica.state, request.name)
+        await self._pipeline.run(DeleteGroup(consumer_group.group_id))
         return admin_pb2.DeleteGroupResponse()
 
     async def reset_offsets(self, request: admin_pb2.ResetOffsetsRequest) -> log_pb2.CommitOffsetsResponse:
         """Set a consumer group's offsets in all queues of a topic; its leases there end."""
         state = self._replica.state
-        topic, group = known_topic(state, request.topic), known_group(state, request.group)
+        topic, consumer_group = known_topic(state, request.topic), known_consumer_group(state, request.group)
         which = request.WhichOneof("to")
         if which is None:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, "say where to: earliest, latest or a time")
@@ -225,7 +225,7 @@ class ConsumerGroupChanges:
             if which == "timestamp_ms":
                 offset = await self._queues.offset_at_time(*queue.key, request.timestamp_ms)
             rows.append((*queue.key, offset))
-        applied = await self._pipeline.run(CommitOffsets(group.group_id, position_rows(rows), True))
+        applied = await self._pipeline.run(CommitOffsets(consumer_group.group_id, position_rows(rows), True))
         if not applied.result.accepted.all():
             raise RefusedError(
                 route_pb2.STALE_ROUTE, f'topic "{topic.name}" or the group was deleted meanwhile'

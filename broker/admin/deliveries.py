@@ -33,7 +33,7 @@ from ..state.leases import ACKED, PARKED_MAX, Consumption
 from ..state.machine import BrokerState
 from ..state.topics import Topic
 from ..wire.official import message_id_text
-from .changes import consumed_topics, known_group
+from .changes import consumed_topics, known_consumer_group
 
 logger = logging.getLogger(__name__)
 
@@ -67,23 +67,25 @@ class Deliveries:
 
     async def get(self, request: admin_pb2.GetDeliveriesRequest) -> admin_pb2.GetDeliveriesResponse:
         """Return a consumer group's lease holders and parked messages."""
-        group = known_group(self._replica.state, request.group)
+        consumer_group = known_consumer_group(self._replica.state, request.group)
         limit = min(request.max_parked or DEFAULT_PARKED, MAX_PARKED)
         answer = admin_pb2.GetDeliveriesResponse(parked_limit=PARKED_MAX)
-        for topic in self._topics(group, request.topic):
-            answer.holders.extend(await self._holders(group, topic))
-            for queue_id, found in self._queues(group, topic):
+        for topic in self._topics(consumer_group, request.topic):
+            answer.holders.extend(await self._holders(consumer_group, topic))
+            for queue_id, found in self._queues(consumer_group, topic):
                 answer.parked_count += len(found.parked)
                 for row in found.parked[: limit - len(answer.parked)].tolist():
                     answer.parked.append(await self._parked(topic, queue_id, *row))
         return answer
 
-    def _topics(self, group: ConsumerGroup, name: str) -> list[Topic]:
-        return sorted(consumed_topics(self._replica.state, group, name), key=lambda topic: topic.name)
+    def _topics(self, consumer_group: ConsumerGroup, name: str) -> list[Topic]:
+        return sorted(
+            consumed_topics(self._replica.state, consumer_group, name), key=lambda topic: topic.name
+        )
 
-    def _queues(self, group: ConsumerGroup, topic: Topic) -> Iterator[tuple[int, Consumption]]:
+    def _queues(self, consumer_group: ConsumerGroup, topic: Topic) -> Iterator[tuple[int, Consumption]]:
         for queue_id in range(topic.queue_count):
-            found = self._replica.state.consumption.get((group.group_id, topic.topic_id, queue_id))
+            found = self._replica.state.consumption.get((consumer_group.group_id, topic.topic_id, queue_id))
             if found is not None:
                 yield queue_id, found
 
@@ -112,10 +114,10 @@ class Deliveries:
             return ""
         return message_id_text(record)
 
-    async def _holders(self, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.LeaseHolder]:
+    async def _holders(self, consumer_group: ConsumerGroup, topic: Topic) -> list[admin_pb2.LeaseHolder]:
         """Return the holders of leases in a topic, most leases first."""
         now, held = self._raft.next_timestamp(), dict[tuple[str, bool, bool], _Held]()
-        for _, found in self._queues(group, topic):
+        for _, found in self._queues(consumer_group, topic):
             rows = found.leases[found.leases["flags"] & ACKED == 0]
             ended = rows["deadline"] <= now
             for session, lease_id, over, count in _counted(rows, ended):
@@ -143,7 +145,7 @@ class Deliveries:
 
     async def release(self, request: admin_pb2.ReleaseParkedRequest) -> admin_pb2.ReleaseParkedResponse:
         """Deliver parked messages again. Messages that are not parked (any more) are not counted."""
-        group = known_group(self._replica.state, request.group)
+        consumer_group = known_consumer_group(self._replica.state, request.group)
         if request.places and not request.topic:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT, "places were named, and no topic; nothing was released"
@@ -155,15 +157,15 @@ class Deliveries:
                 f"of the topic",
             )
         rows = list[tuple[int, int, int]]()
-        for topic in self._topics(group, request.topic):
+        for topic in self._topics(consumer_group, request.topic):
             if request.places:
                 rows += [(topic.topic_id, each.queue_id, each.queue_offset) for each in request.places]
                 continue
-            for queue_id, found in self._queues(group, topic):
+            for queue_id, found in self._queues(consumer_group, topic):
                 rows += [(topic.topic_id, queue_id, offset) for offset in found.parked["offset"].tolist()]
         released = 0
         for start in range(0, len(rows), ROWS_MAX):
-            command = ReleaseParked(group.group_id, position_rows(rows[start : start + ROWS_MAX]))
+            command = ReleaseParked(consumer_group.group_id, position_rows(rows[start : start + ROWS_MAX]))
             applied = await self._pipeline.run(command)
             released += int(np.count_nonzero(applied.result.accepted))
         return admin_pb2.ReleaseParkedResponse(released=released)
@@ -179,8 +181,8 @@ def _counted(rows: np.ndarray, ended: np.ndarray) -> Iterator[tuple[int, int, bo
 def tell_parked(state: BrokerState, parked: Iterable[Parked]) -> None:
     """Log parked messages, one line per queue: an operator has to look at them."""
     for each in parked:
-        topic, group = state.topics.get(each.topic_id), state.groups.get(each.group_id)
-        name = group.name if group is not None else str(each.group_id)
+        topic, consumer_group = state.topics.get(each.topic_id), state.groups.get(each.group_id)
+        name = consumer_group.name if consumer_group is not None else str(each.group_id)
         logger.warning(
             "messages parked, they failed for the last time group=%s topic=%s queue=%d count=%d total=%d of "
             "%d. See: ledgermq group describe %s",

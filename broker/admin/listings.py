@@ -15,7 +15,7 @@ from ..state.machine import BrokerState
 from ..state.memberships import GroupMembership
 from ..state.topics import Topic
 from .broker_group_view import topic_info
-from .changes import consumed_topics, known_group, known_topic
+from .changes import consumed_topics, known_consumer_group, known_topic
 
 
 def list_topics(state: BrokerState, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
@@ -50,43 +50,47 @@ def describe_topic(
     return admin_pb2.DescribeTopicResponse(topic=topic_info(topic), queues=queues, consumers=consumers)
 
 
-def list_groups(
+def list_consumer_groups(
     state: BrokerState, request: admin_pb2.ListConsumerGroupsRequest
 ) -> admin_pb2.ListConsumerGroupsResponse:
     """Return all consumer groups, sorted by name."""
-    groups = sorted(state.groups, key=lambda group: group.name)
-    return admin_pb2.ListConsumerGroupsResponse(groups=[_group_info(state, group) for group in groups])
+    consumer_groups = sorted(state.groups, key=lambda consumer_group: consumer_group.name)
+    return admin_pb2.ListConsumerGroupsResponse(
+        groups=[_consumer_group_info(state, consumer_group) for consumer_group in consumer_groups]
+    )
 
 
-def describe_group(
+def describe_consumer_group(
     state: BrokerState, request: admin_pb2.DescribeGroupRequest
 ) -> admin_pb2.DescribeGroupResponse:
     """Return a consumer group and its progress in one topic, or in all that it has consumed."""
-    group = known_group(state, request.name)
-    topics = consumed_topics(state, group, request.topic)
-    queues = [progress for topic in topics for progress in _progress(state, group, topic)]
+    consumer_group = known_consumer_group(state, request.name)
+    topics = consumed_topics(state, consumer_group, request.topic)
+    queues = [progress for topic in topics for progress in _progress(state, consumer_group, topic)]
     return admin_pb2.DescribeGroupResponse(
-        group=_group_info(state, group), queues=queues, members=_members(state, group)
+        group=_consumer_group_info(state, consumer_group),
+        queues=queues,
+        members=_members(state, consumer_group),
     )
 
 
-def _group_info(state: BrokerState, group: ConsumerGroup) -> admin_pb2.ConsumerGroupInfo:
+def _consumer_group_info(state: BrokerState, consumer_group: ConsumerGroup) -> admin_pb2.ConsumerGroupInfo:
     return admin_pb2.ConsumerGroupInfo(
-        name=group.name,
-        start_position=str(group.start),
-        max_attempts=group.max_attempts,
-        fifo=group.fifo,
-        connected_clients=len(_membership(state, group).members),
+        name=consumer_group.name,
+        start_position=str(consumer_group.start),
+        max_attempts=consumer_group.max_attempts,
+        fifo=consumer_group.fifo,
+        connected_clients=len(_membership(state, consumer_group).members),
     )
 
 
-def _membership(state: BrokerState, group: ConsumerGroup) -> GroupMembership:
-    return state.memberships.get(group.group_id) or GroupMembership()
+def _membership(state: BrokerState, consumer_group: ConsumerGroup) -> GroupMembership:
+    return state.memberships.get(consumer_group.group_id) or GroupMembership()
 
 
-def _members(state: BrokerState, group: ConsumerGroup) -> list[admin_pb2.GroupMember]:
+def _members(state: BrokerState, consumer_group: ConsumerGroup) -> list[admin_pb2.GroupMember]:
     """Return the members of a queue-exclusive consumer group, oldest first."""
-    membership = _membership(state, group)
+    membership = _membership(state, consumer_group)
     owned = Counter(owner.member for owner in membership.owners.values())
     return [
         admin_pb2.GroupMember(
@@ -102,11 +106,13 @@ def _members(state: BrokerState, group: ConsumerGroup) -> list[admin_pb2.GroupMe
     ]
 
 
-def _progress(state: BrokerState, group: ConsumerGroup, topic: Topic) -> list[admin_pb2.GroupQueueProgress]:
-    membership = _membership(state, group)
+def _progress(
+    state: BrokerState, consumer_group: ConsumerGroup, topic: Topic
+) -> list[admin_pb2.GroupQueueProgress]:
+    membership = _membership(state, consumer_group)
     found = []
     for queue in state.queues_of(topic):
-        committed = state.committed_offset(group.group_id, *queue.key)
+        committed = state.committed_offset(consumer_group.group_id, *queue.key)
         owner = membership.of(queue.key)
         found.append(
             admin_pb2.GroupQueueProgress(
@@ -115,9 +121,9 @@ def _progress(state: BrokerState, group: ConsumerGroup, topic: Topic) -> list[ad
                 committed_offset=-1 if committed is None else committed,
                 begin_offset=queue.begin,
                 end_offset=queue.end,
-                leased=state.leased_count(group.group_id, *queue.key),
-                lost=state.lost_count(group.group_id, *queue.key),
-                parked=state.parked_count(group.group_id, *queue.key),
+                leased=state.leased_count(consumer_group.group_id, *queue.key),
+                lost=state.lost_count(consumer_group.group_id, *queue.key),
+                parked=state.parked_count(consumer_group.group_id, *queue.key),
                 owner=owner.member,
                 epoch=owner.epoch if owner.member else 0,
             )

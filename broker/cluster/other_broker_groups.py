@@ -51,12 +51,12 @@ class OtherGroups:
     def __init__(
         self,
         cluster: str,
-        own_group: str,
+        own_broker_group: str,
         nameservers: tuple[str, ...],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._own_group = own_group
+        self._own_broker_group = own_broker_group
         self._nameservers = nameservers
         self._clock = clock
         self._views: dict[str, route_pb2.GroupRoute] = {}  # last view by broker group
@@ -76,7 +76,7 @@ class OtherGroups:
 
     def take(self, views: list[route_pb2.GroupRoute]) -> None:
         """Store the newest view of all other broker groups."""
-        listed = {view.group: view for view in views if view.group != self._own_group}
+        listed = {view.group: view for view in views if view.group != self._own_broker_group}
         for name in self._views.keys() - listed.keys():
             if self._views[name].mode != route_pb2.MODE_ACTIVE:
                 # Drained, and removed now: it does not come back by itself.
@@ -108,11 +108,11 @@ class OtherGroups:
                 )
         return found
 
-    def _nodes(self, group: str, *, ordered: bool) -> list[route_pb2.NodeInfo]:
+    def _nodes(self, broker_group: str, *, ordered: bool) -> list[route_pb2.NodeInfo]:
         """Return the nodes of a broker group that clients may call, by id."""
         now = self._clock()
-        absent = now - self._absent_since.get(group, now) > GRACE
-        known = [node for node in self._views[group].nodes if node.listeners]
+        absent = now - self._absent_since.get(broker_group, now) > GRACE
+        known = [node for node in self._views[broker_group].nodes if node.listeners]
         alive = [node for node in known if node.alive and not absent]
         return sorted(alive or (known if ordered else []), key=lambda node: node.node_id)
 
@@ -150,7 +150,7 @@ class OtherGroups:
 
     async def _watch(self, address: str) -> None:
         request = pb.WatchRoutesRequest(
-            cluster=self._cluster, all_listeners=True, without_group=self._own_group
+            cluster=self._cluster, all_listeners=True, without_group=self._own_broker_group
         )
         async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
             async for answer in nameserver_pb2_grpc.NameServerServiceStub(channel).WatchRoutes(request):

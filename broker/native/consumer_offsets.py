@@ -60,7 +60,7 @@ class ConsumerOffsets:
             # not know it yet.
             await self._barrier.catch_up()
             rows = self._positions(request)
-        group = await self._creation.ensure_group(request.group)
+        group = await self._creation.ensure_consumer_group(request.group)
         epochs = [each.epoch for each in request.offsets]
         command = CommitOffsets(
             group.group_id,

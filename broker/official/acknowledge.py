@@ -52,7 +52,7 @@ class Acknowledgements:
     _holders: LeaseHolders
     _features: Features
 
-    def _checked_handle(self, text: str, group: str) -> ReceiptHandle:
+    def _checked_handle(self, text: str, consumer_group: str) -> ReceiptHandle:
         """Return a handle that belongs to this broker group and to the given consumer group.
 
         Raises: InvalidReceiptHandleError.
@@ -61,8 +61,8 @@ class Acknowledgements:
         known = self._replica.state.groups.get(handle.group_id)
         if handle.broker_group != self._broker_group:
             raise InvalidReceiptHandleError(f"it is of broker group {safe_text(handle.broker_group, 100)}")
-        if known is None or known.name != group:
-            raise InvalidReceiptHandleError(f"it is not of consumer group {group}")
+        if known is None or known.name != consumer_group:
+            raise InvalidReceiptHandleError(f"it is not of consumer group {consumer_group}")
         return handle
 
     async def acknowledge(self, request: v2.AckMessageRequest) -> v2.AckMessageResponse:
@@ -132,15 +132,15 @@ class Acknowledgements:
         check_group(request.group.name)
         check_topic(request.topic.name)
         handle = parse_handle(request.receipt_handle)
-        group = self._replica.state.groups.get(handle.group_id)
+        consumer_group = self._replica.state.groups.get(handle.group_id)
         if handle.broker_group != self._broker_group or (
-            group is not None and group.name != request.group.name
+            consumer_group is not None and consumer_group.name != request.group.name
         ):
             raise StatusError(
                 v2.INVALID_RECEIPT_HANDLE, f"it is not of consumer group {request.group.name} here"
             )
         done = v2.ForwardMessageToDeadLetterQueueResponse(status=ok())
-        if group is None:
+        if consumer_group is None:
             return done
         try:
             await self._features.require(PARKED_MESSAGES, "park messages that failed")
@@ -156,7 +156,7 @@ class Acknowledgements:
             raise StatusError(
                 v2.TOO_MANY_REQUESTS,
                 f"{PARKED_MAX} messages of topic {request.topic.name} queue {handle.queue_id} are parked for "
-                f"consumer group {group.name}, more are not: this one stays with its consumer. Release some: "
-                f"ledgermq group release {group.name}",
+                f"consumer group {consumer_group.name}, more are not: this one stays with its consumer. "
+                f"Release some: ledgermq group release {consumer_group.name}",
             )
         return done

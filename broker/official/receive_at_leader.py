@@ -128,7 +128,7 @@ class CheckedReceive:
     """A validated request."""
 
     topic: Topic
-    group: ConsumerGroup
+    consumer_group: ConsumerGroup
     request: ReceiveRequest
     until: float  # monotonic seconds: end of the long poll
     notes: list[str] = field(default_factory=list)  # remarks that the answer's status carries
@@ -143,9 +143,9 @@ class CheckedReceive:
         for queue in result.queues:
             if queue.lost:
                 self.notes.append(
-                    f"retention deleted {queue.lost} messages of topic {self.topic.name} "
-                    f"queue {queue.queue_id} before group "
-                    f"{self.group.name} had consumed them; the queue begins at offset {queue.begin} now"
+                    f"retention deleted {queue.lost} messages of topic {self.topic.name} queue "
+                    f"{queue.queue_id} before group {self.consumer_group.name} had consumed them; the queue "
+                    f"begins at offset {queue.begin} now"
                 )
 
 
@@ -271,7 +271,7 @@ class LeaderReceives:
         answer = peer_pb2.GrantAnswer(
             status=receiver.status,
             store_host=self._members.own_messaging_address(call.listener),
-            granted=to_peer(receiver.group.group_id, receiver.topic.topic_id, leased),
+            granted=to_peer(receiver.consumer_group.group_id, receiver.topic.topic_id, leased),
         )
         return answer, noted
 
@@ -282,7 +282,7 @@ class LeaderReceives:
         hand_out = HandOut(
             self._config.group,
             self._members.own_messaging_address(call.listener),
-            receiver.group.group_id,
+            receiver.consumer_group.group_id,
             receiver.topic.topic_id,
             receiver.topic.name,
         )
@@ -312,9 +312,9 @@ class LeaderReceives:
         return receiver, leased
 
     async def _checked(self, request: v2.ReceiveMessageRequest, call: Call) -> CheckedReceive:
-        name, group_name = request.message_queue.topic.name, request.group.name
+        name, consumer_group_name = request.message_queue.topic.name, request.group.name
         check_topic(name)
-        check_group(group_name)
+        check_group(consumer_group_name)
         tags = tags_of(request.filter_expression)
         duration = AUTO_RENEW_INVISIBLE_MS
         if not request.auto_renew:
@@ -322,10 +322,10 @@ class LeaderReceives:
         topic = await self._creation.ensure_topic(name)
         if topic is None:
             raise topic_not_found(name)
-        group = await self._creation.ensure_group(group_name)
-        check_not_exclusive(self._replica.state, group, name)
+        consumer_group = await self._creation.ensure_consumer_group(consumer_group_name)
+        check_not_exclusive(self._replica.state, consumer_group, name)
         wanted = ReceiveRequest(
-            group.group_id,
+            consumer_group.group_id,
             topic.topic_id,
             min(request.batch_size, MAX_BATCH) if request.batch_size > 0 else MAX_BATCH,
             duration,
@@ -334,7 +334,7 @@ class LeaderReceives:
             request.attempt_id,
         )
         polling = polling_seconds(request, call.deadline - time.monotonic())
-        receiver = CheckedReceive(topic, group, wanted, time.monotonic() + polling)
+        receiver = CheckedReceive(topic, consumer_group, wanted, time.monotonic() + polling)
         self._selections.compare_filters(receiver, request.filter_expression.expression)
         return receiver
 
@@ -359,9 +359,9 @@ class Selections:
         differing = view.filters.look(request.group_id, request.topic_id, request.tags, expression, now)
         if differing:
             text = (
-                f"consumers of group {receiver.group.name} filter topic {receiver.topic.name} differently: "
-                f"by {', by '.join(differing)}. What one of them leaves out, the others never get: give each "
-                "filter a group of its own"
+                f"consumers of group {receiver.consumer_group.name} filter topic {receiver.topic.name} "
+                f"differently: by {', by '.join(differing)}. What one of them leaves out, the others never "
+                "get: give each filter a group of its own"
             )
             logger.warning("%s", text)
             receiver.notes.append(text)
@@ -402,7 +402,7 @@ class Selections:
         view = self._replica.view
         if view is None:
             return 0.0
-        expiry = view.next_expiry(receiver.group.group_id, receiver.topic.topic_id)
+        expiry = view.next_expiry(receiver.consumer_group.group_id, receiver.topic.topic_id)
         if expiry is None:
             return MAX_POLLING
         return max((expiry - self._raft.next_timestamp()) / 1000, 0.001)
@@ -441,8 +441,8 @@ class Selections:
 
     async def _resolve_start(self, request: ReceiveRequest, queue_ids: Any) -> None:
         """Propose start positions in queues that a consumer group with a start time has not consumed from."""
-        group = self._replica.state.groups.get(request.group_id)
-        start = group.start.timestamp_ms if group is not None else None
+        consumer_group = self._replica.state.groups.get(request.group_id)
+        start = consumer_group.start.timestamp_ms if consumer_group is not None else None
         rows = []
         for queue_id in queue_ids:
             offset = await self._queues.offset_at_time(request.topic_id, int(queue_id), start or 0)
@@ -471,13 +471,13 @@ def last_frame() -> bytes:
     return frame.SerializeToString()
 
 
-def check_not_exclusive(state: BrokerState, group: ConsumerGroup, topic: str) -> None:
+def check_not_exclusive(state: BrokerState, consumer_group: ConsumerGroup, topic: str) -> None:
     """Refuse leases on a topic whose queues the consumer group's members own. Raises: StatusError."""
-    membership = state.memberships.get(group.group_id)
+    membership = state.memberships.get(consumer_group.group_id)
     if membership is not None and topic in membership.subscribed:
         raise StatusError(
             v2.ILLEGAL_CONSUMER_GROUP,
-            f'the members of group "{group.name}" consume topic {topic} queue by queue; '
+            f'the members of group "{consumer_group.name}" consume topic {topic} queue by queue; '
             "use another group, or stop them first",
         )
 

@@ -72,8 +72,10 @@ class Sends:
             self._metrics.duplicates.labels("messaging").inc(duplicates)
         if len(placed) == 1 and placed[0].verdict in _STORED:
             return answer_of_one(ids[0], placed[0].offset)
-        group = self._config.group
-        entries = [_entry(message_id, sent, group) for message_id, sent in zip(ids, placed, strict=True)]
+        broker_group = self._config.group
+        entries = [
+            _entry(message_id, sent, broker_group) for message_id, sent in zip(ids, placed, strict=True)
+        ]
         answer = v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
         return bytes(answer.SerializeToString())
 
@@ -105,8 +107,8 @@ def _records(topic: Topic, request: v2.SendMessageRequest) -> list[tuple[Outgoin
                 f"a {v2.MessageType.Name(kind)} message cannot be sent to topic {topic.name}, "
                 f"which takes {topic.message_type.name} messages",
             )
-        group = system.message_group if alone else ""
-        found.append((outgoing_record(message, kind), group))
+        message_group = system.message_group if alone else ""
+        found.append((outgoing_record(message, kind), message_group))
     return found
 
 

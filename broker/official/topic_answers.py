@@ -25,7 +25,7 @@ from ..wire.validation import check_group
 class RoutedTopic:
     """A topic's queues in all broker groups, and the type of its messages."""
 
-    groups: list[GroupQueues]  # one per broker group, ordered by its name
+    broker_groups: list[GroupQueues]  # one per broker group, ordered by its name
     message_type: int
 
 
@@ -62,11 +62,11 @@ class TopicAnswers:
         others = self._others.queues(name, listener)
         if own is None and not others:
             return None
-        groups = [queues for queues, _ in others]
+        broker_groups = [queues for queues, _ in others]
         if own is not None:
-            groups.append(self._own_queues(own, listener))
+            broker_groups.append(self._own_queues(own, listener))
         message_type = int(own.message_type) if own is not None else others[0][1]
-        return RoutedTopic(sorted(groups, key=lambda each: each.group), message_type)
+        return RoutedTopic(sorted(broker_groups, key=lambda each: each.group), message_type)
 
     def _own_queues(self, topic: Topic, listener: str) -> GroupQueues:
         nodes = sorted(self._members.alive(listener), key=lambda node: node[0])
@@ -75,12 +75,14 @@ class TopicAnswers:
 
     def route(self, message: v2.QueryRouteRequest, found: RoutedTopic) -> bytes:
         """Return the encoded QueryRouteResponse."""
-        queues = route(message.topic, found.groups, found.message_type)
+        queues = route(message.topic, found.broker_groups, found.message_type)
         return bytes(v2.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString())
 
     def assignment(self, message: v2.QueryAssignmentRequest, found: RoutedTopic) -> bytes:
         """Return the encoded QueryAssignmentResponse. Raises: StatusError."""
         check_group(message.group.name)
-        group = self._replica.state.groups.find(message.group.name)
-        queues = assignments(message.topic, found.groups, fifo=group is not None and group.fifo)
+        consumer_group = self._replica.state.groups.find(message.group.name)
+        queues = assignments(
+            message.topic, found.broker_groups, fifo=consumer_group is not None and consumer_group.fifo
+        )
         return bytes(v2.QueryAssignmentResponse(status=ok(), assignments=queues).SerializeToString())

@@ -26,16 +26,16 @@ class BrokerGroupIdentity:
     _config: BrokerConfig
     _raft: RaftNode
 
-    def check_names(self, cluster: str, group: str) -> None:
+    def check_names(self, cluster: str, broker_group: str) -> None:
         """Refuse a call to another broker group or cluster that had this address before; "" matches any.
 
         Raises: RefusedError.
         """
         config = self._config
-        if cluster in ("", config.cluster) and group in ("", config.group):
+        if cluster in ("", config.cluster) and broker_group in ("", config.group):
             return
         meant = " of ".join(
-            [f'broker group "{group}"'] * bool(group) + [f'cluster "{cluster}"'] * bool(cluster)
+            [f'broker group "{broker_group}"'] * bool(broker_group) + [f'cluster "{cluster}"'] * bool(cluster)
         )
         raise RefusedError(
             route_pb2.STALE_ROUTE,

@@ -42,7 +42,7 @@ class Creation:
             )
             raise LimitReachedError(what, config.max_queues, "max_queues", room)
 
-    def check_room_for_group(self) -> None:
+    def check_room_for_consumer_group(self) -> None:
         """Check the limit of consumer groups, which first use creates. Raises: LimitReachedError."""
         count, config = len(self._replica.state.groups), self._config
         if count >= config.max_consumer_groups:
@@ -66,15 +66,15 @@ class Creation:
         created: Topic | None = applied.result.topic
         return created
 
-    async def ensure_group(self, name: str) -> ConsumerGroup:
+    async def ensure_consumer_group(self, name: str) -> ConsumerGroup:
         """Return the consumer group; create it if it does not exist.
 
         Raises: LimitReachedError, and what the pipeline raises.
         """
-        group = self._replica.state.groups.find(name)
-        if group is not None:
-            return group
-        self.check_room_for_group()
+        consumer_group = self._replica.state.groups.find(name)
+        if consumer_group is not None:
+            return consumer_group
+        self.check_room_for_consumer_group()
         applied = await self._pipeline.run(CreateGroup(name))
         created: ConsumerGroup = applied.result.group
         return created

@@ -49,20 +49,20 @@ class Features:
         RefusedError, and what the pipeline raises.
         """
         older, unmet = self._lagging(level)
-        group = self._config.group
+        broker_group = self._config.group
         if older:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"broker group {group} has nodes of an older version, which does not know how to {what} and "
-                f"would stop at it: {', '.join(older)}. Nothing was changed. Install this version on every "
-                f"node of {group}, one after the other, and repeat it",
+                f"broker group {broker_group} has nodes of an older version, which does not know how to "
+                f"{what} and would stop at it: {', '.join(older)}. Nothing was changed. Install this version "
+                f"on every node of {broker_group}, one after the other, and repeat it",
             )
         if self._replica.state.feature_level >= level:
             return
         if unmet:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"whether every node of broker group {group} knows how to {what} cannot be told: "
+                f"whether every node of broker group {broker_group} knows how to {what} cannot be told: "
                 f"{', '.join(unmet)} has not been met since {self._config.node_id} started. Nothing was "
                 "changed. Start it with this version, or a new one in its place (ledgermq broker --rejoin), "
                 "and repeat it",

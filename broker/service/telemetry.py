@@ -39,7 +39,7 @@ RETRY_DELAYS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540,
 #: The Node client reads only exponential policies, and takes their seconds for milliseconds.
 _NODE_LANGUAGE: Final = "HTTP"
 #: (fifo, max attempts) of a consumer group that does not exist yet.
-DEFAULT_GROUP_POLICY: Final = (False, 17)
+DEFAULT_POLICY: Final = (False, 17)
 
 
 @dataclass(eq=False, repr=False)
@@ -92,8 +92,8 @@ class TelemetryStreams:
         )
 
     def _policy_of(self, consumer_group: str) -> tuple[bool, int]:
-        group = self._replica.state.groups.find(consumer_group)
-        return (group.fifo, group.max_attempts) if group is not None else DEFAULT_GROUP_POLICY
+        found = self._replica.state.groups.find(consumer_group)
+        return (found.fifo, found.max_attempts) if found is not None else DEFAULT_POLICY
 
 
 def check_settings(settings: v2.Settings) -> None:

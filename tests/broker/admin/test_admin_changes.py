@@ -103,10 +103,10 @@ def test_all_topics_together_have_a_limit_of_queues() -> None:
 
 def test_one_more_consumer_group_than_the_limit_is_refused_by_command_and_by_use() -> None:
     small = Small(max_consumer_groups=1)
-    asyncio.run(small.creation.ensure_group("a"))
-    asyncio.run(small.creation.ensure_group("a"))
+    asyncio.run(small.creation.ensure_consumer_group("a"))
+    asyncio.run(small.creation.ensure_consumer_group("a"))
     with pytest.raises(LimitReachedError, match="max_consumer_groups"):
-        asyncio.run(small.creation.ensure_group("b"))
+        asyncio.run(small.creation.ensure_consumer_group("b"))
     with pytest.raises(LimitReachedError, match="max_consumer_groups"):
         asyncio.run(
             small.groups.create(admin_pb2.CreateGroupRequest(group=admin_pb2.ConsumerGroupInfo(name="b")))
