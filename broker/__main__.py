@@ -15,9 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # While modules are loading, nothing has started: Ctrl-C ends the process without a traceback. `run` stops
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .service.probes import ProcessProbes
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 EXIT_FAULT: Final = 1
 EXIT_USAGE: Final = 2
@@ -252,15 +254,8 @@ async def _with_master(
     from .find_master import find_master, looks_for
 
     probed.doing = looks_for(config)
-    finding = asyncio.create_task(find_master(config))
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not finding.done():
-        finding.cancel()
-        await asyncio.gather(finding, return_exceptions=True)
-        return None
-    return config.model_copy(update={"master": finding.result()})
+    finding = await _unless_stopped(find_master(config), stop)
+    return config.model_copy(update={"master": finding.result()}) if finding is not None else None
 
 
 async def _started(
@@ -281,9 +276,11 @@ async def _started(
     while True:
         probed.node = node = BrokerNode(config, files=files, http=probed.http.counts)
         try:
-            if not await _start_unless_stopped(node, stop):
+            starting = await _unless_stopped(node.start(), stop)
+            if starting is None:
                 await node.stop()
                 return None
+            starting.result()
         except (PortError, AddressInUseError) as error:
             await node.stop()
             if time.monotonic() >= end:
@@ -298,18 +295,19 @@ async def _started(
             return node
 
 
-async def _start_unless_stopped(node: Any, stop: asyncio.Event) -> bool:
-    """Start the node; False: it was told to stop before (a log repair may wait long for other nodes)."""
-    starting = asyncio.create_task(node.start())
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+async def _unless_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> asyncio.Task[_T] | None:
+    """Return the task when it is done; None: the process was told to stop before, and the task is cancelled.
+
+    A log repair, or the search for a master, may wait long for other nodes.
+    """
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if starting.done():
-        starting.result()
-        return True
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
-    return False
+    if working.done():
+        return working
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    return None
 
 
 def _settle_memory() -> None:

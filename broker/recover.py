@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -35,10 +35,6 @@ EXIT_REFUSED: Final = 1
 _MIB: Final = 1 << 20
 
 
-#: Prints lines for people, or facts for programs (None: there are none).
-_Printer = Callable[[list[str], dict[str, object] | None], None]
-
-
 class NotConfirmedError(Exception):
     """The operator did not confirm the loss of data. Nothing was changed."""
 
@@ -52,57 +48,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--yes-lose-data", default="", metavar="GROUP", help="the group's name, for scripts")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     options = parser.parse_args(arguments)
-    say: _Printer = _print_json if options.json else _print_lines
     try:
         with stopped_folder(options.data, RealFileSystem()) as folder:
             if options.show:
                 survivor = _inspect(folder)
-                say(describe(survivor, _now()), facts(survivor, folder))
+                say(facts(survivor, folder) if options.json else describe(survivor, _now()))
             elif options.clone_for:
-                _clone(folder, NodeId(options.clone_for), say)
+                _clone(folder, NodeId(options.clone_for), options.json)
             else:
-                _recover(folder, options.yes_lose_data, say)
+                _recover(folder, options.yes_lose_data, options.json)
     except (RaftError, NotConfirmedError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_REFUSED
     return 0
 
 
-def _recover(folder: StoppedFolder, name_given: str, say: _Printer) -> None:
+def _recover(folder: StoppedFolder, name_given: str, as_json: bool) -> None:
     check_recoverable(folder)
     survivor = _inspect(folder)
     identity = folder.identity
-    say([*describe(survivor, _now()), "", *consequences(survivor), ""], None)
+    if not as_json:
+        say([*describe(survivor, _now()), "", *consequences(survivor), ""])
     confirm(identity.group, name_given)
     make_durable(folder.data)
     made = recover_folder(folder, survivor)
     others = [node for node in sorted(made.members) if node != made.node_id]
     say(
-        [
+        {**facts(survivor, folder), "new_group_id": f"{made.group_id:016x}", "to_clone": others}
+        if as_json
+        else [
             f"group {made.group} begins anew in {folder.data}: group id {made.group_id:016x},"
             f" {_count(survivor.last_index, 'entry', 'entries')}.",
             f"Do not start {made.node_id} yet. Next, for each of {', '.join(others)}:",
             f"  1. copy {folder.data} to its machine, for example: rsync -a {folder.data}/ HOST:DATA/",
             "  2. there: ledgermq cluster recover --data DATA --clone-for NODE",
             "Then start all nodes with their usual flags: the group works when all of them have met.",
-        ],
-        {**facts(survivor, folder), "new_group_id": f"{made.group_id:016x}", "to_clone": others},
+        ]
     )
 
 
-def _clone(folder: StoppedFolder, node_id: NodeId, say: _Printer) -> None:
+def _clone(folder: StoppedFolder, node_id: NodeId, as_json: bool) -> None:
     check_cloneable(folder, node_id)
     survivor = _inspect(folder)
     make_durable(folder.data)  # a copy need not have reached the disk yet
     made = clone_folder(folder, node_id, survivor)
     say(
-        [
+        {**facts(survivor, folder), "cloned_for": node_id}
+        if as_json
+        else [
             f"{folder.data} is the folder of {node_id} now:"
             f" {_count(survivor.last_index, 'entry', 'entries')}, equal to"
             f" those of the recovered folder (group id {made.group_id:016x}).",
             f"Next: start {node_id} with its usual flags when every node has its folder.",
-        ],
-        {**facts(survivor, folder), "cloned_for": node_id},
+        ]
     )
 
 
@@ -268,14 +266,11 @@ def _now() -> datetime:
     return datetime.now().astimezone()
 
 
-def _print_lines(lines: list[str], _facts: dict[str, object] | None) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+def say(found: list[str] | dict[str, object]) -> None:
+    """Print lines for people, or facts for programs."""
+    as_text = "\n".join(found) if isinstance(found, list) else safe_json(json.dumps(found, indent=2))
+    sys.stdout.write(as_text + "\n")
     sys.stdout.flush()
-
-
-def _print_json(_lines: list[str], found: dict[str, object] | None) -> None:
-    if found is not None:
-        sys.stdout.write(safe_json(json.dumps(found, indent=2)) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from typing import Final
 
 from ledgermq.proto.dumped_log import DumpedLog, NodeLog, Position, UnusableDumpError, find_logs
 from ledgermq.proto.entry import EntryHeader, EntryKind
-from ledgermq.proto.foreign_text import safe_json
 from ledgermq.raft.disk.files import LockedError, RealFileSystem
 from ledgermq.raft.errors import RaftError
 from ledgermq.raft.folder.group_recovery import clone_folder, inspect, restore_folder, stopped_folder
@@ -40,7 +39,7 @@ from .checkpoint.transfer import install_state, staged_snapshot
 from .config import check_name, split_address
 from .errors import BrokerError
 from .reading.consume_queue_files import ConsumeQueueFiles
-from .recover import make_durable
+from .recover import make_durable, say
 from .state.consume_queue import UNIT_SIZE
 
 EXIT_REFUSED: Final = 1
@@ -115,11 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with DumpedLog(find_logs(options.dumps)) as dumped:
             if options.show:
                 found = survey(dumped, choose_base(dumped, limit), limit)
-                _say(found_facts(dumped, found) if options.json else describe(dumped, found))
+                say(found_facts(dumped, found) if options.json else describe(dumped, found))
             else:
                 target = _target(options, dumped)
                 made = restore(dumped, limit, target)
-                _say(made_facts(dumped, target, made) if options.json else report(dumped, target, made))
+                say(made_facts(dumped, target, made) if options.json else report(dumped, target, made))
     except (UnusableDumpError, BrokerError, RaftError, OSError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_REFUSED
@@ -574,13 +573,6 @@ def _next_steps(target: Target, segment_size: int) -> list[str]:
         "dumped, under the same names and nameservers."
     )
     return lines
-
-
-def _say(found: list[str] | dict[str, object]) -> None:
-    """Print lines for people, or facts for programs."""
-    as_text = "\n".join(found) if isinstance(found, list) else safe_json(json.dumps(found, indent=2))
-    sys.stdout.write(as_text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

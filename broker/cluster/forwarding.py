@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
@@ -167,16 +168,8 @@ class Forwarder:
             method_call = self.channel(node_id).unary_unary(method, None, None)
             self._unary_calls[node_id, method] = method_call
         call = method_call(request, timeout=timeout, metadata=metadata)
-        self._under_way[call] = node_id
-        try:
+        with self._watched(call, node_id):
             answer: bytes = await call
-        except grpc.aio.AioRpcError as error:
-            raise translated(error) from None
-        except asyncio.CancelledError:
-            self._raise_ifgiven_up(call, node_id)
-            raise
-        finally:
-            del self._under_way[call]
         return answer
 
     async def stream(
@@ -186,18 +179,12 @@ class Forwarder:
         call = self.channel(node_id).unary_stream(method, None, None)(
             request, timeout=timeout, metadata=metadata
         )
-        self._under_way[call] = node_id
-        try:
-            async for frame in call:
-                yield frame
-        except grpc.aio.AioRpcError as error:
-            raise translated(error) from None
-        except asyncio.CancelledError:
-            self._raise_ifgiven_up(call, node_id)
-            raise
-        finally:
-            del self._under_way[call]
-            call.cancel()
+        with self._watched(call, node_id):
+            try:
+                async for frame in call:
+                    yield frame
+            finally:
+                call.cancel()
 
     def leader_changed(self, leader_id: str | None) -> None:
         """Give up calls to nodes other than the leader: a stopped or isolated node answers none of them."""
@@ -212,11 +199,21 @@ class Forwarder:
                 self._under_way[call] = ""
                 call.cancel()
 
-    def _raise_ifgiven_up(self, call: Any, node_id: str) -> None:
-        """Raise if `leader_changed` caused a CancelledError, not the caller. Raises: ForwardError."""
-        task = asyncio.current_task()
-        if not self._under_way[call] and not (task is not None and task.cancelling()):
-            raise given_up(node_id) from None
+    @contextmanager
+    def _watched(self, call: Any, node_id: str) -> Iterator[None]:
+        """Let `leader_changed` give up a call. Raises: ForwardError for the call's own error."""
+        self._under_way[call] = node_id
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise translated(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._under_way[call] and not (task is not None and task.cancelling()):
+                raise given_up(node_id) from None  # by `leader_changed`, not by the caller
+            raise
+        finally:
+            del self._under_way[call]
 
     async def close(self) -> None:
         """Cancel polls under way, and close every lane and channel."""
