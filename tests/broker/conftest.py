@@ -1,4 +1,4 @@
-"""Tests that are coroutine functions: each runs in a loop of its own, in which its fixtures are opened and closed."""
+"""Runs each test that is a coroutine function in a loop of its own, in which its fixtures are opened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def _run(test: Callable[..., Awaitable[None]], given: dict[str, Any]) -> None:
-    """Run a test; a fixture that is an asynchronous context manager is entered, the test gets what it gives."""
+    """Run a test; enter each fixture that is an asynchronous context manager, and pass on its value."""
     async with asyncio.timeout(TIMEOUT_S), AsyncExitStack() as stack:
         for name, value in given.items():
             if isinstance(value, AbstractAsyncContextManager):

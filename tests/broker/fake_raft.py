@@ -65,7 +65,7 @@ class FakeRaft:
 
 
 async def lead_twice(raft: FakeRaft, leadership: Leadership) -> None:
-    """Let another node lead, then this one, twice: it proposes when it first leads, once, and that is decided."""
+    """Let another node lead, then this one, twice: it proposes only when it first leads, which is decided."""
     leadership.on_changed("n2", 1)
     await settle()
     assert not raft.proposals, "another node leads"

@@ -45,7 +45,7 @@ METADATA = ((CLIENT_ID, "client"), (FORWARDED_BY, "n2"))
 
 
 class Log(BytesLog):
-    """A node's copy of the log. Reads of what stands before `begin` find nothing, those of `slow` wait for `gate`."""
+    """A node's copy of the log. Reads before `begin` find nothing; those of a `slow` one wait for `gate`."""
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
@@ -134,7 +134,7 @@ def _follows(command: Any) -> Any:
 
 
 class GrantRig:
-    """n1 leads and has three messages in one queue; consumers talk to n2, which has the same log and applies it when told."""
+    """n1 leads, with three messages in one queue; consumers talk to n2, which applies it when told."""
 
     def __init__(self) -> None:
         self.raft = FakeRaft()

@@ -1,4 +1,4 @@
-"""A queue-exclusive group in memory: a state, its coordinator, and members that do as they are told, or do not."""
+"""A queue-exclusive consumer group in memory: a state, its coordinator, and its members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .entry_log import Node
 
 
 class GroupPlay:
-    """Time is `now` (ms). `run` lets the leader decide until it wishes nothing; each wish is an entry, or is lost."""
+    """Time is `now` (ms). `run` lets the leader decide until it wishes nothing; a wish is applied or lost."""
 
     def __init__(
         self, *, start: str = "earliest", zone: str = "", name: str = "billing", node: Node | None = None

@@ -1,4 +1,4 @@
-"""A log of messages with ids and keys, in segments, and an index over it: what the tests of look-ups share."""
+"""A log of messages with ids and keys, in segments, and an index over it, for tests of look-ups."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def message_section(
 
 
 class SegmentedLog(EntryLog):
-    """The part of CommitLog that the index and its readers see. `entries` gives what was added, also behind a hole."""
+    """The part of CommitLog that the index and its readers use. `entries` also reads on behind a hole."""
 
     def __init__(self, segment_size: int = SEGMENT) -> None:
         super().__init__()

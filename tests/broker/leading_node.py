@@ -18,7 +18,7 @@ from .entry_log import Node
 
 
 class Leader:
-    """A node that leads: each command is an entry of its own, applied in the next turn of the loop, or refused or lost."""
+    """A node that leads: each command is an entry, applied in the next turn of the loop, refused, or lost."""
 
     def __init__(self, *, start: str = "earliest", queues: int = 4) -> None:
         self.node = Node()

@@ -1,8 +1,9 @@
 """A node whose promotion is played: what of it is real, and what stands in for the rest (promotion_world.py).
 
-Real: its core, what greetings decide (hello.py, reign.py), and the whole of a promotion up to the stop of the node
-(promotion.py, promotion_claims.py). Played: its disk, the process around it, calls to other nodes. A call, a write and a stop
-wait for their turn (`World.hop`), which a seed draws, so that anything may happen between any two steps.
+Real: its core, what greetings decide (hello.py, reign.py), and the whole of a promotion up to the stop of the
+node (promotion.py, promotion_claims.py). Played: its disk, the process around it, calls to other nodes. A
+call, a write and a stop wait for their turn (`World.hop`), which a seed draws, so that anything may happen
+between any two steps.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Folder:
     quarantines: list[set[int]] = field(default_factory=list)  # messages in each
 
     def takes_part_in(self, claim: Claim) -> None:
-        """Check the rule that claims are for: nobody has a hand in two generations of which none follows the other."""
+        """Check that this node has no part in two generations of which neither follows the other."""
         for known in self.hands:
             same = known.reign.master == claim.reign.master
             assert same or known.group_id in claim.reign.former_group_ids, f"{claim} beside {known}"
@@ -70,7 +71,7 @@ class Cores(Cluster):
 
 
 class Run:
-    """A process, from its start until it ends or is started again: as much of a node as a promotion looks at."""
+    """A process from its start to its end: as much of a node as a promotion looks at."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -126,7 +127,7 @@ class Run:
             await world.hop()
         world.start(self.name)
 
-    # --- what greetings do: voting_rights.py, succession.py ----------------------------------------------------
+    # --- what greetings do: voting_rights.py, succession.py -------------------------------------------------
     def hello(self) -> Hello:
         identity = self.folder.identity
         return Hello(
@@ -172,7 +173,7 @@ class Run:
         assert own is not None
         return any(claim.reign.generation >= own.generation for claim in self.beside.values())
 
-    # --- RaftNode ----------------------------------------------------------------------------------------------
+    # --- RaftNode -------------------------------------------------------------------------------------------
     @property
     def config(self) -> Any:
         return SimpleNamespace(reign=self.folder.identity.reign)
@@ -233,7 +234,7 @@ class Run:
         self.core.leave()
         return ""
 
-    # --- Forwarder ---------------------------------------------------------------------------------------------
+    # --- Forwarder ------------------------------------------------------------------------------------------
     async def unary(self, node: str, method: str, request: bytes, *_: object) -> bytes:
         world = self.world
         await world.hop()

@@ -1,4 +1,4 @@
-"""A group with a master whose nodes crash, are cut off and are promoted, in an order that a seed draws (promotion_nodes.py)."""
+"""A broker group with a master: its nodes crash, are cut off and promoted, in an order that a seed draws."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class World:
             reign=Reign(master=NodeId("n1")),
         )
 
-    # --- time ----------------------------------------------------------------------------------------------------
+    # --- time -----------------------------------------------------------------------------------------------
     async def hop(self) -> None:
         """Wait until it is this one's turn."""
         turn = asyncio.get_running_loop().create_future()
@@ -74,7 +74,7 @@ class World:
         if self.hops:
             self.rng.choice(self.hops).set_result(None)
 
-    # --- nodes ---------------------------------------------------------------------------------------------------
+    # --- nodes ----------------------------------------------------------------------------------------------
     def start(self, name: str) -> None:
         """Open the folder and run; a folder that was left behind goes into the quarantine before."""
         folder, member = self.folders[name], self.cores.members[name]
@@ -174,7 +174,7 @@ class World:
         folder.copied_from, folder.is_learner = claim.group_id, False
         self.begun.append(claim)
 
-    # --- messages ------------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------
     def send(self) -> None:
         leaders = [
             name for name in self.names if self.runs[name].is_up and self.cores[name].role is Role.LEADER
@@ -215,7 +215,7 @@ class World:
             if level and run.folder.identity.group_id:
                 run.folder.is_learner = False
 
-    # --- what a person does ----------------------------------------------------------------------------------------
+    # --- what a person does ---------------------------------------------------------------------------------
     def promote(self, name: str, instead_of: Collection[str] = ()) -> asyncio.Task[str]:
         """Return the refusal, if any, when it is decided."""
         run = self.runs[name]
@@ -345,7 +345,7 @@ class World:
         raise AssertionError(f"never one group: {states}; {self.said[-3:]}")
 
     def lost(self) -> set[int]:
-        """Return the messages that were confirmed and are nowhere, neither in the group nor in a quarantine."""
+        """Return the confirmed messages that are neither in the broker group nor in a quarantine."""
         kept = self.messages_of(self.names[0])
         for folder in self.folders.values():
             kept = kept.union(*folder.quarantines)

@@ -1,4 +1,4 @@
-"""What a node does with applied entries besides changing its state: who is woken, and what the leader does by itself."""
+"""Effects of applied entries besides the state: polls that wake, and periodic work of the leader."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_release_that_was_refused_is_proposed_by_the_housekeeping() -> N
 async def test_reads_of_queue_files_that_wait_for_the_disk_take_no_thread_of_what_the_node_stores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Consumers cause any number of them; a peer that greets anew waits until its incarnation is stored, in a thread."""
+    """Consumers cause any number of them; storing the incarnation of a peer needs a thread, too."""
 
     rig = Rig()
     gate, waiting = threading.Event(), threading.Semaphore(0)

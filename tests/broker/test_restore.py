@@ -1,4 +1,4 @@
-"""Folders from dumps: which dump counts, what is refused, and that nothing stands there before all is whole."""
+"""Folders from dumps: the choice of the dump, refusals, and no folder before all of it is whole."""
 
 from __future__ import annotations
 
@@ -259,8 +259,8 @@ def test_what_cannot_be_restored_is_refused_and_nothing_is_touched(
 
 
 @pytest.mark.parametrize(("limit", "chosen"), [
-    (Limit(time_ms=100), "old"), (Limit(time_ms=5_500), "old"), (Limit(time_ms=9_000), "new"), (Limit(), "new"),
-    (Limit(index=700), "old"), (Limit(index=9_000), "new"),
+    (Limit(time_ms=100), "old"), (Limit(time_ms=5_500), "old"), (Limit(time_ms=9_000), "new"),
+    (Limit(), "new"), (Limit(index=700), "old"), (Limit(index=9_000), "new"),
 ])  # fmt: skip
 def test_a_dump_whose_state_is_later_than_the_target_does_not_count(limit: Limit, chosen: str) -> None:
     """Between the two nothing is left: retention deleted entries 1,001 to 4,999 before the second dump."""

@@ -1,4 +1,4 @@
-"""After a reset a new node takes the place of the old one in the same process (`python -m ledgermq.broker`)."""
+"""After a reset a new node replaces the old one in the same process (`python -m ledgermq.broker`)."""
 
 from __future__ import annotations
 
@@ -178,9 +178,9 @@ def test_a_fault_that_shows_while_the_node_stops_is_no_clean_end(
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.EACCES, "chown"), (errno.ENOTDIR, "move that file away"), (errno.EISDIR, "move that folder away"),
-        (errno.ENOENT, "--rejoin"), (errno.EIO, "dmesg"), (errno.EROFS, "read-only"), (errno.ENOSPC, "disk is full"),
-        (errno.ELOOP, "See what this file is"),
+        (errno.EACCES, "chown"), (errno.ENOTDIR, "move that file away"), (errno.ENOENT, "--rejoin"),
+        (errno.EISDIR, "move that folder away"), (errno.EIO, "dmesg"), (errno.EROFS, "read-only"),
+        (errno.ENOSPC, "disk is full"), (errno.ELOOP, "See what this file is"),
     ],
 )  # fmt: skip
 def test_a_file_that_keeps_a_node_from_starting_is_named_with_what_to_do_about_it(

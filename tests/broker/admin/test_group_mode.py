@@ -1,4 +1,4 @@
-"""Draining a broker group, taking it back, removing it: what the leader refuses, what survives, what is told."""
+"""Drain, undrain and removal of a broker group: refusals of the leader, checkpoints, answers to clients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def offer(turn: Turn, topic: int, sequence: int, *, count: int = 2, producer: in
     return turn.add_records(made).verdict
 
 
-# --- what the leader takes ----------------------------------------------------------------------------------------
+# --- what the leader takes ----------------------------------------------------------------------------------
 def test_from_the_proposal_of_a_drain_on_new_sections_are_refused_and_stored_ones_recognised() -> None:
     node = Node()
     topic = node.topic()
@@ -128,7 +128,7 @@ def test_a_leader_that_proposes_drain_after_drain_takes_messages_only_when_all_a
     assert offer(node.view.open_turn(), topic, 0) is Verdict.ACCEPTED
 
 
-# --- the state ----------------------------------------------------------------------------------------------------
+# --- the state ----------------------------------------------------------------------------------------------
 def test_a_mode_has_the_log_time_of_its_change_and_repeating_it_changes_nothing() -> None:
     node = Node()
     node.log.now += 50
@@ -162,7 +162,7 @@ def test_a_mode_survives_a_checkpoint_and_without_one_older_nodes_read_it() -> N
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_is_sent_drained_and_taken_back_no_message_comes_behind_a_drain(seed: int) -> None:
-    """Random turns of a leader, proposed before the ones ahead are applied, some abandoned; then the log is replayed."""
+    """Random turns, proposed before earlier ones are applied, some abandoned; then the log is replayed."""
     choose, node = random.Random(seed), Node()
     topic, group = node.topic(queues=2), node.group()
     sequences: dict[int, int] = {}
@@ -202,7 +202,7 @@ def test_whatever_is_sent_drained_and_taken_back_no_message_comes_behind_a_drain
     assert node.state.queue_end(topic, 0) == sum(sequences.values())
 
 
-# --- a removal that depends on the state at that moment -----------------------------------------------------------
+# --- a removal that depends on the state at that moment -----------------------------------------------------
 def test_a_group_that_was_taken_back_before_the_removal_is_applied_stays() -> None:
     node = Node()
     assert node.command(REMOVE_IF_CONSUMED).results == [ModeResult(BrokerGroupMode.ACTIVE, 0, False)]
@@ -257,7 +257,7 @@ def test_a_member_that_subscribes_consumes_a_topic_before_it_has_a_queue_of_it()
     assert progress(node.state) == [TopicProgress("billing", "orders", 1, 3)]
 
 
-# --- what clients are told ----------------------------------------------------------------------------------------
+# --- what clients are told ----------------------------------------------------------------------------------
 def test_topics_of_a_drained_group_can_only_be_read() -> None:
     node = Node()
     node.topic()
@@ -272,9 +272,9 @@ def test_official_clients_are_told_as_rocketmq_says_it_and_what_to_do() -> None:
     assert "cluster undrain g0" in entry.status.message
 
 
-# --- the call -----------------------------------------------------------------------------------------------------
+# --- the call -----------------------------------------------------------------------------------------------
 class Leader:
-    """A node that leads broker group g0, alone: commands are applied at once, behind what the test lets come first."""
+    """The only node of broker group g0: commands are applied at once, after what `first` does."""
 
     def __init__(self) -> None:
         self.node = Node()

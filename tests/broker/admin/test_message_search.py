@@ -239,7 +239,7 @@ async def test_what_vanishes_under_a_query_by_time_hides_nothing_that_is_older(
 async def test_a_query_looks_at_a_bounded_number_of_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two bits of hash every message is a candidate; what is behind the bound comes with the next page."""
+    """With two bits of hash every message is a candidate; the next page goes on behind the bound."""
     monkeypatch.setattr(message_search, "_MAX_LOOKED_AT", 7)
     monkeypatch.setattr(message_search, "_CANDIDATES", 3)
     node = MessageLog()

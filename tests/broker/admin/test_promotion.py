@@ -236,7 +236,7 @@ def test_what_other_nodes_know_counts_before_and_after_the_log_was_read(
 
 
 def test_a_slave_that_has_just_gone_may_be_the_one_that_is_promoted() -> None:
-    """It stops and starts again, and says nothing meanwhile: both would become the master of one generation."""
+    """It is silent while it restarts: both would become the master of one generation."""
     refusal = refused(Slave(heard_ms={"n1": 4000}))
     assert refusal.retryable and "n1 was there 4 s ago, and does not answer now" in refusal.message
     slave = Slave(others={"n1": says("n1")}, heard_ms={"n1": 40})

@@ -1,4 +1,4 @@
-"""What nodes tell each other before one of them begins a generation, so that no two begin beside each other (D24)."""
+"""Claims: nodes learn of a generation before it begins, so that no two begin beside each other (D24)."""
 
 from __future__ import annotations
 

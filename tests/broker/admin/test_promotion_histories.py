@@ -1,7 +1,7 @@
-"""Random histories of promotions: what must hold whatever crashes, is cut off or is promoted in between (D24).
+"""Random histories of promotions, with crashes and partitions in between (D24). These must hold:
 
-* Nobody has a hand in two generations of which none follows the other: who was told of one, or began it, and answers, keeps
-  another one from beginning beside it.
+* No node takes part in two generations of which neither follows the other: a node that began one or was
+  told of it, and answers, keeps another one from beginning beside it.
 * Two masters never both lead and have accepted each other.
 * When all nodes are there, a person who does what the refusals say gets one group, with one master.
 * What any master has confirmed is in that group, or in a quarantine.

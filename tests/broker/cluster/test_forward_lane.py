@@ -1,4 +1,4 @@
-"""Small calls that share a stream to the leader: every answer to its caller, and what each end of a stream means for them."""
+"""Small calls that share a stream to the leader: their answers, and the effect of each end of the stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that wait long: a bound of their own, no send behind them, and what they were given is never lost on the way."""
+"""Calls that wait long: a bound of their own, no send behind them, and no grant is lost on the way."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_large_polls_end_with_the_node(two: Two) -> None:
 
 
 class Granting:
-    """The other node's end of a stream whose calls give something away; `calls` go in, `written` comes out."""
+    """The other node's end of a stream whose calls grant something; `calls` go in, `written` comes out."""
 
     def __init__(self) -> None:
         self.calls: asyncio.Queue[peer_pb2.ForwardedCalls | None] = asyncio.Queue()

@@ -121,7 +121,7 @@ async def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_ove
 
 
 async def test_a_call_of_its_own_ends_at_the_other_node_when_its_caller_is_gone(silent: Silent) -> None:
-    """As one that shares a stream does (test_forward_lane.py): a receive would lease messages that nobody takes."""
+    """Like one that shares a stream (test_forward_lane.py): a receive would lease messages in vain."""
 
     under_way = asyncio.create_task(large(silent.forwarder))
     assert len(await silent.asked.get()) > MAX_REQUEST

@@ -1,4 +1,4 @@
-"""Grants between two nodes that talk over gRPC: what the leader leased and the consumer does not get comes back, however it is lost."""
+"""Grants between two nodes over gRPC: leases whose messages do not reach the consumer come back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..grant_rig import BODIES, GrantRig, bodies
 
 
 class Wire:
-    """The rig's nodes, with a server between them. `at_answer` is called when the leader has leased and is about to answer."""
+    """The rig's nodes, and a server. `at_answer` is called before the leader answers a grant."""
 
     def __init__(self, rig: GrantRig) -> None:
         self.rig = rig

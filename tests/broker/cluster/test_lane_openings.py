@@ -1,4 +1,4 @@
-"""One opening of a lane's stream and the next share nothing, and no answer is dropped that somebody must hear of."""
+"""Openings of a lane's stream share nothing, and an answer without a caller is handed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's registration: again and again while it is there, and when its broker group leaves; against nameservers in this process."""
+"""A node's registration with nameservers: repeated, and ended once its broker group leaves."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ async def test_a_master_that_is_replaced_meanwhile_cannot_tell() -> None:
 
 
 async def test_a_master_that_was_replaced_before_cannot_tell_either() -> None:
-    """Not "kept": the entry may be one of those that its successor lacks. Nor when nobody is in contact any more."""
+    """Not "kept": its successor may lack the entry. Nor when no slave is in contact any more."""
 
     master = Master(in_contact=0)
     index = master.store(held_by=1)

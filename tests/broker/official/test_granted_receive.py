@@ -1,4 +1,4 @@
-"""Receives at a follower: the leader leases, the follower reads its own log, and what does not arrive is given back."""
+"""Receives at a follower: the leader leases, the follower reads its log and gives back the rest."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ async def test_what_comes_after_the_stop_starts_nothing(
 async def test_a_leader_that_is_lost_before_the_follower_has_all_is_asked_nothing_twice(
     rig: GrantRig,
 ) -> None:
-    """No frame has left, so that the whole receive goes to the next leader; the leases of this one are given back."""
+    """No frame has left: the whole receive goes to the next leader, and the leases are given back."""
 
     rig.to_leader.fail["ReadGranted"] = ForwardError(False, "gone")
     task = await rig.begun(rig.receive())

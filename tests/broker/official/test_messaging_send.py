@@ -1,4 +1,4 @@
-"""The answer to a lone message is put together from bytes: the generated code must read it as it would write it."""
+"""The answer to a lone message is built from bytes, equal to those that the generated code writes."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ async def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not
 
 
 async def test_a_grant_that_came_to_nothing_is_asked_for_again_at_once(rig: Rig) -> None:
-    """An offset was set between selection and apply: what is behind it is there, and nobody may wake this poll."""
+    """An offset was set between selection and apply: messages follow it, and nothing may wake the poll."""
 
     rig.raft.pipeline.run(CommitOffsets(1, position_rows([(1, 0, 1)]), True))
     task = asyncio.ensure_future(anext(rig.receive()))

@@ -64,7 +64,7 @@ class Ports:
         return connection
 
     async def call(self, port: str, *, tls: bool = False, patient: bool = False) -> bytes:
-        """Call on a connection of its own; raises grpc.aio.AioRpcError. `patient`: connect again when that is refused."""
+        """Call on a new connection. `patient`: connect again when refused. Raises: grpc.aio.AioRpcError."""
         address = self.addresses[port]
         channel = grpc.aio.insecure_channel(address, FRESH)
         if tls:
@@ -213,7 +213,7 @@ async def test_a_port_of_tls_alone_refuses_plaintext_and_says_what_to_switch(
 
 
 async def test_handshakes_that_clients_do_not_end_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many more than are worked on at once: half a hello, a whole one, and one whose answer is never taken up."""
+    """Many more than are served at once: half a hello, a whole one, and one whose answer is never read."""
     monkeypatch.setattr(port_front, "TLS_HELLOS_AT_ONCE", 2)
 
     loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ def test_a_producer_gets_limits_and_an_exponential_backoff_and_its_own_values_ba
 
 
 def test_a_producer_tries_often_enough_to_miss_a_dead_node_of_its_route() -> None:
-    """Of three nodes in a route an attempt meets the dead one with a chance of 1/3, if many threads take turns at the entries."""
+    """With three nodes, an attempt meets the dead one with probability 1/3 when many threads take turns."""
     settings = v2.Settings(client_type=v2.PRODUCER)
     settings.publishing.topics.add(name="orders")
     command = settings_command(settings, fifo=False, max_attempts=0, language="PYTHON")

@@ -71,7 +71,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_nodes_without_a_leader_learn_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """n2 and n3 never heard of each other from the master n1, which died early: who asks one is told of both."""
+    """n2 and n3 never heard of each other from the master n1, which died early: each reports to the other."""
 
     async def test(n2: Node, n3: Node) -> None:
         await until(lambda: n2.knows() == n3.knows() == ["n2", "n3"])
