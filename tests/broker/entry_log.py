@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ledgermq.broker.leader.leader_view import LeaderView, Turn
+from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.state.codecs import encode
 from ledgermq.broker.state.commands import Command, CreateGroup, CreateTopic
 from ledgermq.broker.state.effects import Effects, GroupResult, TopicResult
@@ -127,6 +128,11 @@ class Node:
 
     def command(self, *commands: Command) -> Effects:
         return self.apply(command_section(*commands))
+
+    async def run(self, command: Command) -> Applied:
+        """Do what AppendPipeline.run does: apply a command, at once."""
+        effects = self.command(command)
+        return Applied(effects.results[0], effects.index)
 
     def propose(self, turn: Turn) -> tuple[EntryHeader, memoryview]:
         """Propose a turn without applying it."""

@@ -39,8 +39,7 @@ def test_a_reset_that_comes_behind_a_deletion_is_not_called_done(first: Command)
 
     async def apply(command: Command) -> Applied:
         node.command(first)
-        effects = node.command(command)
-        return Applied(effects.results[0], effects.index)
+        return await node.run(command)
 
     nothing: Any = None
     groups = ConsumerGroupChanges(
@@ -62,7 +61,7 @@ class Small:
         leadership.on_ready(1)
         config = BrokerConfig(auto_create_topics=True, node_id="n1", **limits)
         replica: Any = SimpleNamespace(state=self.node.state)
-        pipeline: Any = SimpleNamespace(run=self.run)
+        pipeline: Any = self.node
         raft: Any = SimpleNamespace(status=lambda: SimpleNamespace(peers=self.peers))
         nothing: Any = None
         self.creation = Creation(config, replica, pipeline, leadership)
@@ -70,13 +69,13 @@ class Small:
         self.topics = TopicChanges(config, replica, pipeline, self.creation, features)
         self.groups = ConsumerGroupChanges(replica, pipeline, self.creation, nothing)
 
-    async def run(self, command: Command) -> Applied:
-        effects = self.node.command(command)
-        return Applied(effects.results[0], effects.index)
-
     def create_topic(self, name: str, queues: int = 4) -> None:
         request = admin_pb2.CreateTopicRequest(topic=name, queue_count=queues, if_not_exists=True)
         asyncio.run(self.topics.create(request))
+
+    def create_group(self, name: str) -> None:
+        info = admin_pb2.ConsumerGroupInfo(name=name)
+        asyncio.run(self.groups.create(admin_pb2.CreateGroupRequest(group=info)))
 
 
 def test_one_more_topic_than_the_limit_is_refused_by_command_and_by_use_until_one_is_deleted() -> None:
@@ -89,7 +88,7 @@ def test_one_more_topic_than_the_limit_is_refused_by_command_and_by_use_until_on
     with pytest.raises(LimitReachedError, match="max_topics"):
         asyncio.run(small.creation.ensure_topic("c"))
     small.create_topic("b")  # it is there
-    asyncio.run(small.run(DeleteTopic(1)))
+    small.node.command(DeleteTopic(1))
     small.create_topic("c")
 
 
@@ -108,9 +107,7 @@ def test_one_more_consumer_group_than_the_limit_is_refused_by_command_and_by_use
     with pytest.raises(LimitReachedError, match="max_consumer_groups"):
         asyncio.run(small.creation.ensure_consumer_group("b"))
     with pytest.raises(LimitReachedError, match="max_consumer_groups"):
-        asyncio.run(
-            small.groups.create(admin_pb2.CreateGroupRequest(group=admin_pb2.ConsumerGroupInfo(name="b")))
-        )
+        small.create_group("b")
 
 
 @pytest.mark.parametrize("kind", [route_pb2.DELAY, route_pb2.TRANSACTION])
@@ -132,9 +129,7 @@ def test_a_topic_name_may_have_dots_but_not_in_the_first_place() -> None:
     for name in (".hidden", "..", "."):
         with pytest.raises(RefusedError, match="not in the first place"):
             small.create_topic(name)
-    asyncio.run(
-        small.groups.create(admin_pb2.CreateGroupRequest(group=admin_pb2.ConsumerGroupInfo(name="com.acme")))
-    )
+    small.create_group("com.acme")
 
 
 def test_a_topic_keeps_what_is_unread_only_when_every_node_knows_how() -> None:

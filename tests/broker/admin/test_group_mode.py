@@ -291,8 +291,7 @@ class Leader:
 
     async def _run(self, command: Command) -> Applied:
         self.first()
-        effects = self.node.command(command)
-        return Applied(effects.results[0], effects.index)
+        return await self.node.run(command)
 
     def ask(
         self, mode: int, *, group: str = "g0", force: bool = False, consumers: Sequence[tuple[str, str]] = ()

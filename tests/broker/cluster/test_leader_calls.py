@@ -94,25 +94,16 @@ async def test_a_forwarded_call_goes_no_further(
     assert forwarder.asked == []
 
 
-async def test_a_lost_forward_is_repeated_at_the_next_leader(
-    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
+@pytest.mark.parametrize("definite", [False, True])
+async def test_a_failed_forward_is_repeated_at_the_next_leader_which_learns_if_it_is_perhaps_done(
+    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls, definite: bool
 ) -> None:
     leadership.on_changed("n2", 1)
-    forwarder.down["n2"] = ForwardError(False, "gone")
+    forwarder.down["n2"] = ForwardError(definite, "gone, or not leader")
     forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
     assert await calls.unary("/m", b"", call(), local) == b"n3"
     assert forwarder.asked == ["n2", "n3"]
-    assert forwarder.perhaps_done == [False, True]
-
-
-async def test_a_forward_that_was_refused_leaves_nothing_perhaps_done(
-    leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls
-) -> None:
-    leadership.on_changed("n2", 1)
-    forwarder.down["n2"] = ForwardError(True, "not leader")
-    forwarder.after_failure = lambda: leadership.on_changed("n3", 2)
-    assert await calls.unary("/m", b"", call(), local) == b"n3"
-    assert forwarder.perhaps_done == [False, False]
+    assert forwarder.perhaps_done == [False, not definite]
 
 
 async def test_a_call_that_failed_at_the_leader_is_not_repeated_until_its_deadline(
