@@ -229,7 +229,6 @@ class Forwarder:
 
 def answer_of(node_id: str, kind: Any, raw: bytes) -> Any:
     """Decode another node's answer. Raises: ForwardError (not repeatable: it would come again)."""
-
     try:
         return kind.FromString(raw)
     except DecodeError:

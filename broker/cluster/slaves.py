@@ -117,7 +117,6 @@ class SlaveGate:
 
         Raises: ProposalLostError when it is not known whether this node is still the master.
         """
-
         self._must_lead()
         in_contact = self._raft.in_contact(self._contact_ms)
         if in_contact < self.needed:

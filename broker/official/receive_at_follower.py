@@ -278,7 +278,6 @@ class OwnLog:
 
         Meanwhile the leader announces commits at once.
         """
-
         last: dict[int, int] = {}
         for each in deliveries:
             last[each.queue_id] = max(each.queue_offset, last.get(each.queue_id, 0))

@@ -60,7 +60,6 @@ class TraceTopic:
 
         A failed attempt is repeated after a pause.
         """
-
         if self._timer is not None:
             self._timer.cancel()
         self._pause_s = FIRST_PAUSE_S

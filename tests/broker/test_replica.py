@@ -63,7 +63,6 @@ class Rig:
 
 async def test_housekeeping_goes_on_when_its_commands_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the leases of lost clients would never end while this node leads."""
-
     monkeypatch.setattr(replica_module, "HOUSEKEEPING_INTERVAL", 0.0)
     rig = Rig()
     monkeypatch.setattr(rig.node.state.consumption, "sessions", lambda: [7, 8])
@@ -83,7 +82,6 @@ async def test_housekeeping_goes_on_when_its_commands_are_refused(monkeypatch: p
 
 async def test_readers_of_a_topic_are_woken_when_it_is_deleted() -> None:
     """They are told at once that it is gone, not at the end of their poll."""
-
     rig = Rig()
     topic = rig.node.topic(queues=2)
     waiters = [rig.polls.open([("queue", topic, 1)]), rig.polls.open([("topic", topic)])]
@@ -113,7 +111,6 @@ async def test_reads_of_queue_files_that_wait_for_the_disk_take_no_thread_of_wha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Consumers cause any number of them; storing the incarnation of a peer needs a thread, too."""
-
     rig = Rig()
     gate, waiting = threading.Event(), threading.Semaphore(0)
 

@@ -205,7 +205,6 @@ async def test_a_query_by_time_keeps_no_more_than_it_answers_however_many_queues
         return np.arange(wanted) * len(queues) + queue
 
     monkeypatch.setattr(MessageQueries, "_newest", newest)
-
     nothing: Any = None
     every: Any = queues
     tracemalloc.start()
@@ -231,7 +230,6 @@ async def test_what_vanishes_under_a_query_by_time_hides_nothing_that_is_older(
         return None if offset in gone else await place_of(self, offset)
 
     monkeypatch.setattr(MessageQueries, "_place_of", of_what_is_there)
-
     async with asking(node, tmp_path) as ask:
         assert await ask.all(topic="orders", limit=3) == places(stored[:-13])
 

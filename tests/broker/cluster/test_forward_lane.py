@@ -54,7 +54,6 @@ async def test_what_the_stream_has_no_room_for_goes_alone(
     two: Two, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward_lane, limit, value)
-
     held = [asyncio.create_task(two.call("held", b"%d----" % number)) for number in range(2)]
     for _ in held:
         await two.service.waiting.get()
@@ -92,7 +91,6 @@ async def test_a_call_is_answered_whose_failure_has_a_text_that_cannot_be_sent(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarded_calls.logger, "exception", lambda *_: None)
-
     assert r"UNKNOWN: OSError: no file \udcff" in str(await two.fails("unsendable"))
 
 
@@ -105,7 +103,6 @@ async def test_a_call_ends_at_its_deadline_at_both_ends_with_an_unknown_outcome(
 
 async def test_a_call_ends_at_the_other_node_when_its_caller_is_gone_and_no_other_does(two: Two) -> None:
     """A receive that went on waiting there would lease messages to nobody."""
-
     gone, kept = [asyncio.create_task(two.call("held", name)) for name in (b"gone", b"kept")]
     for _ in range(2):
         await two.service.waiting.get()
@@ -262,7 +259,6 @@ async def test_no_more_is_read_while_too_many_calls_are_unanswered(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarded_calls, "MAX_CALLS", 1)
-
     held = []
     for number in range(3):  # one message each
         held.append(asyncio.create_task(two.call("held", b"%d" % number)))

@@ -34,7 +34,6 @@ async def test_however_many_polls_wait_a_send_shares_a_stream_of_its_own(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forward_lane, "MAX_CALLS", 2)
-
     polls = await waiting(two, 5)
     assert await two.call("echo", b"ab") == b"ba"
     assert two.service.alone == 0
@@ -47,7 +46,6 @@ async def test_a_poll_above_the_bound_is_refused_at_once_and_the_next_that_finds
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "MAX_POLLS", 3)
-
     polls = await waiting(two, 3)
     with pytest.raises(TooManyPollsError, match="Repeat after a moment"):
         await poll(two)
@@ -76,7 +74,6 @@ async def test_polls_at_a_node_that_leads_no_longer_are_given_up(two: Two) -> No
 
 async def test_a_large_poll_whose_caller_is_gone_is_answered_all_the_same(two: Two) -> None:
     """A call of its own that is cancelled may have been served, and nothing would tell what it was given."""
-
     request = b"x" * (MAX_REQUEST + 1)
     task = asyncio.create_task(poll(two, request=request))
     await two.service.waiting.get()
@@ -143,7 +140,6 @@ class Granting:
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
 async def test_what_was_granted_in_answers_that_may_be_lost_with_their_stream_is_taken_back(how: str) -> None:
     """One is written, one is being written, one waits."""
-
     granting = Granting()
     granting.ask(1)
     assert await granting.written.get() == 1
@@ -162,7 +158,6 @@ async def test_what_was_granted_long_before_its_stream_ended_has_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(forwarded_calls, "ON_THE_WAY_SECONDS", -1.0)
-
     granting = Granting()
     granting.ask(1)
     assert await granting.written.get() == 1

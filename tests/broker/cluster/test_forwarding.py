@@ -105,7 +105,6 @@ async def test_the_end_of_the_caller_is_no_failure_of_the_call(
 
 async def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_over_it() -> None:
     """It is of an older version: there may be another way."""
-
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -122,7 +121,6 @@ async def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_ove
 
 async def test_a_call_of_its_own_ends_at_the_other_node_when_its_caller_is_gone(silent: Silent) -> None:
     """Like one that shares a stream (test_forward_lane.py): a receive would lease messages in vain."""
-
     under_way = asyncio.create_task(large(silent.forwarder))
     assert len(await silent.asked.get()) > MAX_REQUEST
     under_way.cancel()

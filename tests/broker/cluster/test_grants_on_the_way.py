@@ -110,7 +110,6 @@ async def test_an_answer_that_is_lost_with_its_stream_takes_no_message_with_it(w
 
 async def test_a_leader_that_was_deposed_meanwhile_leaves_the_release_to_the_next(wire: Wire) -> None:
     """Which releases all that is young: the deposed one must not do it again, years later."""
-
     task: asyncio.Task[Any] = asyncio.ensure_future(anext(wire.rig.receive()))
 
     def deposed() -> None:

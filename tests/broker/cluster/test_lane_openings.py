@@ -141,7 +141,6 @@ async def test_a_refusal_that_nobody_waits_for_and_an_answer_that_was_taken_are_
 
 async def test_the_writer_of_an_ended_stream_takes_no_call_of_the_next(rig: Rig) -> None:
     """The reader of the first takes its time to end, and its writer waits for work meanwhile."""
-
     first, old, _ = await rig.under_way()
     old.may_end.clear()
     rig.lane.end()

@@ -207,7 +207,6 @@ async def test_who_leaves_amid_the_frames_ends_them_at_once(
     leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls, leads: bool
 ) -> None:
     """They hold leases: their end must not wait for somebody to collect what is left of them."""
-
     ended: list[str] = []
 
     async def frames(*_: Any) -> AsyncGenerator[bytes, None]:

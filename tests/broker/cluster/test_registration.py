@@ -60,7 +60,6 @@ async def test_a_node_registers_with_every_nameserver_at_start_on_a_change_and_n
 ) -> None:
     """A1.2, A1.3."""
     monkeypatch.setattr(module, "BEAT_INTERVAL", 0.01)
-
     nameservers = [NameServer({"default": "127.0.0.1:0"}, 60_000) for _ in range(2)]
     for each in nameservers:
         await each.start()
@@ -85,7 +84,6 @@ async def test_a_removed_group_leaves_the_route_with_its_dead_nodes_and_does_not
     monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(module, "BEAT_INTERVAL", 0.01)
-
     nameserver = NameServer({"default": "127.0.0.1:0"}, 60_000)
     await nameserver.start()
     members = [Member(name, nameserver) for name in ("n4", "n5", "n6")]

@@ -120,7 +120,6 @@ def test_in_contact_are_those_that_were_heard_while_a_message_would_wait() -> No
 
 async def test_a_repeat_of_what_is_stored_waits_for_all_that_is_committed() -> None:
     """Its entry is not known any more, only that it is not behind the commit index."""
-
     master = Master()
     master.store(held_by=0)
     waits = asyncio.create_task(master.gate().wait(0, time.monotonic()))
@@ -145,7 +144,6 @@ async def test_a_master_that_is_replaced_meanwhile_cannot_tell() -> None:
 
 async def test_a_master_that_was_replaced_before_cannot_tell_either() -> None:
     """Not "kept": its successor may lack the entry. Nor when no slave is in contact any more."""
-
     master = Master(in_contact=0)
     index = master.store(held_by=1)
     master.cluster["n1"].leave()

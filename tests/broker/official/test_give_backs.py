@@ -137,7 +137,6 @@ async def test_without_news_of_a_leader_it_is_told_again_after_a_pause(
     follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(releases, "PAUSE_SECONDS", 0.0)
-
     follower.answer = NOT_NOW
     follower.releases.give_back(release(1))
     await follower.next_try()

@@ -65,7 +65,6 @@ async def test_the_wait_for_apply_ends_before_the_call_does(
     rig: GrantRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(granted_receive, "APPLY_SECONDS", 3600.0)
-
     rig.apply(2)
     assert bodies(await rig.all_of(rig.receive(timeout=0.0))) == list(BODIES)
     assert rig.to_leader.asked == ["Grant", "ReadGranted"]
@@ -85,7 +84,6 @@ async def test_what_a_follower_has_not_applied_in_time_comes_from_the_leader_in_
     rig: GrantRig, applied: int, own: int
 ) -> None:
     """Its log holds the bytes, but nothing says there that they are committed."""
-
     rig.apply(applied)
     assert bodies(await rig.all_of(rig.receive())) == list(BODIES)
     assert rig.to_leader.asked == ["Grant", "ReadGranted"]
@@ -112,7 +110,6 @@ async def test_a_disk_that_hangs_holds_up_nobody_for_long(
     rig: GrantRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(granted_receive, "READ_SECONDS", 0.0)
-
     rig.apply(3)
     rig.log.slow = True
     assert bodies(await rig.all_of(rig.receive())) == list(BODIES)
@@ -140,7 +137,6 @@ async def test_nothing_to_deliver_and_a_refusal_are_told_as_the_leader_tells_the
 @pytest.mark.parametrize("taken", [1, 2, 3, 4])
 async def test_what_did_not_reach_the_consumer_is_given_back_at_once(rig: GrantRig, taken: int) -> None:
     """The first frame is the status; the one that is on its way when the consumer goes has not arrived."""
-
     rig.apply(3)
     frames = rig.receive()
     await (await rig.begun(frames))
@@ -191,7 +187,6 @@ async def test_a_read_that_fails_over_a_defect_gives_back_what_was_granted(rig: 
 
 async def test_a_leader_that_was_started_again_and_has_not_applied_the_grant_says_so(rig: GrantRig) -> None:
     """It would find no message at these offsets; "deleted" would leave the leases with nobody."""
-
     rig.context.replica.rebuild = SimpleNamespace()
     rig.leader.replica.state = BrokerState()
     rig.leader.replica.state.topics = rig.raft.state.topics
@@ -207,7 +202,6 @@ async def test_a_stop_waits_until_the_leader_took_what_receives_still_held(
     rig: GrantRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(granted_receive, "STOP_SECONDS", 3600.0)
-
     rig.apply(3)
     frames = rig.receive()
     await (await rig.begun(frames))
@@ -224,7 +218,6 @@ async def test_what_comes_after_the_stop_starts_nothing(
     rig: GrantRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(granted_receive, "STOP_SECONDS", 0.0)
-
     rig.apply(3)
     frames = rig.receive()
     await (await rig.begun(frames))
@@ -240,7 +233,6 @@ async def test_a_leader_that_is_lost_before_the_follower_has_all_is_asked_nothin
     rig: GrantRig,
 ) -> None:
     """No frame has left: the whole receive goes to the next leader, and the leases are given back."""
-
     rig.to_leader.fail["ReadGranted"] = ForwardError(False, "gone")
     task = await rig.begun(rig.receive())
     with pytest.raises(ForwardError, match="gone"):

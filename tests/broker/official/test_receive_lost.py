@@ -128,7 +128,6 @@ async def test_a_client_that_goes_in_the_moment_of_the_grant_loses_nothing(rig: 
 
 async def test_a_release_that_cannot_be_proposed_now_is_proposed_again(rig: Rig) -> None:
     """The lease is the session's, and the client lives on: nothing else would ever end it."""
-
     task = await rig.granted(rig.receive())
     rig.raft.error = BusyError()
     task.cancel()
@@ -144,7 +143,6 @@ async def test_a_release_that_cannot_be_proposed_now_is_proposed_again(rig: Rig)
 @pytest.mark.parametrize("taken", [1, 2, 3, 4])
 async def test_a_client_that_goes_amid_the_frames_gets_the_rest_again(rig: Rig, taken: int) -> None:
     """The first frame is the status; the one that is on its way when the client goes has not arrived."""
-
     frames = rig.receive()
     await (await rig.granted(frames))
     for _ in range(taken - 1):
@@ -159,7 +157,6 @@ async def test_a_client_that_goes_amid_the_frames_gets_the_rest_again(rig: Rig, 
 
 async def test_messages_that_cannot_be_read_stay_with_nobody(rig: Rig) -> None:
     """Another node may be able to hand them out."""
-
     rig.unreadable = DamagedLogError("n1", Path("x"), 0, 0, "a test")
     task = await rig.granted(rig.receive())
     with pytest.raises(DamagedLogError):
@@ -172,7 +169,6 @@ async def test_damaged_queue_files_hold_up_their_reader_only_and_only_until_they
     rig: Rig,
 ) -> None:
     """Producers that share the turn are not refused, and nothing stays reserved for the group."""
-
     mended, damage = asyncio.Event(), ConsumeQueueError("x", "a test", ((1, 0), 0))
 
     async def wait_mended(error: ConsumeQueueError) -> None:
@@ -232,7 +228,6 @@ async def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not
 
 async def test_a_grant_that_came_to_nothing_is_asked_for_again_at_once(rig: Rig) -> None:
     """An offset was set between selection and apply: messages follow it, and nothing may wake the poll."""
-
     rig.raft.pipeline.run(CommitOffsets(1, position_rows([(1, 0, 1)]), True))
     task = asyncio.ensure_future(anext(rig.receive()))
     await settle()

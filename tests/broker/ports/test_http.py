@@ -51,7 +51,6 @@ async def test_a_probe_is_answered_however_many_are_connected_and_say_nothing(
 ) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(http, "_READ_TIMEOUT", 1.0)
-
     serving = HttpServer(lambda: {"/livez": lambda: (200, TEXT, b"ok\n")})
     counts = serving.counts
     port = await serving.start("127.0.0.1:0")

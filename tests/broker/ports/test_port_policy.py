@@ -97,7 +97,6 @@ async def ended(connection: socket.socket) -> None:
 @pytest.mark.parametrize("first", [b"P", PREFACE[:-3]])
 async def test_a_handshake_that_does_not_go_on_is_ended(port: str, first: bytes) -> None:
     """A slow loris: it says something, so that it is not silent, and never all of it."""
-
     async with opened(PortPolicy(handshake_ms=50)) as ports:
         connection = await ports.connect(port)
         await asyncio.get_running_loop().sock_sendall(connection, first)
@@ -108,7 +107,6 @@ async def test_a_handshake_that_does_not_go_on_is_ended(port: str, first: bytes)
 @pytest.mark.parametrize("port", ["log", "messaging"])
 async def test_a_client_that_does_not_answer_is_given_up(port: str) -> None:
     """As one whose machine vanished: it speaks HTTP/2, and answers no ping."""
-
     async with opened(PortPolicy(ask_ms=50, answer_ms=50)) as ports:
         connection = await ports.connect(port)
         await asyncio.get_running_loop().sock_sendall(connection, PREFACE)
@@ -164,7 +162,6 @@ async def test_the_log_port_refuses_more_connections_than_its_limit() -> None:
 @pytest.mark.parametrize("port", ["log", "messaging"])
 async def test_a_request_that_grpc_compressed_is_refused_before_it_is_unpacked(port: str) -> None:
     """Its size is bounded before, not behind: a MiB of it may stand for a GiB."""
-
     async with opened(PortPolicy()) as ports:
         channel = grpc.aio.insecure_channel(ports.addresses[port], FRESH)
         async with channel:
@@ -215,7 +212,6 @@ async def test_a_port_of_tls_alone_refuses_plaintext_and_says_what_to_switch(
 async def test_handshakes_that_clients_do_not_end_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many more than are served at once: half a hello, a whole one, and one whose answer is never read."""
     monkeypatch.setattr(port_front, "TLS_HELLOS_AT_ONCE", 2)
-
     loop = asyncio.get_running_loop()
     async with opened(PortPolicy(credentials=credentials())) as ports:
         first, open_ones = hello(), []
@@ -234,7 +230,6 @@ async def test_a_handshake_has_a_time_limit_whatever_part_of_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.2)
-
     async with opened(PortPolicy(credentials=credentials())) as ports:
         first = hello()
         for part, why in ((first[:20], Ended.SILENT), (first, Ended.HANDSHAKE)):
@@ -248,7 +243,6 @@ async def test_a_handshake_has_a_time_limit_whatever_part_of_it_is_missing(
 async def test_a_connection_that_ended_its_handshake_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.5)
     monkeypatch.setattr(port_front, "EVICTABLE_AFTER_S", 0.0)
-
     policy = PortPolicy(credentials=credentials(), max_connections=2)
     async with opened(policy) as ports:
         trusted = grpc.ssl_channel_credentials(CERTIFICATE.read_bytes())

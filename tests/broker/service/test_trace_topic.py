@@ -66,7 +66,6 @@ async def test_a_leader_that_cannot_make_it_tries_again_until_it_is_there(
     """It may lead for months; what kept it from making the topic is over in a moment."""
     monkeypatch.setattr(trace_topic, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(trace_topic, "LONGEST_PAUSE_S", 0.004)
-
     rig = Rig()
     rig.raft.error = BusyError()
     rig.leadership.on_ready(1)
@@ -80,7 +79,6 @@ async def test_a_leader_that_cannot_make_it_tries_again_until_it_is_there(
 
 async def test_an_attempt_that_is_lost_in_the_log_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_topic, "FIRST_PAUSE_S", 0.001)
-
     rig = Rig()
     rig.leadership.on_ready(1)
     await until(lambda: len(rig.raft.proposals) == 1)
