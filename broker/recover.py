@@ -96,9 +96,9 @@ def _clone(folder: StoppedFolder, node_id: NodeId, as_json: bool) -> None:
         {**facts(survivor, folder), "cloned_for": node_id}
         if as_json
         else [
-            f"{folder.data} is the folder of {node_id} now:"
-            f" {_count(survivor.last_index, 'entry', 'entries')}, equal to"
-            f" those of the recovered folder (group id {made.group_id:016x}).",
+            f"{folder.data} is the folder of {node_id} now: "
+            f"{_count(survivor.last_index, 'entry', 'entries')}, equal to those of the recovered folder "
+            f"(group id {made.group_id:016x}).",
             f"Next: start {node_id} with its usual flags when every node has its folder.",
         ]
     )

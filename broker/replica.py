@@ -130,8 +130,8 @@ class Replica:
             raise RefusedError(
                 route_pb2.CATCHING_UP,
                 f"{self._leadership.node_id} makes its queues again from the log (entry "
-                f"{self.rebuild.applied_index} of"
-                f" {self.rebuild.target}) and serves no reads yet. Ask another node, or again in a moment",
+                f"{self.rebuild.applied_index} of {self.rebuild.target}) and serves no reads yet. Ask "
+                "another node, or again in a moment",
                 retryable=True,
                 retry_after_ms=500,
             )

@@ -421,9 +421,9 @@ def _check_space(dumped: DumpedLog, base: NodeLog, target: Target, files: RealFi
     available = files.disk_use(target.work).available
     if available < needed:
         raise RestoreError(
-            f"{target.work.parent} has {available:,} bytes free, {len(target.nodes)} nodes need up to"
-            f" {needed:,}. Name a"
-            " folder on a larger disk, or fewer nodes (--nodes n1; the others can start empty with --rejoin)"
+            f"{target.work.parent} has {available:,} bytes free, {len(target.nodes)} nodes need up to "
+            f"{needed:,}. Name a folder on a larger disk, or fewer nodes (--nodes n1; the others can start "
+            "empty with --rejoin)"
         )
 
 
@@ -533,9 +533,9 @@ def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
     if found.first_timestamp and now_ms - found.first_timestamp > _DEFAULT_RETENTION_MS:
         hours = int((now_ms - found.first_timestamp) / 3_600_000) + 24
         lines.append(
-            f"RETENTION: its first message is of {_time(found.first_timestamp)}. Nodes delete what is older"
-            " than"
-            f" retention_hours (72): to keep it all, set retention_hours = {hours} before the first start."
+            f"RETENTION: its first message is of {_time(found.first_timestamp)}. Nodes delete what is older "
+            f"than retention_hours (72): to keep it all, set retention_hours = {hours} before the first "
+            "start."
         )
     return [*lines, *_next_steps(target, identity.segment_size)]
 

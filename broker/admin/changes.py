@@ -159,8 +159,8 @@ class TopicChanges:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"a topic cannot keep messages for {retention_ms / 3_600_000:g} hours: the log deletes them "
-                f"after {log_hours:g} "
-                "(retention_hours of the brokers). Give at most that, or raise it on all nodes first",
+                f"after {log_hours:g} (retention_hours of the brokers). Give at most that, or raise it on "
+                "all nodes first",
             )
 
     async def delete(self, request: admin_pb2.DeleteTopicRequest) -> admin_pb2.DeleteTopicResponse:

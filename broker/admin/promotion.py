@@ -153,8 +153,8 @@ class Promotions:
             raise RefusedError(
                 route_pb2.INTERNAL,
                 f"{self._config.node_id} cannot be promoted, {found}. Promote another slave; what can still "
-                f"be read here:"
-                f" ledgermq dump --data {self._config.data_dir} DIR, when it is stopped; nothing was changed",
+                f"be read here: ledgermq dump --data {self._config.data_dir} DIR, when it is stopped; "
+                "nothing was changed",
             ) from None
 
     def _judge(self, request: admin_pb2.PromoteRequest) -> Reign:

@@ -142,11 +142,9 @@ class GenerationClaims:
     def _not_told(self, node: str, error: ForwardError) -> route_pb2.Refusal:
         return route_pb2.Refusal(
             code=route_pb2.CATCHING_UP,
-            message=f"{node} answers, but could not be told that {self._config.node_id} "
-            "is to become the master "
-            f"({error}): it"
-            " must not be promoted without knowing that. Repeat this; if it stays so, stop that node first; "
-            "nothing was changed",
+            message=f"{node} answers, but could not be told that {self._config.node_id} is to become the "
+            f"master ({error}): it must not be promoted without knowing that. Repeat this; if it stays so, "
+            "stop that node first; nothing was changed",
             retryable=True,
         )
 
@@ -195,8 +193,8 @@ class GenerationClaims:
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
                 f"{node} knows of no promotion of {', '.join(unknown)} that it could take the place of: "
-                f"leave out --instead-of"
-                f" {unknown[0]}, or start that node, so that {node} hears it; nothing was changed",
+                f"leave out --instead-of {unknown[0]}, or start that node, so that {node} hears it; nothing "
+                "was changed",
             )
         there = {answer.node_id: answer for answer in answers}
         for master, claim in sorted(claimed.items()):

@@ -38,8 +38,8 @@ class PortError(Exception):
 
     def __init__(self, key: str, address: str, reason: str) -> None:
         super().__init__(
-            f"{address} ({key}) cannot be opened: {reason}. "
-            f"Free the port or set {key} to another, then start again."
+            f"{address} ({key}) cannot be opened: {reason}. Free the port or set {key} to another, then "
+            "start again."
         )
 
 

@@ -136,8 +136,8 @@ class Probes:
             return f"no leader is known: {_why_no_leader(raft.status())}"
         if (rebuild := self._replica.rebuild) is not None:
             return (
-                "its queues are being made again from the log: "
-                f"entry {rebuild.applied_index} of {rebuild.target}"
+                f"its queues are being made again from the log: entry {rebuild.applied_index} of "
+                f"{rebuild.target}"
             )
         if self._goal is None:
             self._goal = raft.commit_index

@@ -34,9 +34,9 @@ class TooManyClientsError(Exception):
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"this node serves {limit} clients already, the limit (max_clients of the brokers). "
-            f"One that is silent for {SILENCE_SECONDS:g} s makes room: "
-            "repeat it later or at another node, or raise max_clients"
+            f"this node serves {limit} clients already, the limit (max_clients of the brokers). One that is "
+            f"silent for {SILENCE_SECONDS:g} s makes room: repeat it later or at another node, or raise "
+            "max_clients"
         )
 
 
