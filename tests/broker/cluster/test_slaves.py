@@ -48,19 +48,30 @@ class Master:
     def gate(self, needed: int = 1, timeout_ms: int = 60_000) -> SlaveGate:
         return SlaveGate(self, needed, timeout_ms)
 
+    async def waiting(self, index: int, **gate: int) -> asyncio.Task[None]:
+        """Return a producer's wait for its answer, which has begun."""
+        waits = asyncio.create_task(self.gate(**gate).wait(index, time.monotonic()))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        return waits
+
 
 async def test_what_enough_slaves_hold_is_answered_at_once() -> None:
-    master = Master(in_contact=0)  # nobody even looks whether they are there now
+    master = Master(in_contact=0)  # whether they are in contact does not matter
     await master.gate().wait(master.store(held_by=1), time.monotonic())
 
 
-async def test_the_answer_waits_for_as_many_slaves_as_are_needed() -> None:
+@pytest.mark.parametrize(
+    ("needed", "held_by", "last", "is_repeat"), [(2, 1, "n3", False), (1, 0, "n2", True)]
+)
+async def test_the_answer_waits_for_as_many_slaves_as_are_needed(
+    needed: int, held_by: int, last: str, is_repeat: bool
+) -> None:
+    """The entry of a repeat is not known any more: it waits for all that is committed."""
     master = Master()
-    index = master.store(held_by=1)
-    waits = asyncio.create_task(master.gate(needed=2).wait(index, time.monotonic()))
-    await asyncio.sleep(0)
-    assert not waits.done()
-    master.cluster.release_disk("n3")
+    index = master.store(held_by=held_by)
+    waits = await master.waiting(0 if is_repeat else index, needed=needed)
+    master.cluster.release_disk(last)
     master.cluster.settle()
     master.copies.look()
     await waits
@@ -77,8 +88,7 @@ async def test_a_slave_that_does_not_confirm_in_time() -> None:
 async def test_a_slave_that_is_silent_since_the_commit_is_slow_and_not_away() -> None:
     master = Master()
     index = master.store(held_by=0)
-    waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
-    await asyncio.sleep(0)
+    waits = await master.waiting(index, timeout_ms=20)
     master.silence_ms = [25, 25]
     with pytest.raises(SlaveTimeoutError):
         await waits
@@ -88,9 +98,7 @@ async def test_a_slave_that_is_silent_since_the_commit_is_slow_and_not_away() ->
 
 async def test_a_slave_that_goes_meanwhile_is_away() -> None:
     master = Master()
-    index = master.store(held_by=0)
-    waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
-    await asyncio.sleep(0)
+    waits = await master.waiting(master.store(held_by=0), timeout_ms=20)
     master.contacts = 0
     with pytest.raises(SlavesAwayError):
         await waits
@@ -118,24 +126,9 @@ def test_in_contact_are_those_that_were_heard_while_a_message_would_wait() -> No
     assert master.gate(timeout_ms=9000).in_contact == 2
 
 
-async def test_a_repeat_of_what_is_stored_waits_for_all_that_is_committed() -> None:
-    """Its entry is not known any more, only that it is not behind the commit index."""
-    master = Master()
-    master.store(held_by=0)
-    waits = asyncio.create_task(master.gate().wait(0, time.monotonic()))
-    await asyncio.sleep(0)
-    assert not waits.done()
-    master.cluster.release_disk("n2")
-    master.cluster.settle()
-    master.copies.look()
-    await waits
-
-
 async def test_a_master_that_is_replaced_meanwhile_cannot_tell() -> None:
     master = Master()
-    index = master.store(held_by=0)
-    waits = asyncio.create_task(master.gate().wait(index, time.monotonic()))
-    await asyncio.sleep(0)
+    waits = await master.waiting(master.store(held_by=0))
     master.cluster["n1"].leave()
     master.copies.end()
     with pytest.raises(ProposalLostError):
@@ -154,9 +147,7 @@ async def test_a_master_that_was_replaced_before_cannot_tell_either() -> None:
 
 async def test_a_master_that_is_replaced_in_the_moment_of_the_timeout_cannot_tell() -> None:
     master = Master()
-    index = master.store(held_by=0)
-    waits = asyncio.create_task(master.gate(timeout_ms=20).wait(index, time.monotonic()))
-    await asyncio.sleep(0)
+    waits = await master.waiting(master.store(held_by=0), timeout_ms=20)
     master.cluster["n1"].leave()  # the shell has not told those who wait yet
     with pytest.raises(ProposalLostError):
         await waits
