@@ -277,7 +277,7 @@ class GrantRig:
 
     @property
     def visible(self) -> list[int]:
-        """The offsets that can be given to somebody, without an attempt that counted."""
+        """The offsets that can be delivered, without an attempt that counted."""
         found = self.raft.state.consumption.get((1, 1, 0))
         assert found is not None
         ended = found.expired(1000)

@@ -29,7 +29,7 @@ class GroupPlay:
         self.now = 1_000
         self.coordinator = Coordinator(self.group, self.node.state, zone, self.now)
         self.wished: list[Wish] = []
-        self.owners: dict[tuple[QueueKey, int], str] = {}  # everybody who ever owned, by queue and epoch
+        self.owners: dict[tuple[QueueKey, int], str] = {}  # all owners so far, by queue and epoch
         self.committed: dict[QueueKey, int] = {}
 
     @property

@@ -243,7 +243,7 @@ async def searched(index: KeyIndex, hashed: int, begin: int, end: int, at_most: 
 
 
 class FakeRaft:
-    """A node of the group that has applied its whole log. `leads` False: nobody knows a leader."""
+    """A node of the group that has applied its whole log. `leads` False: no leader is known."""
 
     def __init__(self, log: SegmentedLog) -> None:
         self.log = log

@@ -64,7 +64,7 @@ class Leader:
             future.set_result(Applied(effects.results[0], effects.index))
 
     def apply(self, command: Command) -> Effects:
-        """An entry, whoever proposed it."""
+        """Apply an entry of any node."""
         effects = self.node.command(command)
         self.coordination.on_effects(effects)
         return effects

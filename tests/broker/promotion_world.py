@@ -21,7 +21,7 @@ from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from .promotion_nodes import FIRST, Cores, Folder, Run
 
-_TURNS: Final = 12  # of the loop, in which whoever can go on does
+_TURNS: Final = 12  # of the loop, in which all tasks go on that can
 
 
 class World:

@@ -200,7 +200,7 @@ def test_a_restore_that_breaks_off_leaves_nothing_that_starts_and_can_be_repeate
 def test_a_folder_without_its_last_step_is_not_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The identity is written last: until then the folder is nobody's."""
+    """The identity is written last: until then the folder belongs to no node."""
     make_dumps(tmp_path / "dumps")
     monkeypatch.setattr(restore, "stopped_folder", _refuse)
     monkeypatch.setattr("shutil.rmtree", lambda path, **options: None)

@@ -101,7 +101,7 @@ async def probe(address: str, path: str) -> str:
 
 
 def test_the_http_port_is_open_while_a_node_starts_and_says_what_it_does(tmp_path: Any) -> None:
-    """A probe that finds nobody ends a node that repairs its log, which begins again then."""
+    """A probe without an answer would end a node that repairs its log, which begins again then."""
     assert asyncio.run(main.run(config(tmp_path))) == 0
     assert FakeNode.probes == ["200 starting: repairs its log", "503 starting: repairs its log"] * 2
 
@@ -134,7 +134,7 @@ def test_a_reset_node_is_replaced_without_the_flag_that_would_give_its_folder_up
     assert asyncio.run(main.run(config(tmp_path))) == 0
     assert [node.life for node in FakeNode.made] == [["start", "stop"]] * 2
     assert [node.config.rejoin for node in FakeNode.made] == [True, False]
-    assert capsys.readouterr().out == "ready\n", "whoever started the process waits for one line"
+    assert capsys.readouterr().out == "ready\n", "the parent process waits for one line"
 
 
 def test_a_promoted_node_is_replaced_when_its_folder_has_begun_a_new_generation(

@@ -207,7 +207,7 @@ def test_who_must_not_be_promoted_is_told_why(
     refusal = refused(slave, **request_)
     assert refusal.code == code
     assert words in refusal.message
-    assert not slave.log, "nobody was asked, nothing was read"
+    assert not slave.log, "no node was asked, nothing was read"
 
 
 def test_a_node_that_was_catching_up_is_promoted_when_that_is_accepted() -> None:

@@ -8,7 +8,7 @@ from ledgermq.client.admin.status_report import NodeRow
 from ledgermq.proto.admin_pb2 import GetStatusResponse, NodeStatus
 from ledgermq.raft.node_status import GAUGES, PeerStatus, RaftStatus
 
-#: What the broker asks its Raft node and tells nobody, or under a name of its own.
+#: Fields that the broker does not report, or reports under another name.
 NOT_TOLD = {
     RaftStatus: {"group_id", "former_group_ids", "voters_reachable", "peers", "uncommitted_bytes"},
     PeerStatus: {"address", "connected", "catching_up", "repairing", "refused_lately", "feature_level"},

@@ -102,7 +102,7 @@ async def test_a_call_ends_at_its_deadline_at_both_ends_with_an_unknown_outcome(
 
 
 async def test_a_call_ends_at_the_other_node_when_its_caller_is_gone_and_no_other_does(two: Two) -> None:
-    """A receive that went on waiting there would lease messages to nobody."""
+    """A receive that went on waiting there would lease messages in vain."""
     gone, kept = [asyncio.create_task(two.call("held", name)) for name in (b"gone", b"kept")]
     for _ in range(2):
         await two.service.waiting.get()
@@ -121,7 +121,7 @@ async def test_calls_of_a_node_that_is_stopped_have_an_unknown_outcome_and_the_n
     await two.server.stop(0)
     assert not (await held).definite
     assert await two.service.ended.get() == "x"  # as a call of its own would end
-    assert (await two.fails("echo", b"ab")).definite  # nobody listens: it was never sent
+    assert (await two.fails("echo", b"ab")).definite  # the port is closed: it was never sent
     await two.start(two.service.handlers())
     while True:
         try:

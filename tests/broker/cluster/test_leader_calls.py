@@ -194,7 +194,7 @@ async def test_whoever_waits_for_an_election_is_told_when_it_is_over(
     waiting = asyncio.create_task(leadership.wait_settled(3600))
     for leader, term in (("n1", 3), (None, 4)):
         await asyncio.sleep(0)
-        leadership.on_changed(leader, term)  # elected without being ready, or nobody: not settled
+        leadership.on_changed(leader, term)  # elected and not ready, or none: not settled
     await asyncio.sleep(0)
     assert not waiting.done()
     leadership.on_changed("n3", 5)
@@ -206,7 +206,7 @@ async def test_whoever_waits_for_an_election_is_told_when_it_is_over(
 async def test_who_leaves_amid_the_frames_ends_them_at_once(
     leadership: Leadership, forwarder: FakeForwarder, calls: LeaderCalls, leads: bool
 ) -> None:
-    """They hold leases: their end must not wait for somebody to collect what is left of them."""
+    """They hold leases: their end must not wait for the garbage collector."""
     ended: list[str] = []
 
     async def frames(*_: Any) -> AsyncGenerator[bytes, None]:

@@ -186,7 +186,7 @@ async def test_a_read_that_fails_over_a_defect_gives_back_what_was_granted(rig: 
 
 
 async def test_a_leader_that_was_started_again_and_has_not_applied_the_grant_says_so(rig: GrantRig) -> None:
-    """It would find no message at these offsets; "deleted" would leave the leases with nobody."""
+    """It would find no message at these offsets; "deleted" would leave the leases without a holder."""
     rig.context.replica.rebuild = SimpleNamespace()
     rig.leader.replica.state = BrokerState()
     rig.leader.replica.state.topics = rig.raft.state.topics

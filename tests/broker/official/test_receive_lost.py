@@ -1,4 +1,4 @@
-"""Messages that were leased and did not leave: whatever happens to a receive, nobody keeps them for ever."""
+"""Leases of messages that were not sent end, whatever happens to the receive."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Rig:
 
     @property
     def deliverable(self) -> bool:
-        """Whether all three messages can be given to somebody, without an attempt that counted."""
+        """Whether all three messages can be delivered, without an attempt that counted."""
         found = self.raft.state.consumption.get((1, 1, 0))
         assert found is not None
         return len(found.expired(1000)) == 3 and not found.leases["attempt"].any()

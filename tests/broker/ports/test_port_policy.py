@@ -1,4 +1,4 @@
-"""Client ports over real sockets: connections that nothing comes of are closed, and TLS holds nobody up."""
+"""Client ports over real sockets: useless connections are closed, and TLS delays no other client."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class FakeNode:
 
 def routes(node: FakeNode, *, stopping: bool = False) -> Routes:
     raft: Any = node
-    nothing: Any = None  # of what nobody asks
+    nothing: Any = None  # it is not used here
     shutdown = Shutdown(Polls())
     if stopping:
         shutdown.begin()

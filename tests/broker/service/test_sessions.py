@@ -44,7 +44,7 @@ def test_one_more_client_than_the_limit_is_refused_until_one_was_silent_for_long
     here.heard("b", 1)
     with pytest.raises(TooManyClientsError, match="max_clients"):
         here.heard("c", 2)
-    here.heard("a", 3)  # whoever is known is heard
+    here.heard("a", 3)  # a known client is heard
     here.heard("c", 1 + CALLER_SECONDS)
     assert here.alive(1 + CALLER_SECONDS) == ["a", "c"]
 

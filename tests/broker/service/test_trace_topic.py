@@ -1,4 +1,4 @@
-"""The trace topic: made by the leader of a group that keeps traces, once, whoever leads."""
+"""The trace topic: created once, by any leader of a broker group that keeps traces."""
 
 from __future__ import annotations
 
