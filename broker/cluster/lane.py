@@ -103,8 +103,7 @@ class ForwardLane:
         )  # built first: a call that cannot be encoded must not be counted
         opening = self._opening
         if opening is None:
-            opening = self._opening = _Opening(self._unclaimed)
-            opening.start(self._open_stream, self._on_over)
+            opening = self._opening = _Opening(self._open_stream, self._on_over, self._unclaimed)
         self._calls += 1
         self._bytes += len(request)
         try:
@@ -133,7 +132,7 @@ class ForwardLane:
     async def close(self) -> None:
         """Close the stream; calls under way fail as if it broke."""
         opening = self._end(lambda: _broken(None, written=True))
-        if opening is not None and opening.task is not None:
+        if opening is not None:
             await asyncio.gather(opening.task, return_exceptions=True)
 
     def _on_over(self, opening: _Opening, broken: grpc.aio.AioRpcError | None) -> None:
@@ -146,20 +145,18 @@ class ForwardLane:
 class _Opening:
     """One stream from its opening to its end, with the calls made on it."""
 
-    def __init__(self, unclaimed: Unclaimed) -> None:
+    def __init__(
+        self,
+        open_stream: Callable[[], Any],
+        over: Callable[[_Opening, grpc.aio.AioRpcError | None], None],
+        unclaimed: Unclaimed,
+    ) -> None:
+        """Open the stream. `over` is called at its end, before the calls under way fail."""
         self._unclaimed = unclaimed
         self._waiting: dict[int, asyncio.Future[bytes]] = {}  # by call id; each caller removes its own
         self._unsent: dict[int, peer_pb2.ForwardedCall] = {}  # not written yet; a subset of the waiting ones
         self._ended: list[int] = []  # written calls whose callers are gone; the other node is to cancel them
         self._wake = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    def start(
-        self,
-        open_stream: Callable[[], Any],
-        over: Callable[[_Opening, grpc.aio.AioRpcError | None], None],
-    ) -> None:
-        """Open the stream. `over` is called at its end, before the calls under way fail."""
         self.task = asyncio.create_task(self._run(open_stream, over), name="forward-lane")
 
     async def call(self, message: peer_pb2.ForwardedCall, timeout: float) -> bytes:
@@ -184,8 +181,7 @@ class _Opening:
 
     def end(self, error: Callable[[], Exception]) -> None:
         """Close the stream, and fail each of its calls with `error()`."""
-        if self.task is not None:
-            self.task.cancel()
+        self.task.cancel()
         self._fail(lambda _: error())
 
     async def _run(

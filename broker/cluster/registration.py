@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -136,29 +137,19 @@ class _Link:
         await self._channel.close(None)
 
 
+@dataclass(eq=False, repr=False)
 class Registration:
-    """Use: `start()`, `changed()` after each change of leader, topics or nodes, `await stop()`.
+    """Use: `start()`, `changed()` after each change of leader, topics or nodes, `await stop()`."""
 
-    `request` and `beat` return the current content.
-    """
-
-    def __init__(
-        self,
-        nameservers: tuple[str, ...],
-        request: Callable[[], pb.RegisterRequest],
-        beat: Callable[[], pb.HeartbeatBeat],
-        withdrawn: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`withdrawn`: whether the broker group left the cluster and no nameserver may list it."""
-        self.request = request
-        self.beat = beat
-        self.withdrawn = withdrawn
-        self._addresses = nameservers
-        self._links: list[_Link] = []
+    _nameservers: tuple[str, ...]
+    request: Callable[[], pb.RegisterRequest]  # returns the current content
+    beat: Callable[[], pb.HeartbeatBeat]  # returns the current content
+    withdrawn: Callable[[], bool]  # whether the broker group left the cluster: no nameserver may list it
+    _links: list[_Link] = field(default_factory=list, init=False)
 
     def start(self) -> None:
         """Start to register with every nameserver."""
-        self._links = [_Link(address, self) for address in self._addresses]
+        self._links = [_Link(address, self) for address in self._nameservers]
         for link in self._links:
             link.start()
 

@@ -33,12 +33,11 @@ class HttpServer:
 
     def __init__(self, routes: Callable[[], Routes]) -> None:
         self._routes = routes
-        self.counts = self._counts = PortCounts("http")
-        self._counts.limit = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.counts = PortCounts("http", limit=min(MAX_CONNECTIONS, descriptors // 16))
         self._server: asyncio.Server | None = None
-        self._silent: dict[
-            asyncio.WriteTransport, None
-        ] = {}  # connections that have sent no request yet, the oldest first
+        #: Connections that have sent no request yet, the oldest first.
+        self._silent: dict[asyncio.WriteTransport, None] = {}
 
     async def start(self, address: str) -> int:
         """Listen on `address`; return the port. Raises: PortError."""
@@ -56,7 +55,7 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        counts, transport = self._counts, writer.transport
+        counts, transport = self.counts, writer.transport
         if counts.open >= counts.limit and not self._make_room():
             peer = writer.get_extra_info("peername")
             counts.refuse(Refused.LIMIT, str(peer[0]) if isinstance(peer, tuple) else "")
@@ -86,7 +85,7 @@ class HttpServer:
         if oldest is None:
             return False
         del self._silent[oldest]
-        self._counts.ended[Ended.MADE_ROOM] += 1
+        self.counts.ended[Ended.MADE_ROOM] += 1
         oldest.abort()
         return True
 
