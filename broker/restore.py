@@ -61,12 +61,8 @@ class Limit:
     index: int | None = None  # of the last entry
     time_ms: int | None = None  # log time; the last entry written until then
 
-    def is_passed(self, header: EntryHeader) -> bool:
-        """Tell whether an entry, and all behind it, are left out."""
-        return self.is_passed_at(header.index, header.timestamp)
-
-    def is_passed_at(self, index: int, timestamp: int) -> bool:
-        """Tell whether the state after this entry, written at `timestamp`, exceeds the limit."""
+    def is_passed(self, index: int, timestamp: int) -> bool:
+        """Tell whether this entry, written at `timestamp`, and all behind it are left out."""
         if self.index is not None and index > self.index:
             return True
         return self.time_ms is not None and timestamp > self.time_ms
@@ -172,9 +168,7 @@ def choose_base(dumped: DumpedLog, limit: Limit) -> NodeLog:
             "the state that stands for it: an older version made them, or the node could not write it (its "
             "log says why). Their messages can be read: ledgermq message export"
         )
-    wanted = [
-        log for log in able if not limit.is_passed_at(_begin_index(log), _begin_time(dumped, log, limit))
-    ]
+    wanted = [log for log in able if not limit.is_passed(_begin_index(log), _begin_time(dumped, log, limit))]
     if not wanted:
         earliest = min(map(_begin_index, able))
         what = "entry" if limit.index is not None else "time"
@@ -218,7 +212,7 @@ def survey(dumped: DumpedLog, base: NodeLog, limit: Limit, writer: FolderWriter 
     found = Survey(history, begin)
     for header, raw in dumped.entries(begin):
         if header.kind is not EntryKind.FILLER:
-            if limit.is_passed(header):
+            if limit.is_passed(header.index, header.timestamp):
                 found.limited = True
                 break
             found.first_timestamp = found.first_timestamp or header.timestamp

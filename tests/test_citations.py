@@ -237,7 +237,7 @@ def test_walks_name_files_and_functions_that_are_there() -> None:
                 file = ROOT / word if "/" in word else file.parent / word
                 assert file.exists(), f"a walk names {word}: there is no {name(file)}"
             else:
-                for part in word.split("."):  # of `Leasing.lease` both
+                for part in word.split("."):  # of `Sends.send` both
                     defined = re.search(rf"\b(?:def|class) {part}\b|\"{part}\"", file.read_text())
                     assert defined, f"{word} is not in {name(file)}"
             checked += 1
