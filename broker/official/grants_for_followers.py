@@ -23,12 +23,11 @@ from ..leader.leader_view import Delivery
 from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
 from ..replica import Replica
-from ..service.answers import ENDING, LeaderHandlers, Refusals, parsed
+from ..service.answers import ENDING, IN_BAND, LeaderHandlers, Refusals, parsed
 from ..service.sessions import SignsOfLife
 from ..state.commands import ReleaseLeases
 from .give_backs import METHOD as GIVE_BACK
 from .give_backs import deliveries_of_peer, give_back
-from .in_band import IN_BAND, in_band_status
 from .receive_at_follower import GRANT
 from .receive_at_leader import LeaderReceives, RecordReader
 
@@ -77,7 +76,7 @@ class GrantService:
             await grpc_context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
         except IN_BAND as error:
-            return peer_pb2.GrantAnswer(status=in_band_status(self._refusals, error)).SerializeToString()
+            return peer_pb2.GrantAnswer(status=self._refusals.status(error)).SerializeToString()
         except ENDING as error:
             await self._refusals.end_call(grpc_context, error)
 

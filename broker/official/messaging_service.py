@@ -20,13 +20,12 @@ from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 from ..cluster.lane import ForwardError
 from ..cluster.leader_calls import Call, LeaderCalls
-from ..service.answers import ENDING, Refusals
+from ..service.answers import ENDING, IN_BAND, Refusals
 from ..service.sessions import SignsOfLife
 from ..service.telemetry import TelemetryStreams
 from ..wire.status import StatusError, ok
 from ..wire.validation import check_client_id, check_resource
 from .acknowledge import Acknowledgements
-from .in_band import IN_BAND, in_band_status
 from .receive_at_follower import GrantedReceives
 from .receive_at_leader import LeaderReceives, last_frame
 from .send import Sends
@@ -111,7 +110,7 @@ class MessagingService:
                 self._note_client(call)
                 return await answer(request, call)
             except IN_BAND as error:
-                return bytes(response(status=in_band_status(self._refusals, error)).SerializeToString())
+                return bytes(response(status=self._refusals.status(error)).SerializeToString())
             except ENDING as error:
                 await self._refusals.end_call(context, error)
 
@@ -195,7 +194,7 @@ class MessagingService:
                     async for frame in frames:
                         yield frame
             except IN_BAND as error:
-                status = in_band_status(self._refusals, error)
+                status = self._refusals.status(error)
                 yield v2.ReceiveMessageResponse(status=status).SerializeToString()
                 yield last_frame()
             except (*ENDING, ForwardError) as error:

@@ -1,4 +1,6 @@
-"""Answers to failed calls of `ledgermq.v1`, and handlers of its unary calls that the leader serves.
+"""Answers to failed calls, and handlers of the unary calls of `ledgermq.v1` that the leader serves.
+
+Calls of `ledgermq.v1` are answered with a refusal, those of official clients with a status.
 
 A call that another node forwarded to this one ends with a gRPC status if this node does not lead (any more).
 The forwarding node then looks for the leader again, or answers its client. A call that a client made to this
@@ -14,20 +16,45 @@ from typing import Any, Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
+from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import route_pb2
-from ledgermq.raft.errors import NodeStoppedError, NotLeaderError, ProposalLostError, TransferringError
+from ledgermq.raft.errors import (
+    BusyError,
+    DiskFullError,
+    NodeStoppedError,
+    NotLeaderError,
+    ProposalLostError,
+    StorageError,
+    TransferringError,
+)
 from ledgermq.raft.node.raft_node import RaftNode
 
 from ..cluster.forwarding import refuse_not_leader
 from ..cluster.known_leader import Leadership
-from ..cluster.leader_calls import Call, LeaderCalls
+from ..cluster.leader_calls import Call, LeaderCalls, LeaderUnavailableError
 from ..cluster.members import Members
+from ..errors import InvalidReceiptHandleError, LimitReachedError
+from ..leader.pipeline import TooManyRequestsError
 from ..metrics import Metrics
+from ..reading.polls import TooManyPollsError
 from ..refusals import REFUSABLE, RefusedError, refusal_of
+from ..wire.status import StatusError
 from .broker_group_identity import BrokerGroupIdentity
+from .sessions import TooManyClientsError
 
 #: Errors that end a forwarded call. After the first two, certainly nothing was done.
 ENDING: Final = (NotLeaderError, TransferringError, ProposalLostError, NodeStoppedError)
+#: Limits that were reached; the caller may repeat the call later.
+_LIMITS: Final = (TooManyRequestsError, TooManyPollsError, TooManyClientsError, BusyError, DiskFullError)
+#: Errors that are answered in-band.
+IN_BAND: Final = (
+    StatusError,
+    LeaderUnavailableError,
+    LimitReachedError,
+    InvalidReceiptHandleError,
+    *_LIMITS,
+    StorageError,
+)
 
 Serve = Callable[[Any], Awaitable[Any]]
 
@@ -44,7 +71,7 @@ def parsed(kind: Any, raw: bytes) -> Any:
 
 @dataclass(eq=False, repr=False)
 class Refusals:
-    """Turns errors into refusals, and counts them."""
+    """Turns errors into refusals and statuses, and counts them."""
 
     _raft: RaftNode
     _leadership: Leadership
@@ -59,6 +86,23 @@ class Refusals:
             found.message = text
         self.count(route_pb2.RefusalCode.Name(found.code))
         return found
+
+    def status(self, error: Exception) -> v2.Status:
+        """Return the in-band status for an error of IN_BAND, for official clients."""
+        if isinstance(error, LeaderUnavailableError):
+            if error.unknown:
+                error = StatusError(v2.MASTER_PERSISTENCE_TIMEOUT, str(error))
+            else:
+                error = StatusError(v2.HA_NOT_AVAILABLE, self.without_master() or str(error))
+        elif isinstance(error, LimitReachedError):
+            error = StatusError(v2.FORBIDDEN, str(error))  # a code that asks for no repeat
+        elif isinstance(error, InvalidReceiptHandleError):
+            error = StatusError(v2.INVALID_RECEIPT_HANDLE, str(error))
+        elif not isinstance(error, StatusError):
+            code = v2.TOO_MANY_REQUESTS if isinstance(error, _LIMITS) else v2.INTERNAL_SERVER_ERROR
+            error = StatusError(code, str(error))
+        self.count(v2.Code.Name(error.code))
+        return error.status()
 
     async def end_call(self, grpc_context: Any, error: Exception) -> NoReturn:
         """End a call with the status that says whether it was certainly not carried out.
