@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -152,7 +152,9 @@ def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     assert [(row["group"], row["topic"], row["behind"]) for row in found["left"]] == [("billing", TOPIC, 2)]
     code, text = ledgermq("cluster", "remove-group", "g1")
     assert code == 1
-    assert f'2 of topic "lonely" by any consumer group, 2 of topic "{TOPIC}" by consumer group "billing"' in text
+    assert (
+        f'2 of topic "lonely" by any consumer group, 2 of topic "{TOPIC}" by consumer group "billing"' in text
+    )
     code, text = ledgermq("cluster", "status")
     assert "DRAINING" in text
     metrics = cluster.http(cluster.wait_leader(group="g1"), "/metrics")[1]
