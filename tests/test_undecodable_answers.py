@@ -102,6 +102,7 @@ def test_a_node_registers_and_beats_again(monkeypatch: pytest.MonkeyPatch) -> No
             (address,),
             lambda: nameserver_pb2.RegisterRequest(node_id="n1", route=route),
             lambda: nameserver_pb2.HeartbeatBeat(cluster="local", group="g1", node_id="n1"),
+            lambda: False,
         )
         node.start()
         try:
