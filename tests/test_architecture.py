@@ -46,7 +46,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "varint",
     ),
     "raft": (
-        "drive/proposals",
         "folder/bootstrap",
         "folder/opening",
         "log/contents",
@@ -56,9 +55,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "reset/segment_pins",
         "node_status",
         "transport/checked_frame",
-        "transport/greeting",
         "transport/hello",
-        "transport/log_limit",
         "transport/stream_watch",
         "transport/wire",
         "damage",

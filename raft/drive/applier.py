@@ -10,49 +10,39 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from ledgermq.proto.entry import EntryHeader
 
 from ..errors import DamagedLogError, NodeStoppedError, RaftError
 from ..log.commit_log import CommitLog
 from ..state_machine import StateMachine
-from ..types import LogIndex
+from ..types import NO_INDEX, LogIndex
 
 Entries = Sequence[tuple[EntryHeader, memoryview]]
 
 
+@dataclass(slots=True)
 class Applier:
     """Usage: `advance(index)` as commit moves; `await wait(index)`; `close(reason)`."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        state_machine: StateMachine,
-        applied_index: LogIndex,
-        slice_bytes: int,
-        on_applied: Callable[[], None],
-        on_failed: Callable[[str], None],
-        on_damaged: Callable[[DamagedLogError], bool],
-    ) -> None:
-        """`on_damaged` starts a repair, after which `resume` is called.
-
-        False: no repair is possible, the node fails.
-        """
-        self.applied_index = applied_index
-        self._log = log
-        self._state_machine = state_machine
-        self._slice_bytes = slice_bytes
-        self._on_applied = on_applied
-        self._on_failed = on_failed
-        self._on_damaged = on_damaged
-        self._is_stalled = False  # True while damage is being repaired
-        self._target = self.applied_index  # apply up to here; never above the commit index
-        self._scheduled: asyncio.Handle | None = None
-        self._cold_read: asyncio.Task[None] | None = None
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap of (index, order, future)
-        self._order = itertools.count()
-        self._closed = ""
+    log: CommitLog
+    state_machine: StateMachine
+    applied_index: LogIndex
+    slice_bytes: int
+    on_applied: Callable[[], None]
+    on_failed: Callable[[str], None]
+    # starts a repair, after which `resume` is called; False: no repair is possible, and the node fails
+    on_damaged: Callable[[DamagedLogError], bool]
+    _is_stalled: bool = False  # True while damage is being repaired
+    _target: LogIndex = NO_INDEX  # apply up to here; never above the commit index
+    _scheduled: asyncio.Handle | None = None
+    _cold_read: asyncio.Task[None] | None = None
+    # heap of (index, order, future)
+    _waiting: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+    _closed: str = ""
 
     def advance(self, index: LogIndex) -> None:
         """Allow entries up to `index` to be applied. Applies the first slice at once."""
@@ -102,12 +92,9 @@ class Applier:
             return
         lo = LogIndex(self.applied_index + 1)
         try:
-            entries = self._log.entries_nowait(lo, self._target, self._slice_bytes)
-        except DamagedLogError as error:
-            self._is_stalled = self._on_damaged(error)
-            return
+            entries = self.log.entries_nowait(lo, self._target, self.slice_bytes)
         except RaftError as error:
-            self._on_failed(f"committed entry {lo} cannot be read: {error}")
+            self._on_unreadable(lo, error)
             return
         if entries is None:
             self._cold_read = asyncio.get_running_loop().create_task(self._apply_cold(lo))
@@ -116,24 +103,27 @@ class Applier:
 
     async def _apply_cold(self, lo: LogIndex) -> None:
         try:
-            entries = await self._log.entries(lo, self._target, self._slice_bytes)
-        except DamagedLogError as error:
-            self._is_stalled = self._on_damaged(error)
-            return
+            entries = await self.log.entries(lo, self._target, self.slice_bytes)
         except RaftError as error:
-            self._on_failed(f"committed entry {lo} cannot be read: {error}")
+            self._on_unreadable(lo, error)
             return
         finally:
             self._cold_read = None
         if not self._closed:
             self._apply(entries)
 
+    def _on_unreadable(self, lo: LogIndex, error: RaftError) -> None:
+        if isinstance(error, DamagedLogError):
+            self._is_stalled = self.on_damaged(error)
+        else:
+            self.on_failed(f"committed entry {lo} cannot be read: {error}")
+
     def _apply(self, entries: Entries) -> None:
         """Apply one slice. The next one gets its own turn of the loop."""
         try:
-            self._state_machine.apply(entries)
+            self.state_machine.apply(entries)
         except Exception as error:  # noqa: BLE001 (whatever it is: replicas that differ are worse than one that stops)
-            self._on_failed(f"state machine failed at entry {entries[0][0].index}: {error!r}")
+            self.on_failed(f"state machine failed at entry {entries[0][0].index}: {error!r}")
             return
         self.applied_index = LogIndex(entries[-1][0].index)
         waiting = self._waiting
@@ -141,6 +131,6 @@ class Applier:
             future = heapq.heappop(waiting)[2]
             if not future.done():
                 future.set_result(None)
-        self._on_applied()
+        self.on_applied()
         if self.applied_index < self._target and self._scheduled is None and not self._closed:
             self._scheduled = asyncio.get_running_loop().call_soon(self._apply_slice)

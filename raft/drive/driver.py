@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from ledgermq.proto.entry import MAX_SECTION_COUNT, Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.proto.errors import CorruptError
@@ -48,6 +48,7 @@ from ..errors import (
     LogTruncatedError,
     NodeStoppedError,
     NotLeaderError,
+    ProposalLostError,
     RaftError,
     TransferringError,
     defect_text,
@@ -59,15 +60,14 @@ from ..metrics import RaftMetrics
 from ..state_machine import Proposal
 from ..transport.hello import Hello
 from ..transport.links import Transport
-from ..transport.outgoing_frames import AppendFrames
-from ..transport.wire import decode
+from ..transport.wire import AppendFrames, decode
 from ..types import LogIndex, NodeId
 from .applier import Applier
 from .copies import Copies
-from .proposals import PendingProposals
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 RaftTransport = Transport[Message | Hello, tuple[bytes, bytes]]
 
 
@@ -83,6 +83,45 @@ class DriverOwner(Protocol):
     def on_fault(self, reason: str) -> None: ...
 
     def on_damage(self, error: DamagedLogError) -> None: ...
+
+
+class PendingProposals:
+    """Futures of the undecided proposals of this leader, oldest first.
+
+    Indexes increase, and all are of the term that this node leads or has just lost.
+    """
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        self._queue: deque[Proposal] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def append(self, proposal: Proposal) -> None:
+        """Add the newest proposal."""
+        self._queue.append(proposal)
+
+    def committed(self, index: LogIndex) -> None:
+        """Resolve all proposals up to `index` as committed."""
+        queue = self._queue
+        while queue and queue[0].header.index <= index:
+            future = queue.popleft().committed
+            if not future.done():  # the caller may have given up
+                future.set_result(None)
+
+    def lost(self, reason: str) -> int:
+        """Fail all remaining proposals: their outcome is unknown. Returns how many there were."""
+        count = len(self._queue)
+        while self._queue:
+            proposal = self._queue.popleft()
+            if not proposal.committed.done():
+                proposal.committed.set_exception(
+                    ProposalLostError(f"the outcome of entry {proposal.index} is unknown: {reason}")
+                )
+                proposal.committed.exception()  # marks it retrieved: the caller may ignore it
+        return count
 
 
 class Driver:
@@ -285,9 +324,14 @@ class Driver:
     def peer_replaced(self, peer: NodeId) -> None:
         """Handle that a peer lost all or part of its log: its earlier acknowledgements no longer count."""
         if not self.closed:
-            self.settle()
-            self.core.peer_replaced(peer)
-            self.pump()
+            self.feed(self.core.peer_replaced, peer)
+
+    def feed(self, step: Callable[..., T], *arguments: Any) -> T:
+        """Give the core an input: after what is pending, and with all that it decides carried out."""
+        self.settle()
+        result = step(*arguments)
+        self.pump()
+        return result
 
     def settle(self) -> None:
         """Carry out pending work of proposals and the clock.

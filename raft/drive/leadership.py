@@ -179,9 +179,7 @@ class LeaderDuties:
             "appends do not arrive node=%s at=%s: it leads no longer, another node may reach them",
             core.node_id, ",".join(sorted(cut_off)),
         )  # fmt: skip
-        driver.settle()
-        core.resign()
-        driver.pump()
+        driver.feed(core.resign)
 
     async def _move_away(self) -> None:
         try:
@@ -204,9 +202,7 @@ class LeaderDuties:
             logger.info("lead handed over node=%s to=%s", node, leader)
         except (TransferFailedError, NotLeaderError) as error:
             logger.warning("lead not handed over node=%s reason=%r", node, str(error))
-            self._driver.settle()
-            self._core.resign()
-            self._driver.pump()
+            self._driver.feed(self._core.resign)
             await asyncio.sleep(0.02)  # lets the streams send the message
 
     async def close(self, reason: str) -> None:

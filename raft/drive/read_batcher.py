@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ..core.machine import RaftCore
-from ..core.outputs import ReadReady
+from ..core.outputs import NotLeader, ReadReady
 from ..errors import NotLeaderError
 from ..types import LogIndex
 
 Batch = asyncio.Future[LogIndex]
 
 
+@dataclass(slots=True)
 class ReadBatcher:
     """`timeout_s` bounds a round whose answer was lost with a connection."""
 
-    def __init__(
-        self, core: RaftCore, settle: Callable[[], None], pump: Callable[[], None], timeout_s: float
-    ) -> None:
-        self._core = core
-        self._settle = settle
-        self._pump = pump
-        self._timeout_s = timeout_s
-        self._collecting: Batch | None = None
-        self._asked: set[Batch] = set()
+    core: RaftCore
+    feed: Callable[..., NotLeader | None]  # see Driver.feed
+    timeout_s: float
+    _collecting: Batch | None = None
+    _asked: set[Batch] = field(default_factory=set)
 
     async def read_index(self) -> LogIndex:
         """Return a read index, shared with the other requests of this turn. Raises: NotLeaderError."""
@@ -38,11 +36,11 @@ class ReadBatcher:
             loop.call_soon(self._ask)
         batch = self._collecting
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 return await asyncio.shield(batch)
         except TimeoutError:
             self._fail(batch)
-            raise NotLeaderError(self._core.leader_id) from None
+            raise NotLeaderError(self.core.leader_id) from None
 
     def ready(self, read: ReadReady) -> None:
         """Resolve a batch with the core's answer."""
@@ -69,14 +67,12 @@ class ReadBatcher:
         batch, self._collecting = self._collecting, None
         if batch is None:
             return
-        self._settle()  # proposals of this turn come first
         self._asked.add(batch)
-        if self._core.read_index(batch) is not None:
+        if self.feed(self.core.read_index, batch) is not None:  # after the proposals of this turn
             self._fail(batch)
-        self._pump()
 
     def _fail(self, batch: Batch) -> None:
         self._asked.discard(batch)
         if not batch.done():
-            batch.set_exception(NotLeaderError(self._core.leader_id))
+            batch.set_exception(NotLeaderError(self.core.leader_id))
             batch.exception()

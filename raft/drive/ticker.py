@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from ..core.tick_schedule import TickSchedule
@@ -20,32 +21,24 @@ from ..core.tick_schedule import TickSchedule
 WORTH_A_TIMER_MS: Final = 50
 
 
+@dataclass(slots=True)
 class Ticker:
     """Calls `on_ticks(count)` on the loop, and `on_lateness(seconds)` at each firing.
 
     Call `before_input` before every input to the core, and `after_input` after it.
     """
 
-    def __init__(
-        self,
-        tick_ms: int,
-        stall_ms: float,
-        on_ticks: Callable[[int], None],
-        on_lateness: Callable[[float], None],
-        quiet_ticks: Callable[[], int],
-    ) -> None:
-        """`quiet_ticks()` returns how many of the next ticks decide nothing."""
-        self._tick_ms = tick_ms
-        self._stall_ms = stall_ms
-        self._on_ticks = on_ticks
-        self._on_lateness = on_lateness
-        self._quiet_ticks = quiet_ticks
-        self._schedule: TickSchedule | None = None
-        self._timer: asyncio.TimerHandle | None = None
+    tick_ms: int
+    stall_ms: float
+    on_ticks: Callable[[int], None]
+    on_lateness: Callable[[float], None]
+    quiet_ticks: Callable[[], int]  # returns how many of the next ticks decide nothing
+    _schedule: TickSchedule | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start ticking."""
-        self._schedule = TickSchedule(self._tick_ms, self._stall_ms, _now_ms())
+        self._schedule = TickSchedule(self.tick_ms, self.stall_ms, _now_ms())
         self._arm(self._schedule)
 
     def stop(self) -> None:
@@ -59,7 +52,7 @@ class Ticker:
         schedule, now_ms = self._schedule, _now_ms()
         if schedule is None or not schedule.has_passed(now_ms):
             return 0
-        return schedule.passed(now_ms, self._quiet_ticks())
+        return schedule.passed(now_ms, self.quiet_ticks())
 
     def after_input(self) -> None:
         """Move the timer forward if the input brought the core's next decision nearer, back if it is now far
@@ -68,13 +61,13 @@ class Ticker:
         schedule, timer = self._schedule, self._timer
         if schedule is None or timer is None:
             return
-        later_ms = schedule.wake_at(self._quiet_ticks()) - schedule.wake_ms
+        later_ms = schedule.wake_at(self.quiet_ticks()) - schedule.wake_ms
         if later_ms < 0 or later_ms >= WORTH_A_TIMER_MS:
             timer.cancel()
             self._arm(schedule)
 
     def _arm(self, schedule: TickSchedule) -> None:
-        schedule.wake_ms = schedule.wake_at(self._quiet_ticks())
+        schedule.wake_ms = schedule.wake_at(self.quiet_ticks())
         # Round up to whole milliseconds, the resolution of the loop's timers. A timer that fires early fires
         # again at once, a dozen times per tick.
         delay_ms = math.ceil(max(0.0, schedule.wake_ms - _now_ms()))
@@ -86,9 +79,9 @@ class Ticker:
             return
         self._timer = None  # so that `after_input` sets no timer while the ticks run
         count = schedule.due(_now_ms())
-        self._on_lateness(schedule.lateness_ms / 1000)
+        self.on_lateness(schedule.lateness_ms / 1000)
         if count:
-            self._on_ticks(count)
+            self.on_ticks(count)
         if self._schedule is not None:
             self._arm(schedule)
 

@@ -3,5 +3,5 @@
 Owns start and stop in order, and what the node reports about itself. Must not: hold rules of consensus or of
 storage.
 
-Begin with `raft_node.py`. Then: `core_events.py`, `gate.py`, `status_view.py`.
+Begin with `raft_node.py`. Then: `routing.py`, `status_view.py`.
 """

@@ -1,8 +1,7 @@
 """One member of a broker group: assembles core, log, streams, clock and state machine, and runs them.
 
 Owns: their life on one event loop, the leadership transfer at a stop, the latched fault. Must not: decide
-about Raft (core/machine.py), feed the core itself (driver.py), route its events (core_events.py) or handle
-peers (node/gate.py).
+about Raft (core/machine.py), feed the core itself (driver.py), or route events and handle peers (routing.py).
 After a fault the node stays silent and the process must exit non-zero (P15). `wait_fatal` and `on_fatal` give
 the reason.
 """
@@ -49,10 +48,9 @@ from ..reset.state_transfer import StateTransfer
 from ..state_machine import Proposal, StateMachine
 from ..transport.hello import Hello
 from ..transport.links import Transport
-from ..transport.outgoing_frames import make_append_frame, make_control_frame
+from ..transport.wire import make_append_frame, make_control_frame
 from ..types import NO_INDEX, LogIndex, NodeId, Term
-from .core_events import CoreEvents
-from .gate import PeerGate
+from .routing import CoreEvents, PeerGate
 from .status_view import StatusView
 
 logger = logging.getLogger(__name__)
@@ -90,7 +88,7 @@ class RaftNode:
         self._step = StartStep()
         self._report: asyncio.TimerHandle | None = None
         self._fatal: asyncio.Future[str]
-        self._storage: RaftStorage
+        self.storage: RaftStorage
         self._core: RaftCore
         self._driver: Driver
         self._applier: Applier
@@ -124,18 +122,18 @@ class RaftNode:
         )
         self._transport.open_port()  # first: if the port is in use, nothing must change
         try:
-            self._storage = await self._open_storage()
+            self.storage = await self._open_storage()
             try:
                 self._step.doing = lambda: "loads its state"
                 # In a thread: loading a large state takes long, and probes must be answered meanwhile.
                 self._assemble(await in_thread(self._state_machine.load))
             except BaseException:
-                await asyncio.to_thread(self._storage.close, clean=self._storage.recovered.clean_stop)
+                await asyncio.to_thread(self.storage.close, clean=self.storage.recovered.clean_stop)
                 raise
         except BaseException:
             await self._transport.close()
             raise
-        reports = self._storage.start(
+        reports = self.storage.start(
             asyncio.get_running_loop().call_soon_threadsafe,
             on_durable=self._on_durable,
             on_failed=lambda error: self.fail(str(error)),
@@ -172,7 +170,7 @@ class RaftNode:
 
     def _assemble(self, applied: LogIndex) -> None:
         """Build everything that needs the open storage. `applied`: up to where the state is built."""
-        storage, log = self._storage, self._storage.log
+        storage, log = self.storage, self.storage.log
         config = self.config = self.config.under(storage.identity.reign)
         transfer = self._state_transfer
         check_state_fits(config, applied, log, transfer.counts_on_log_to if transfer else NO_INDEX)
@@ -201,7 +199,7 @@ class RaftNode:
             config, self._core, self._driver, self._state_machine, self.metrics, self.fail
         )
         timeout_s = 2 * config.election_ms_max / 1000
-        self._reads = ReadBatcher(self._core, self._driver.settle, self._driver.pump, timeout_s)
+        self._reads = ReadBatcher(self._core, self._driver.feed, timeout_s)
         self._rights = VotingRights(
             config,
             storage,
@@ -249,13 +247,6 @@ class RaftNode:
         await self._close(clean=self.fault is None)
         logger.info("node stopped node=%s", self.config.node_id)
 
-    async def abort(self) -> None:
-        """Close without a leadership transfer and without a clean-stop mark, as if the process had been
-        killed.
-        """
-        self._stopping = True
-        await self._close(clean=False)
-
     async def _close(self, *, clean: bool) -> None:
         reason = self.fault or "this node is stopping"
         if self._report is not None:
@@ -269,7 +260,7 @@ class RaftNode:
         await self._applier.close(reason)
         await self._rights.close()
         await self._transport.close()
-        await asyncio.to_thread(self._storage.close, clean=clean)
+        await asyncio.to_thread(self.storage.close, clean=clean)
 
     async def wait_fatal(self) -> str:
         """Wait until the node faults. Returns the reason. The process must then exit non-zero."""
@@ -384,7 +375,7 @@ class RaftNode:
     @property
     def log(self) -> CommitLog:
         """The log, for reading."""
-        return self._storage.log
+        return self.storage.log
 
     @property
     def copies(self) -> Copies:
@@ -401,10 +392,6 @@ class RaftNode:
             p.node_id for p in self._core.progress() if p.contact_ticks * self.config.tick_ms < silence_ms
         ]
         return sum(self._transport.is_heard(node) for node in heard)
-
-    @property
-    def storage(self) -> RaftStorage:
-        return self._storage
 
     @property
     def commit_index(self) -> LogIndex:
@@ -469,18 +456,14 @@ class RaftNode:
         limit = self._resets.limit_deletion(min(index, self.applied_index))
         gone = self.log.delete_segments_before(limit)
         if gone:
-            self._driver.settle()
-            self._core.compacted(self.log.first_index)
-            self._driver.pump()
+            self._driver.feed(self._core.compacted, self.log.first_index)
         return len(gone)
 
     def want_commits(self, wanted: bool) -> None:
         """Ask the leader to announce commits at once, because a client here waits for entries to become
         visible.
         """
-        self._driver.settle()
-        self._core.want_commits(wanted)
-        self._driver.pump()
+        self._driver.feed(self._core.want_commits, wanted)
 
     # --- inside --------------------------------------------------------------------------------------------
     def _on_repaired(self) -> None:
@@ -488,7 +471,7 @@ class RaftNode:
         self._applier.resume()
 
     def _on_applied(self) -> None:
-        self._storage.note_commit(self._core.commit_index)
+        self.storage.note_commit(self._core.commit_index)
         self._leadership.applied(self._applier.applied_index)
         self._rights.advance()
 
@@ -509,9 +492,7 @@ class RaftNode:
         )  # fmt: skip
 
     def _promote(self) -> int:
-        self._driver.settle()
-        self._core.promote_to_voter()
-        self._driver.pump()
+        self._driver.feed(self._core.promote_to_voter)
         return self._driver.last_persist_seq
 
     def _announce(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..config import Member, RaftConfig
@@ -29,39 +29,25 @@ logger = logging.getLogger(__name__)
 REFUSED_LATELY_S: Final = 5.0
 
 
+@dataclass(slots=True)
 class StatusView:
     """View of one node on itself and its peers."""
 
-    def __init__(
-        self,
-        config: RaftConfig,
-        storage: RaftStorage,
-        core: RaftCore,
-        driver: Driver,
-        applier: Applier,
-        rights: VotingRights,
-        metrics: RaftMetrics,
-        files: FileSystem,
-        is_resetting: Callable[[NodeId], bool],
-        repair: RangeRepair,
-        repairing: Callable[[NodeId], str],
-    ) -> None:
-        """`repairing` returns what a peer reported about a repair of its log."""
-        self._config = config
-        self._storage = storage
-        self._core = core
-        self._driver = driver
-        self._applier = applier
-        self._rights = rights
-        self._metrics = metrics
-        self._files = files
-        self._is_resetting = is_resetting
-        self._repair = repair
-        self._repairing = repairing
-        self._since = time.monotonic()
-        self._heard: dict[NodeId, float] = {}
-        self._report = (0.0, 0.0)
-        self._clock_warned = False
+    config: RaftConfig
+    storage: RaftStorage
+    core: RaftCore
+    driver: Driver
+    applier: Applier
+    rights: VotingRights
+    metrics: RaftMetrics
+    files: FileSystem
+    is_resetting: Callable[[NodeId], bool]
+    repair: RangeRepair
+    repairing: Callable[[NodeId], str]  # what a peer reported about a repair of its log
+    _since: float = field(default_factory=time.monotonic)
+    _heard: dict[NodeId, float] = field(default_factory=dict)
+    _report: tuple[float, float] = (0.0, 0.0)
+    _clock_warned: bool = False
 
     def role_changed(self) -> None:
         """Note that role, term or leader changed now."""
@@ -77,32 +63,32 @@ class StatusView:
 
     def refresh_report(self) -> None:
         """Measure what `report` returns."""
-        use = self._files.disk_use(self._config.data_dir)
+        use = self.files.disk_use(self.config.data_dir)
         ratio = 1 - use.available / use.total if use.total else 0.0
-        self._report = (self._storage.statistics().fsync_p99_ms, ratio)
+        self._report = (self.storage.statistics().fsync_p99_ms, ratio)
 
     def refresh_metrics(self, status: RaftStatus, *, is_leader: bool) -> None:
         """Set the gauges. Logs one warning when the clock is off."""
-        gauge = self._metrics.gauge
-        for field, metric in GAUGES.items():
-            gauge(metric.name).set(getattr(status, field) * metric.scale)
+        gauge = self.metrics.gauge
+        for name, metric in GAUGES.items():
+            gauge(metric.name).set(getattr(status, name) * metric.scale)
         gauge("ledgermq_raft_is_leader").set(is_leader)
-        log_time = self._driver.log_time
+        log_time = self.driver.log_time
         if log_time.is_off != self._clock_warned:
             self._clock_warned = log_time.is_off
             if log_time.is_off:
                 logger.warning(
                     "the clock of this node is %.1f s away from the group's log time node=%s; check its "
                     "time service",
-                    log_time.offset_ms / 1000, self._config.node_id,
+                    log_time.offset_ms / 1000, self.config.node_id,
                 )  # fmt: skip
-        for progress in self._core.progress():
+        for progress in self.core.progress():
             behind = self._behind_bytes(progress.stable_index) or 0
             gauge("ledgermq_raft_peer_behind_bytes", progress.node_id).set(behind)
 
     def status(self, role: str, transport: RaftTransport) -> RaftStatus:
         """Return the snapshot."""
-        config, core = self._config, self._core
+        config, core = self.config, self.core
         progress = {p.node_id: p for p in core.progress()}
         peers = tuple(
             self._self_status(member, role)
@@ -110,14 +96,14 @@ class StatusView:
             else self._peer_status(member, progress.get(member.node_id), transport)
             for member in config.members
         )
-        log = self._storage.log
+        log = self.storage.log
         return RaftStatus(
             cluster=config.cluster_id,
             group=config.group,
             node_id=config.node_id,
-            incarnation=self._storage.incarnation,
-            group_id=self._rights.group_id,
-            former_group_ids=self._rights.former_group_ids,
+            incarnation=self.storage.incarnation,
+            group_id=self.rights.group_id,
+            former_group_ids=self.rights.former_group_ids,
             role=role,
             term=core.term,
             term_age_ms=int((time.monotonic() - self._since) * 1000),
@@ -135,7 +121,7 @@ class StatusView:
             last_term=core.last_term,
             durable_index=core.stable_index,
             commit_index=core.commit_index,
-            applied_index=self._applier.applied_index,
+            applied_index=self.applier.applied_index,
             log_bytes=log.end_offset - log.first_offset,
             uncommitted_bytes=core.uncommitted_bytes,
             fsync_p99_ms=self._report[0],
@@ -144,14 +130,14 @@ class StatusView:
             heartbeat_lateness_ms=core.peer_lateness.ticks * config.tick_ms,
             election_timeout_ms=core.shortest_timeout * config.tick_ms,
             election_timeout_added_ms=core.patience * config.tick_ms,
-            clock_offset_ms=int(self._driver.log_time.offset_ms),
-            log_check=replace(self._repair.counts),
+            clock_offset_ms=int(self.driver.log_time.offset_ms),
+            log_check=replace(self.repair.counts),
             held_back="" if core.leader_id is not None else self._held_back(transport),
             peers=peers,
         )
 
     def _self_status(self, member: Member, role: str) -> PeerStatus:
-        core = self._core
+        core = self.core
         return PeerStatus(
             node_id=member.node_id,
             address=member.address,
@@ -164,18 +150,18 @@ class StatusView:
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
             # A new node has nothing to catch up with: it waits for the others.
-            catching_up=(role == "learner" and self._rights.standing is not Standing.FRESH)
+            catching_up=(role == "learner" and self.rights.standing is not Standing.FRESH)
             or core.applied_index < core.state_index
-            or self._is_resetting(member.node_id),
-            repairing=self._repair.state,
-            feature_level=self._config.feature_level,
+            or self.is_resetting(member.node_id),
+            repairing=self.repair.state,
+            feature_level=self.config.feature_level,
         )
 
     def _peer_status(
         self, member: Member, progress: PeerProgress | None, transport: RaftTransport
     ) -> PeerStatus:
         node = member.node_id
-        hello = self._rights.hellos.get(node)
+        hello = self.rights.hellos.get(node)
         heard = self._heard.get(node)
         refusal = transport.refused.get(node)
         connected = transport.is_connected(node)
@@ -193,8 +179,8 @@ class StatusView:
             disk_used_ratio=hello.disk_used_ratio if hello else None,
             catching_up=connected
             and progress is not None
-            and (progress.is_learner or progress.state != "replicate" or self._is_resetting(node)),
-            repairing=self._repairing(node),
+            and (progress.is_learner or progress.state != "replicate" or self.is_resetting(node)),
+            repairing=self.repairing(node),
             refused="" if connected or refusal is None else refusal.text,
             refused_lately=not connected
             and refusal is not None
@@ -206,13 +192,13 @@ class StatusView:
         """Return why this node finds no leader: members never met, refusals of its greeting; "": nothing
         known.
         """
-        kind, unmet = self._rights.unmet()
+        kind, unmet = self.rights.unmet()
         refused_by = transport.refused_by
         new = [node for node in unmet if node not in refused_by and node not in transport.refused]
         parts = []
-        if never := [node for node in new if not self._rights.was_met(node)]:
+        if never := [node for node in new if not self.rights.was_met(node)]:
             parts.append(f"{', '.join(never)}, which {_has(never)} never been reached")
-        if again := [node for node in new if self._rights.was_met(node)]:
+        if again := [node for node in new if self.rights.was_met(node)]:
             parts.append(f"{', '.join(again)}, which {_has(again)} not been reached since this node started")
         reasons = (
             [f"{kind}: waits for {', and for '.join(parts)} (all of its nodes must meet once)"]
@@ -222,9 +208,9 @@ class StatusView:
         texts: dict[str, list[str]] = {}
         for node, refusal in sorted(refused_by.items()):
             texts.setdefault(refusal.text, []).append(node)
-        if not parts and self._config.reign is not None and (why := self._no_master()):
+        if not parts and self.config.reign is not None and (why := self._no_master()):
             reasons.append(why)
-        if why := self._rights.explain_rivals():
+        if why := self.rights.explain_rivals():
             reasons.append(why)
         reasons += [f"refused by {', '.join(nodes)}: {text}" for text, nodes in texts.items()]
         return "; ".join(reasons)
@@ -233,22 +219,22 @@ class StatusView:
         """Return what a broker group without its master needs; "" while this node, the master, is about to
         lead.
         """
-        master = self._config.voters[0]
+        master = self.config.voters[0]
         promote = "ledgermq cluster promote NODE"
-        if self._config.is_slave and (claims := self._storage.identity.claims):
+        if self.config.is_slave and (claims := self.storage.identity.claims):
             newest = max(claims, key=lambda claim: claim.reign.generation).reign
             return (
                 f"the master {master} is away; {newest.master} told this node that it is to become the "
                 f"master (generation {newest.generation}), and has not been heard as that yet: it may be "
                 f"starting. Wait for it. If it does not become it, promote the slave with the most: {promote}"
             )
-        if self._config.is_slave:
+        if self.config.is_slave:
             return (
                 f"the master {master} is away; messages can be read here, and none be stored. Start it. If "
                 "it does not come back, make the slave with the most, which `ledgermq cluster status` "
                 f"names, the master: {promote}"
             )
-        if self._rights.standing is not Standing.LEARNER:
+        if self.rights.standing is not Standing.LEARNER:
             return ""
         return (
             f"{master} is the master and lost what it held, or the end of it, so it does not lead by itself. "
@@ -256,13 +242,13 @@ class StatusView:
         )
 
     def _role_of(self, node: NodeId, hello: Hello | None) -> str:
-        if node == self._core.leader_id:
+        if node == self.core.leader_id:
             return "leader"
         return "learner" if hello is not None and hello.standing is not Standing.VOTER else "follower"
 
     def _behind_bytes(self, durable: LogIndex) -> int | None:
         """Return the log bytes after entry `durable`; None if its offset is not in memory or unreadable."""
-        log = self._storage.log
+        log = self.storage.log
         if durable >= log.last_index:
             return 0
         if durable < log.first_index:

@@ -46,9 +46,7 @@ class Resets:
         self._node_id = config.node_id
         self._sender: ResetSender | None = None
         self._receiver: ResetReceiver | None = None
-        self.succession = Succession(
-            config, core, driver, transport, rights, on_decided=on_decided, fail=fail
-        )
+        self.succession = Succession(config, core, driver, transport, rights, on_decided, fail)
         if transfer is None:
             return
         self._sender = ResetSender(core, log, transfer, rights.admit, config.node_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
@@ -32,24 +33,18 @@ FORMAT: Final = 1
 SERVICE: Final = "ledgermq.v1.ResetService"
 
 
+@dataclass(slots=True)
 class ResetSender:
     """Usage: serve `handler()` on the Raft port; call `keep_from()` before segments are deleted."""
 
-    def __init__(
-        self,
-        core: RaftCore,
-        log: CommitLog,
-        transfer: StateTransfer,
-        admit: Callable[[Hello], Awaitable[Refusal | None]],
-        node_id: NodeId,
-    ) -> None:
-        self._core = core
-        self._log = log
-        self._transfer = transfer
-        self._admit = admit
-        self._node_id = node_id
-        self._pins = SegmentPins()
-        self._turns: dict[NodeId, object] = {}  # running transfer to each follower; a newer one ends it
+    core: RaftCore
+    log: CommitLog
+    transfer: StateTransfer
+    admit: Callable[[Hello], Awaitable[Refusal | None]]
+    node_id: NodeId
+    _pins: SegmentPins = field(default_factory=SegmentPins)
+    # running transfer to each follower; a newer one ends it
+    _turns: dict[NodeId, object] = field(default_factory=dict)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler for the Raft port."""
@@ -58,9 +53,9 @@ class ResetSender:
 
     def keep_from(self) -> LogIndex | None:
         """Return the first entry that followers under reset need here; None: retention is free."""
-        if self._core.role is not Role.LEADER:
+        if self.core.role is not Role.LEADER:
             self._pins.clear()
-        match = {p.node_id: p.match_index for p in self._core.progress()}
+        match = {p.node_id: p.match_index for p in self.core.progress()}
         return self._pins.keep_from(match, time.monotonic())
 
     def is_resetting(self, peer: NodeId) -> bool:
@@ -75,26 +70,26 @@ class ResetSender:
             async for frame in self._frames(raw):
                 yield frame.SerializeToString()
         except StateTransferError as error:
-            logger.warning("reset: not sent node=%s reason=%s", self._node_id, error)
+            logger.warning("reset: not sent node=%s reason=%s", self.node_id, error)
             yield pb.ResetFrame(refusal=str(error)).SerializeToString()
 
     async def _frames(self, raw: bytes) -> AsyncIterator[pb.ResetFrame]:
         """Yield head, chunks and end. Raises: StateTransferError."""
         request, peer = await self._admitted(raw)
         turn = self._turns[peer] = object()
-        first_index = self._log.first_index
-        self._pins.pin(peer, first_index, self._core.commit_index, time.monotonic())
-        state = await self._transfer.open(first_index)
+        first_index = self.log.first_index
+        self._pins.pin(peer, first_index, self.core.commit_index, time.monotonic())
+        state = await self.transfer.open(first_index)
         try:
             self._check(request.term)
-            if self._log.first_index != first_index:
+            if self.log.first_index != first_index:
                 raise StateTransferError(
                     "retention moved on meanwhile; asking again brings what is there now"
                 )
             self._pins.pin(peer, first_index, state.index, time.monotonic())
             logger.warning(
                 "reset: sending the state node=%s to=%s base_index=%d state_index=%d bytes=%d",
-                self._node_id, peer, first_index - 1, state.index, state.size,
+                self.node_id, peer, first_index - 1, state.index, state.size,
             )  # fmt: skip
             yield pb.ResetFrame(head=self._head(state))
             checksum = offset = 0
@@ -122,21 +117,21 @@ class ResetSender:
                 f"the caller reads format {request.format} of a reset, this node writes {FORMAT}: run the "
                 "same LedgerMQ on both"
             )
-        refusal = await self._admit(hello)
+        refusal = await self.admit(hello)
         if refusal is not None:
             raise StateTransferError(refusal.text)
         self._check(request.term)
         return request, hello.node_id
 
     def _check(self, term: int) -> None:
-        if self._core.role is not Role.LEADER or self._core.term != term:
-            raise StateTransferError(f"{self._node_id} does not lead term {term}; the leader offers it anew")
+        if self.core.role is not Role.LEADER or self.core.term != term:
+            raise StateTransferError(f"{self.node_id} does not lead term {term}; the leader offers it anew")
 
     def _head(self, state: OutgoingState) -> pb.ResetHead:
-        base = self._log.base
+        base = self.log.base
         return pb.ResetHead(
             format=FORMAT,
-            term=self._core.term,
+            term=self.core.term,
             base_index=base.first_index - 1,
             base_term=base.prev_term,
             base_crc=base.prev_crc,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from ..config import RaftConfig
@@ -32,61 +33,49 @@ CLOSED_PATIENCE_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 0.05
 
 
+@dataclass(slots=True)
 class Succession:
     """Usage: `start()` before the clock runs, `left_behind(reign)`, `await close()`, all on the loop."""
 
-    def __init__(
-        self,
-        config: RaftConfig,
-        core: RaftCore,
-        driver: Driver,
-        transport: RaftTransport,
-        rights: VotingRights,
-        *,
-        on_decided: Callable[[], None],
-        fail: Callable[[str], None],
-    ) -> None:
-        self._config = config
-        self._core = core
-        self._driver = driver
-        self._transport = transport
-        self._rights = rights
-        self._on_decided = on_decided
-        self._fail = fail
-        self._listening: asyncio.Task[None] | None = None
-        self._making_way: asyncio.Task[None] | None = None
-        self._stepped_aside = False
-        self.is_left_behind = False  # also set if it was heard too late to be stored; it will be heard again
+    config: RaftConfig
+    core: RaftCore
+    driver: Driver
+    transport: RaftTransport
+    rights: VotingRights
+    on_decided: Callable[[], None]
+    fail: Callable[[str], None]
+    is_left_behind: bool = False  # also set if it was heard too late to be stored; it will be heard again
+    _listening: asyncio.Task[None] | None = None
+    _making_way: asyncio.Task[None] | None = None
+    _stepped_aside: bool = False
 
     def start(self) -> None:
         """Hold a master back until it has listened."""
-        config = self._config
+        config = self.config
         if config.reign is not None and not config.is_slave and config.peers:
-            self._core.hold(True)
+            self.core.hold(True)
             self._listening = asyncio.get_running_loop().create_task(self._listen())
 
     def left_behind(self, reign: Reign) -> None:
         """Handle that the broker group goes on in a later generation, without this node's folder."""
-        if self.is_left_behind or (self._core.is_silent and not self._stepped_aside):
+        if self.is_left_behind or (self.core.is_silent and not self._stepped_aside):
             return
         self.is_left_behind = True
         if self._stepped_aside:
             logger.error(
                 "the promotion of this node is given up: %s was promoted before node=%s generation=%d",
-                reign.master, self._config.node_id, reign.generation,
+                reign.master, self.config.node_id, reign.generation,
             )  # fmt: skip
-        if self._driver.closed:
+        if self.driver.closed:
             return
         logger.warning(
             "left behind: %s was promoted, so this node stops, and starts over from what that one has "
             "node=%s generation=%d took_over=%d last_index=%d",
-            reign.master, self._config.node_id, reign.generation, reign.began_after, self._core.last_index,
+            reign.master, self.config.node_id, reign.generation, reign.began_after, self.core.last_index,
         )  # fmt: skip
         if self._listening is not None:
             self._listening.cancel()
-        self._driver.settle()
-        self._core.leave()
-        self._driver.pump()
+        self.driver.feed(self.core.leave)
         self._making_way = asyncio.get_running_loop().create_task(self._make_way(reign))
 
     def step_aside(self, *, though_leading: bool = False) -> str:
@@ -97,17 +86,17 @@ class Succession:
         node that is merely restarted is the same slave as before. `though_leading`: also allows the master
         itself, which is to begin a generation in place of another one.
         """
-        if self._core.is_silent or self._driver.closed:
+        if self.core.is_silent or self.driver.closed:
             return "another node was promoted, or this one is to start again from its folder"
-        self._driver.settle()
-        leader = self._core.leader_id
-        if leader is not None and not (though_leading and leader == self._config.node_id):
+        self.driver.settle()
+        leader = self.core.leader_id
+        if leader is not None and not (though_leading and leader == self.config.node_id):
             return f"{leader} leads"
         self._stepped_aside = True
         if self._listening is not None:
             self._listening.cancel()
-        self._core.leave()
-        self._driver.pump()
+        self.core.leave()
+        self.driver.pump()
         return ""
 
     async def close(self) -> None:
@@ -120,41 +109,41 @@ class Succession:
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        unheard = {peer.node_id for peer in self._config.peers}
+        unheard = {peer.node_id for peer in self.config.peers}
         while unheard and (waited := loop.time() - began) < PATIENCE_S:
             await asyncio.sleep(_LOOK_AGAIN_S)
             unheard = {peer for peer in unheard if not self._has_word_of(peer, waited)}
         await self._wait_for_a_person()
-        silent = sorted(p.node_id for p in self._config.peers if p.node_id not in self._rights.hellos)
-        logger.info("may lead node=%s not_heard=%s", self._config.node_id, ",".join(silent) or "-")
-        with self._driver.defects_fault("the first campaign of a master"):
-            self._driver.settle()
-            self._core.hold(False)
-            self._core.campaign()
-            self._driver.pump()
+        silent = sorted(p.node_id for p in self.config.peers if p.node_id not in self.rights.hellos)
+        logger.info("may lead node=%s not_heard=%s", self.config.node_id, ",".join(silent) or "-")
+        with self.driver.defects_fault("the first campaign of a master"):
+            self.driver.settle()
+            self.core.hold(False)
+            self.core.campaign()
+            self.driver.pump()
 
     async def _wait_for_a_person(self) -> None:
         """Return once no rival promotion is reported any more."""
         said = ""
-        while why := self._rights.explain_rivals():
+        while why := self.rights.explain_rivals():
             if why != said:
                 logger.error("%s", why)
                 said = why
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _has_word_of(self, peer: NodeId, waited: float) -> bool:
-        if peer in self._rights.hellos:
+        if peer in self.rights.hellos:
             return True
-        return waited >= CLOSED_PATIENCE_S and self._transport.links[peer].control.is_closed_there
+        return waited >= CLOSED_PATIENCE_S and self.transport.links[peer].control.is_closed_there
 
     async def _make_way(self, reign: Reign) -> None:
         try:
-            await self._rights.store_successor(reign)
+            await self.rights.store_successor(reign)
         except OSError as error:
-            self._fail(
+            self.fail(
                 f"the group goes on without this node's folder ({reign.master} was promoted), and that "
-                f"cannot be stored in {self._config.data_dir}: {error}. Nothing was changed. Check that "
+                f"cannot be stored in {self.config.data_dir}: {error}. Nothing was changed. Check that "
                 "disk, then start the node again"
             )
         else:
-            self._on_decided()
+            self.on_decided()

@@ -3,5 +3,5 @@
 Owns how much an unauthenticated peer may send, and the detection of stalled streams. Must not: decide
 anything of consensus, or queue without a bound.
 
-Begin with `links.py`. Then: `hello.py`, `greeting.py`, `out_stream.py`, `frame_stream.py`, `wire.py`.
+Begin with `links.py`. Then: `hello.py`, `out_stream.py`, `frame_stream.py`, `wire.py`.
 """

@@ -1,26 +1,46 @@
-"""Greeting that opens every stream between two nodes, and the reasons to refuse one.
+"""Greeting that opens every stream between two nodes, its encoding, and the reasons to refuse one.
 
 Pure. Both sides check the other's greeting with the same function, so both refuse it and both can log why.
+
+A greeting is the first frame in each direction: a Hello, and the reply to it. Both end with a checksum over
+everything before it: a flipped bit in an incarnation could make a node give up an intact folder. Builds with
+plain frames neither write nor read the checksum. A sender that announces checked frames, or whose frame ends
+like this, must have a valid one. So no single bit flip makes a greeting look like that of an older build.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import Final
+from typing import Any, Final
+
+from crc32c import crc32c
 
 from ledgermq.proto import raft_pb2 as pb
+from ledgermq.proto.entry import Buffer
 from ledgermq.proto.foreign_text import safe_text
 
 from ..core.reign import Claim, Reign, Replication, explain_reign
+from ..errors import DamagedFrameError
 from ..types import LogIndex, NodeId, Term
 from .checked_frame import CHECKED_FRAMES
 
 FORMAT: Final = 1
 #: Maximum length of a name in characters. Names in settings are shorter, but a greeting may carry any.
 MAX_NAME_SIZE: Final = 255
+#: Far more than any greeting or reply needs.
+MAX_GREETING_SIZE: Final = 1 << 16
+_CHECKSUM_TAG: Final = b"\x95\x01"  # tag of the last field of both: 18, fixed32
+
+
+#: Fields of a Hello that have the same name and value on the wire; the names among them are checked.
+_NAMES: Final = ("cluster_id", "group", "node_id", "to_node_id")
+_PLAIN: Final = (
+    "format", "feature_level", "incarnation", "segment_size", "term", "group_id", "fsync_p99_ms",
+    "disk_used_ratio", "frames",
+)  # fmt: skip
 
 
 class Standing(Enum):
@@ -87,46 +107,24 @@ class Hello:
     def to_proto(self) -> pb.Hello:
         """Return the wire form."""
         return pb.Hello(
-            format=self.format,
-            feature_level=self.feature_level,
-            cluster_id=self.cluster_id,
-            group=self.group,
-            node_id=self.node_id,
-            to_node_id=self.to_node_id,
-            incarnation=self.incarnation,
-            segment_size=self.segment_size,
+            **{name: getattr(self, name) for name in (*_NAMES, *_PLAIN)},
             standing=self.standing.value,
-            term=self.term,
-            group_id=self.group_id,
             known_incarnations={str(node): name for node, name in self.known_incarnations.items()},
-            fsync_p99_ms=self.fsync_p99_ms,
-            disk_used_ratio=self.disk_used_ratio,
             replication=self.replication.value,
-            reign=_reign_to_proto(self.reign),
-            frames=self.frames,
+            reign=None if self.reign is None else pb.Reign(**asdict(self.reign)),
         )
 
     @staticmethod
     def from_proto(message: pb.Hello) -> Hello:
         """Decode a greeting. Raises: ValueError (unknown standing or mode, or an invalid name)."""
+        plain: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN}
+        plain |= {name: _checked(getattr(message, name)) for name in _NAMES}
         return Hello(
-            format=message.format,
-            feature_level=message.feature_level,
-            cluster_id=_checked(message.cluster_id),
-            group=_checked(message.group),
-            node_id=NodeId(_checked(message.node_id)),
-            to_node_id=_checked(message.to_node_id),
-            incarnation=message.incarnation,
-            segment_size=message.segment_size,
+            **plain,
             standing=Standing(message.standing),
-            term=Term(message.term),
-            group_id=message.group_id,
             known_incarnations={NodeId(_checked(k)): v for k, v in message.known_incarnations.items()},
-            fsync_p99_ms=message.fsync_p99_ms,
-            disk_used_ratio=message.disk_used_ratio,
             replication=Replication(message.replication or "quorum"),
             reign=_reign_from_proto(message),
-            frames=message.frames,
         )
 
 
@@ -135,17 +133,6 @@ def _checked(name: str) -> str:
     if len(name) > MAX_NAME_SIZE or not name.isprintable():
         raise ValueError(f"{safe_text(name, 40)} is not a name")
     return name
-
-
-def _reign_to_proto(reign: Reign | None) -> pb.Reign | None:
-    if reign is None:
-        return None
-    return pb.Reign(
-        master=reign.master,
-        generation=reign.generation,
-        began_after=reign.began_after,
-        former_group_ids=reign.former_group_ids,
-    )
 
 
 def _reign_from_proto(message: pb.Hello) -> Reign | None:
@@ -160,6 +147,61 @@ def _reign_from_proto(message: pb.Hello) -> Reign | None:
     )
 
 
+# --- bytes ------------------------------------------------------------------------------------------------
+def encode_greeting(hello: Hello) -> bytes:
+    """Return the first frame of a stream."""
+    return _sealed(hello.to_proto().SerializeToString())
+
+
+def encode_reply(hello: Hello, refusal: Refusal | None, frames: int) -> bytes:
+    """Return the reply to a greeting. `frames`: the kind that this node reads from the stream from now on."""
+    reply = pb.HelloReply(hello=hello.to_proto(), frames=frames)
+    if refusal is not None:
+        reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
+    return _sealed(reply.SerializeToString())
+
+
+def read_greeting(frame: Buffer) -> Hello:
+    """Decode the first frame of a stream. Raises: DamagedFrameError, ValueError, DecodeError."""
+    data = bytes(frame)
+    is_sealed = _check_seal(data)
+    hello = Hello.from_proto(pb.Hello.FromString(data))
+    _demand(is_sealed or not hello.frames)
+    return hello
+
+
+def read_reply(frame: Buffer) -> pb.HelloReply:
+    """Decode a reply without looking into its Hello. Raises: DamagedFrameError, DecodeError."""
+    data = bytes(frame)
+    is_sealed = _check_seal(data)
+    reply = pb.HelloReply.FromString(data)
+    _demand(is_sealed or not (reply.frames or reply.hello.frames))
+    return reply
+
+
+def frames_with(hello: Hello) -> int:
+    """Return the kind of frames that this build uses with the sender of a greeting."""
+    return min(hello.frames, CHECKED_FRAMES)
+
+
+def _sealed(data: bytes) -> bytes:
+    data += _CHECKSUM_TAG
+    return data + crc32c(data).to_bytes(4, "little")
+
+
+def _check_seal(data: bytes) -> bool:
+    """Return whether there is a checksum. Raises: DamagedFrameError (it does not match)."""
+    is_sealed = data[-6:-4] == _CHECKSUM_TAG
+    _demand(not is_sealed or crc32c(data[:-4]) == int.from_bytes(data[-4:], "little"))
+    return is_sealed
+
+
+def _demand(holds: bool) -> None:
+    if not holds:
+        raise DamagedFrameError("a greeting was changed on the way")
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
 def refusal_of(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Refusal | None:
     """Return why `theirs` must be refused, or None. `MemberRecord` judges incarnations."""
     reasons = chain(

@@ -13,8 +13,9 @@ import resource
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -29,10 +30,18 @@ from ..ports.counts import PortCounts
 from ..ports.front import FrontLimits, PortFront, PortVerdict, take_port
 from ..types import NodeId
 from .frame_stream import FrameStream, set_options
-from .greeting import MAX_GREETING_SIZE, encode_greeting, encode_reply, frames_with, read_greeting, read_reply
-from .hello import Hello, Refusal, RefusalKind, Standing
-from .log_limit import LogLimit
-from .out_stream import GREETING_TIMEOUT_S, PREAMBLE, MakeFrame, OutStream, StreamKind
+from .hello import (
+    MAX_GREETING_SIZE,
+    Hello,
+    Refusal,
+    RefusalKind,
+    Standing,
+    encode_reply,
+    frames_with,
+    read_greeting,
+    read_reply,
+)
+from .out_stream import GREETING_TIMEOUT_S, PREAMBLE, Gate, LogLimit, MakeFrame, OutStream, StreamKind
 
 logger = logging.getLogger(__name__)
 
@@ -73,120 +82,12 @@ def port_limits(descriptors: int) -> FrontLimits:
     return FrontLimits(places, reserve=places * 3 // 8)
 
 
-class Gate(Protocol):
-    """Judges greetings and receives frames. The node implements it."""
-
-    def hello(self, to: NodeId | None) -> Hello:
-        """Return this node's greeting. `to` is None in a reply."""
-
-    async def admit(self, hello: Hello) -> Refusal | None:
-        """Judge a peer's greeting. If it is accepted, its incarnation is stored durably on return.
-
-        Raises: OSError (it cannot be stored now).
-        """
-
-    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
-        """Handle one frame of an accepted stream. Runs on the loop and must not block."""
-
-    def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
-        """Handle that a peer, not a learner, refused this node's greeting. `hello` is the peer's."""
-
-    def on_other_generation(self, hello: Hello) -> None:
-        """Handle a peer's report that the broker group goes on without this node's data folder, or without
-        its own.
-        """
-
-    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
-        """Note that an outgoing stream is ready."""
-
-    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
-        """Note that an outgoing stream ended. `gone`: the peer's process seems dead."""
-
-    def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
-        """Note that an outgoing stream made no progress and is reopened. That says nothing about the peer."""
-
-    def on_damaged(self, peer: NodeId | None) -> None:
-        """Note that received bytes were corrupted; None: the sender is unknown. That connection has ended."""
-
-
-class LinkEvents(Protocol):
-    """Events that a link reports to the transport, and the gate that it asks."""
-
-    @property
-    def gate(self) -> Gate: ...
-
-    def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
-        """Record a peer's answer to the latest greeting of this node."""
-
-    def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
-        """Record this node's answer to the latest greeting of a peer."""
-
-    def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
-        """Record that received bytes were corrupted."""
-
-
+@dataclass(frozen=True, slots=True)
 class PeerLink(Generic[ControlItem, AppendItem]):
     """Both outgoing streams to one peer."""
 
-    def __init__(
-        self,
-        peer: Member,
-        control: MakeFrame[ControlItem],
-        append: MakeFrame[AppendItem],
-        events: LinkEvents,
-        stall_s: float,
-    ) -> None:
-        self.peer = peer
-        self.heard_at = float("-inf")
-        self._events = events
-        self.control = OutStream(StreamKind.CONTROL, peer.address, self, control, CONTROL_LIMIT, stall_s)
-        self.append = OutStream(StreamKind.APPEND, peer.address, self, append, APPEND_LIMIT, stall_s)
-
-    def greeting(self, kind: StreamKind) -> bytes:
-        """Return the first frame of a stream."""
-        return encode_greeting(self._events.gate.hello(self.peer.node_id))
-
-    async def on_accepted(self, kind: StreamKind, answer: Buffer) -> int | None:
-        """Judge the peer's reply. Both sides must agree."""
-        reply = read_reply(answer)
-        if reply.refusal_kind:
-            refusal = Refusal(RefusalKind(reply.refusal_kind), safe_text(reply.refusal, MAX_REFUSAL_SIZE))
-            self._events.note_refused_by(self.peer.node_id, refusal)
-            if reply.hello.standing != Standing.LEARNER.value:  # a learner's own record may be the old one
-                self._events.gate.on_refused(self.peer.node_id, refusal, Hello.from_proto(reply.hello))
-            if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
-                self._events.gate.on_other_generation(Hello.from_proto(reply.hello))
-            return None
-        self._events.note_refused_by(self.peer.node_id, None)
-        theirs = Hello.from_proto(reply.hello)
-        mine = await self._events.gate.admit(theirs)
-        self._events.note_judged(self.peer.node_id, mine)
-        return reply.frames if mine is None else None
-
-    def on_up(self, kind: StreamKind) -> None:
-        """Report that a stream is ready."""
-        self._events.gate.on_link_up(self.peer.node_id, kind)
-
-    def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
-        """Report that a stream ended."""
-        self._events.gate.on_link_lost(self.peer.node_id, kind, gone=gone)
-
-    def on_stuck(self, kind: StreamKind) -> None:
-        """Report that a stream stalled."""
-        self._events.gate.on_link_stuck(self.peer.node_id, kind)
-
-    def on_damaged(self, kind: StreamKind, reason: str) -> None:
-        """Report that bytes sent back by the peer were corrupted."""
-        self._events.note_damaged(self.peer.node_id, kind, reason)
-
-    def start(self) -> None:
-        """Start connecting both streams."""
-        self.control.start()
-        self.append.start()
-
-    async def close(self) -> None:
-        """Close both streams at once."""
-        await asyncio.gather(self.control.close(), self.append.close())
+    control: OutStream[ControlItem]
+    append: OutStream[AppendItem]
 
 
 class _Incoming:
@@ -261,8 +162,13 @@ class Transport(Generic[ControlItem, AppendItem]):
         self.refused: dict[NodeId, Refusal] = {}  # peers whose last greeting this node refused
         self.refused_at: dict[NodeId, float] = {}  # time of that refusal in monotonic seconds
         self.refused_by: dict[NodeId, Refusal] = {}  # peers that refused this node's last greeting
+        self.heard_at: dict[NodeId, float] = {}  # when each peer was last heard, by the loop's clock
+        stall_s = self.limits.stall_s
         self.links = {
-            peer.node_id: PeerLink(peer, make_control, make_append, self, self.limits.stall_s)
+            peer.node_id: PeerLink(
+                OutStream(StreamKind.CONTROL, peer, self, make_control, CONTROL_LIMIT, stall_s),
+                OutStream(StreamKind.APPEND, peer, self, make_append, APPEND_LIMIT, stall_s),
+            )
             for peer in peers
         }
 
@@ -296,7 +202,8 @@ class Transport(Generic[ControlItem, AppendItem]):
     def connect(self) -> None:
         """Start connecting to every peer."""
         for link in self.links.values():
-            link.start()
+            link.control.start()
+            link.append.start()
 
     async def close(self) -> None:
         """Close every stream and the port at once."""
@@ -305,7 +212,8 @@ class Transport(Generic[ControlItem, AppendItem]):
             each.close()
         if self._front is not None:
             self._front.stop_listening()
-        await asyncio.gather(*(link.close() for link in self.links.values()))
+        streams = [stream for link in self.links.values() for stream in (link.control, link.append)]
+        await asyncio.gather(*(stream.close() for stream in streams))
         self._end_incoming()
         if self._server is not None:
             await self._server.stop(0)
@@ -378,7 +286,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Handle one frame of an accepted stream."""
-        self.links[peer].heard_at = asyncio.get_running_loop().time()
+        self.heard_at[peer] = asyncio.get_running_loop().time()
         self.gate.on_frame(peer, kind, frame)
 
     def on_incoming_lost(self, incoming: _Incoming, peer: NodeId | None, reason: str) -> None:
@@ -445,19 +353,31 @@ class Transport(Generic[ControlItem, AppendItem]):
             return None, encode_reply(self.gate.hello(None), Refusal(RefusalKind.MALFORMED, text), 0)
         refused = await self.gate.admit(hello)
         answer = encode_reply(self.gate.hello(None), refused, frames_with(hello))
-        self.note_judged(hello.node_id, refused)
+        self._note_judged(hello.node_id, refused)
         return (hello if refused is None else None), answer
 
+    async def judge_reply(self, peer: NodeId, answer: Buffer) -> int | None:
+        """Judge the reply to a greeting of this node. Both sides must agree. See `StreamOwner`."""
+        reply = read_reply(answer)
+        if reply.refusal_kind:
+            refusal = Refusal(RefusalKind(reply.refusal_kind), safe_text(reply.refusal, MAX_REFUSAL_SIZE))
+            self._note(self.refused_by, peer, refusal)
+            if reply.hello.standing != Standing.LEARNER.value:  # a learner's own record may be the old one
+                self.gate.on_refused(peer, refusal, Hello.from_proto(reply.hello))
+            if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
+                self.gate.on_other_generation(Hello.from_proto(reply.hello))
+            return None
+        self._note(self.refused_by, peer, None)
+        mine = await self.gate.admit(Hello.from_proto(reply.hello))
+        self._note_judged(peer, mine)
+        return reply.frames if mine is None else None
+
     # --- what is noted --------------------------------------------------------------------------------------
-    def note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
+    def _note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:
         """Record this node's answer to the latest greeting of a peer."""
         self._note(self.refused, peer, refusal)
         if peer in self.refused:
             self.refused_at[peer] = time.monotonic()
-
-    def note_refused_by(self, peer: NodeId, refusal: Refusal | None) -> None:
-        """Record a peer's answer to the latest greeting of this node."""
-        self._note(self.refused_by, peer, refusal)
 
     def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
         """Log that received bytes were corrupted, once per peer and minute."""

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
@@ -25,10 +26,11 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto.entry import Buffer
 
+from ..config import Member
 from ..errors import DamagedFrameError
+from ..types import NodeId
 from .frame_stream import FrameStream, connect
-from .greeting import MAX_GREETING_SIZE
-from .log_limit import LogLimit
+from .hello import MAX_GREETING_SIZE, Hello, Refusal, encode_greeting
 from .stream_watch import StreamWatch
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ LOST_HINT_DELAY_S: Final = 0.1  # without a new connection by then, the peer cou
 SILENT_TIMES: Final = 3
 #: Each new connection that also stalls doubles the limit of the next one, up to this factor.
 MAX_PATIENCE: Final = 8
+LOG_PERIOD_S: Final = 60.0
 
 
 class StreamKind(Enum):
@@ -69,15 +72,56 @@ PREAMBLE: Final = b"LMQR\x01"
 _STUCK: Final = "nothing of it arrives at the peer"
 
 
+class Gate(Protocol):
+    """Judges greetings, receives frames and events of streams, all on the loop. The node implements it."""
+
+    def hello(self, to: NodeId | None) -> Hello:
+        """Return this node's greeting. `to` is None in a reply."""
+
+    async def admit(self, hello: Hello) -> Refusal | None:
+        """Judge a peer's greeting. If it is accepted, its incarnation is stored durably on return.
+
+        Raises: OSError (it cannot be stored now).
+        """
+
+    def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
+        """Handle one frame of an accepted stream. Must not block."""
+
+    def on_refused(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
+        """Handle that a peer, not a learner, refused this node's greeting. `hello` is the peer's."""
+
+    def on_other_generation(self, hello: Hello) -> None:
+        """Handle a peer's report that the broker group goes on without this node's data folder, or without
+        its own.
+        """
+
+    def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
+        """Note that an outgoing stream is ready: it accepts items from now on."""
+
+    def on_link_lost(self, peer: NodeId, kind: StreamKind, *, gone: bool) -> None:
+        """Note that an outgoing stream ended.
+
+        `gone`: the peer's process seems dead: refused, unreachable, or not reconnected within 100 ms.
+        """
+
+    def on_link_stuck(self, peer: NodeId, kind: StreamKind) -> None:
+        """Note that an outgoing stream made no progress and is reopened. That says nothing about the peer."""
+
+    def on_damaged(self, peer: NodeId | None) -> None:
+        """Note that received bytes were corrupted; None: the sender is unknown. That connection has ended."""
+
+
 class StreamOwner(Protocol):
-    """Receives the events of a stream, on the loop."""
+    """The transport, as its streams see it."""
 
-    heard_at: float  # time of the last bytes from the peer, by the loop's clock
+    @property
+    def gate(self) -> Gate: ...
 
-    def greeting(self, kind: StreamKind) -> bytes:
-        """Return the first frame to send."""
+    @property
+    def heard_at(self) -> dict[NodeId, float]:
+        """Time of the last bytes from each peer, by the loop's clock."""
 
-    async def on_accepted(self, kind: StreamKind, answer: Buffer) -> int | None:
+    async def judge_reply(self, peer: NodeId, answer: Buffer) -> int | None:
         """Judge the peer's reply to the greeting.
 
         Returns the kind of frames that it reads; None: do not use the stream.
@@ -85,17 +129,27 @@ class StreamOwner(Protocol):
         Raises: OSError (storing failed), ValueError, DecodeError (unreadable reply), DamagedFrameError.
         """
 
-    def on_up(self, kind: StreamKind) -> None:
-        """Note that the stream accepts items from now on."""
+    def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
+        """Record that received bytes were corrupted."""
 
-    def on_lost(self, kind: StreamKind, *, gone: bool) -> None:
-        """Note that the stream ended. `gone`: refused, unreachable, or not reconnected within 100 ms."""
 
-    def on_stuck(self, kind: StreamKind) -> None:
-        """Note that the stream stalled and was ended here. That says nothing about the peer."""
+class LogLimit:
+    """Limit of repeated log lines: one per key and minute. Keys come from closed sets, such as members."""
 
-    def on_damaged(self, kind: StreamKind, reason: str) -> None:
-        """Note that bytes from the peer on this stream were corrupted."""
+    __slots__ = ("_said",)
+
+    def __init__(self) -> None:
+        # time of the last line, and number of lines suppressed since
+        self._said: dict[Hashable, tuple[float, int]] = {}
+
+    def passes(self, key: Hashable, now: float) -> int | None:
+        """Return the number of lines suppressed since the last one; None: do not log now."""
+        at, kept_back = self._said.get(key, (float("-inf"), 0))
+        if now - at < LOG_PERIOD_S:
+            self._said[key] = at, kept_back + 1
+            return None
+        self._said[key] = now, 0
+        return kept_back
 
 
 @dataclass(slots=True)
@@ -114,7 +168,7 @@ class OutStream(Generic[Item]):
     def __init__(
         self,
         kind: StreamKind,
-        address: str,
+        peer: Member,
         owner: StreamOwner,
         make_frame: MakeFrame[Item],
         limit: int,
@@ -122,7 +176,7 @@ class OutStream(Generic[Item]):
     ) -> None:
         """`limit`: maximum queue length. `stall_s`: shorter stalls are ignored."""
         self.kind = kind
-        self.address = address
+        self.peer = peer
         self.connected = False
         self.is_closed_there = False  # the last attempt was refused or timed out
         self.dropped = 0
@@ -144,7 +198,7 @@ class OutStream(Generic[Item]):
     def start(self) -> None:
         """Start connecting."""
         self._task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"{self.kind.value} {self.address}"
+            self._run(), name=f"{self.kind.value} {self.peer.address}"
         )
 
     async def close(self) -> None:
@@ -222,18 +276,18 @@ class OutStream(Generic[Item]):
 
         stream = FrameStream(on_frame, on_lost, MAX_GREETING_SIZE, self._write)
         try:
-            await connect(self.address, stream, CONNECT_TIMEOUT_S)
+            await connect(self.peer.address, stream, CONNECT_TIMEOUT_S)
         except socket.gaierror as error:
             raise _Ended(f"its name is not known: {error.strerror}") from None
         except OSError as error:  # refused, unreachable, or timed out
             raise _Ended(str(error) or "no connection in time", unreachable=True) from None
         try:
             stream.send_preamble(self.kind.preamble)
-            stream.send((self._owner.greeting(self.kind),))
+            stream.send((encode_greeting(self._owner.gate.hello(self.peer.node_id)),))
             await self._greeted(stream, answered, lost)
             reason = await lost
             if stream.is_damaged:
-                self._owner.on_damaged(self.kind, reason)
+                self._owner.note_damaged(self.peer.node_id, self.kind, reason)
             raise _Ended(reason, is_stuck=reason == _STUCK)
         finally:
             self._stream = None
@@ -261,23 +315,21 @@ class OutStream(Generic[Item]):
         if self._hint is not None:
             self._hint.cancel()
             self._hint = None
-        self._owner.on_up(self.kind)
+        self._owner.gate.on_link_up(self.peer.node_id, self.kind)
 
     async def _frames_wanted(self, answer: Buffer) -> int | None:
         try:
-            return await self._owner.on_accepted(self.kind, answer)
+            return await self._owner.judge_reply(self.peer.node_id, answer)
         except DamagedFrameError as error:
-            self._owner.on_damaged(self.kind, str(error))
+            self._owner.note_damaged(self.peer.node_id, self.kind, str(error))
             raise _Ended(str(error)) from None
         except (OSError, ValueError, DecodeError) as error:
             # A full disk, or the reply of a newer build. Keep trying: ending the stream for good would
             # silence it for good.
             logger.warning(
                 "greeting not settled, trying again stream=%s peer=%s error=%s",
-                self.kind.value,
-                self.address,
-                error,
-            )
+                self.kind.value, self.peer.address, error,
+            )  # fmt: skip
             return None
 
     def _disconnected(self, end: _Ended) -> None:
@@ -288,14 +340,14 @@ class OutStream(Generic[Item]):
             if before is not None:
                 logger.info(
                     "stream lost stream=%s peer=%s reason=%r before=%d",
-                    self.kind.value, self.address, end.reason, before,
+                    self.kind.value, self.peer.address, end.reason, before,
                 )  # fmt: skip
             self.connected = False
             self._queue.clear()
             if end.is_stuck:  # do not suspect the peer: it may be starved, and lead
-                self._owner.on_stuck(self.kind)
+                self._owner.gate.on_link_stuck(self.peer.node_id, self.kind)
             else:
-                self._owner.on_lost(self.kind, gone=False)
+                self._owner.gate.on_link_lost(self.peer.node_id, self.kind, gone=False)
                 self._hint = loop.call_later(LOST_HINT_DELAY_S, self._gone)
         if end.unreachable and self._was_connected:
             self._gone()
@@ -308,7 +360,7 @@ class OutStream(Generic[Item]):
             stream.abort(f"the peer has {arrived} bytes of {stream.sent}, and had {self._arrived}")
             return
         self._arrived = arrived
-        self._owner.heard_at = now = asyncio.get_running_loop().time()
+        self._owner.heard_at[self.peer.node_id] = now = asyncio.get_running_loop().time()
         self._watch.moved(now, arrived)
         if self._watch.has_moved:
             self._patience = 1
@@ -344,7 +396,7 @@ class OutStream(Generic[Item]):
         if watch.has_moved:
             self._patience = 1
         limit_s = self._limit_s
-        speaks = self._owner.heard_at > now - limit_s / 2
+        speaks = self._owner.heard_at.get(self.peer.node_id, -math.inf) > now - limit_s / 2
         if stood_s >= (limit_s if speaks else SILENT_TIMES * limit_s):
             self._patience, self._stuck_at = min(2 * self._patience, MAX_PATIENCE), now
             watch.begin()
@@ -358,4 +410,4 @@ class OutStream(Generic[Item]):
             self._hint = None
         if self._was_connected:  # reported once per lost connection
             self._was_connected = False
-            self._owner.on_lost(self.kind, gone=True)
+            self._owner.gate.on_link_lost(self.peer.node_id, self.kind, gone=True)

@@ -55,8 +55,15 @@ from ledgermq.raft.log.segment_scan import scan_segment
 from ledgermq.raft.log.wire_batch import check_wire, last_index_of
 from ledgermq.raft.ports.tls_records import ClientRecords, NoHelloError
 from ledgermq.raft.transport.checked_frame import read_header
-from ledgermq.raft.transport.greeting import encode_greeting, read_greeting, read_reply
-from ledgermq.raft.transport.hello import Hello, Standing, claim_beside, refusal_of
+from ledgermq.raft.transport.hello import (
+    Hello,
+    Standing,
+    claim_beside,
+    encode_greeting,
+    read_greeting,
+    read_reply,
+    refusal_of,
+)
 from ledgermq.raft.transport.wire import decode, encode_append, encode_control
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.broker.entry_log import EntryLog, records, section

@@ -87,7 +87,7 @@ class Cluster:
 
     async def kill(self, *names: str) -> None:
         for name in names:
-            await self.nodes.pop(name).abort()
+            await kill(self.nodes.pop(name))
 
     async def stop(self, *names: str) -> None:
         for name in names:
@@ -150,7 +150,13 @@ class Cluster:
         return parts[: log.end_offset]
 
     async def close(self) -> None:
-        await asyncio.gather(*(node.abort() for node in self.nodes.values()))
+        await asyncio.gather(*(kill(node) for node in self.nodes.values()))
+
+
+async def kill(node: RaftNode) -> None:
+    """Close a node without a leadership transfer and without a clean-stop mark, as if it had been killed."""
+    node._stopping = True
+    await node._close(clean=False)
 
 
 def replace_config(config: RaftConfig, **changes: Any) -> RaftConfig:

@@ -36,9 +36,8 @@ from ledgermq.broker.wire.native import checked_sections
 from ledgermq.broker.wire.official import OutgoingRecord
 from ledgermq.proto.entry import Buffer, EntryHeader, EntryKind, entry_size
 from ledgermq.raft.core.outputs import Accepted, BecameLeader, Event, LeaderChanged, SteppedDown
-from ledgermq.raft.drive.driver import _refusal
+from ledgermq.raft.drive.driver import PendingProposals, _refusal
 from ledgermq.raft.drive.leadership import LeaderDuties
-from ledgermq.raft.drive.proposals import PendingProposals
 from ledgermq.raft.errors import (
     DiskFullError,
     EntryTooLargeError,
@@ -133,7 +132,7 @@ class BrokerLife:
         }  # fmt: skip
         self.pipeline = AppendPipeline(self, life.log.max_entry_size)
         self.replica.attach(self.pipeline, self.next_timestamp, life.log.header_nowait, self)
-        driver: Any = SimpleNamespace(next_timestamp=self.next_timestamp, settle=life.pump, pump=life.pump)
+        driver: Any = SimpleNamespace(next_timestamp=self.next_timestamp)
         metrics: Any = NoMetrics()
         self.coordination = Coordination(
             self.replica, self.pipeline, self.leadership, "", self._no_start_by_time,

@@ -23,8 +23,17 @@ from ledgermq.raft.folder.bootstrap import (
 )
 from ledgermq.raft.folder.opening import is_learner
 from ledgermq.raft.transport.checked_frame import CHECKED_FRAMES
-from ledgermq.raft.transport.greeting import encode_greeting, encode_reply, read_greeting, read_reply
-from ledgermq.raft.transport.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
+from ledgermq.raft.transport.hello import (
+    Hello,
+    Refusal,
+    RefusalKind,
+    Standing,
+    encode_greeting,
+    encode_reply,
+    read_greeting,
+    read_reply,
+    refusal_of,
+)
 from ledgermq.raft.types import LogIndex, NodeId
 
 if TYPE_CHECKING:
@@ -32,7 +41,6 @@ if TYPE_CHECKING:
 
 MS = 1000
 GREET_AGAIN_US = 100 * MS
-REPORT_US = 2000 * MS
 AIM = "aim"  # context of the read that tells a learner its target
 
 

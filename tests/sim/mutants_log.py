@@ -26,7 +26,7 @@ from ledgermq.raft.core.outputs import (
 )
 from ledgermq.raft.core.persist_queue import PersistQueue
 from ledgermq.raft.core.term_runs import TermRuns
-from ledgermq.raft.transport import greeting
+from ledgermq.raft.transport import hello
 from ledgermq.raft.transport.checked_frame import HEADER_SIZE
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
@@ -378,5 +378,5 @@ patch_mutant(
     "BelievesGreetingsThatWereChanged",
     "V2",
     "The checksum of a greeting is not compared: a flipped bit of an incarnation gives a healthy folder up.",
-    (greeting, "_check_seal", lambda data: True),
+    (hello, "_check_seal", lambda data: True),
 )

@@ -16,7 +16,7 @@ from ledgermq.raft.node import raft_node as node_module
 from ledgermq.raft.types import LogIndex, NodeId
 from tests.gated_disk import FLUSHES, Gate, GatedFileSystem
 
-from ..node_cluster import Cluster, run
+from ..node_cluster import Cluster, kill, run
 
 
 def test_the_lead_goes_to_a_node_whose_disk_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_node_that_closes_ends_the_hand_over_under_way(
         moving = leadership._moving = asyncio.create_task(leadership._move_away())
         await began.wait()
         node = cluster.nodes.pop(leader)
-        await (node.stop(transfer=False) if cleanly else node.abort())
+        await (node.stop(transfer=False) if cleanly else kill(node))
         assert moving.done()
         assert leadership._moving is None
 

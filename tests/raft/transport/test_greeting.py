@@ -11,14 +11,17 @@ from google.protobuf.message import DecodeError
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.raft.errors import DamagedFrameError
 from ledgermq.raft.transport.checked_frame import CHECKED_FRAMES
-from ledgermq.raft.transport.greeting import (
+from ledgermq.raft.transport.hello import (
+    Hello,
+    Refusal,
+    RefusalKind,
+    Standing,
     encode_greeting,
     encode_reply,
     frames_with,
     read_greeting,
     read_reply,
 )
-from ledgermq.raft.transport.hello import Hello, Refusal, RefusalKind, Standing
 from ledgermq.raft.types import NodeId, Term
 
 HELLO = Hello(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.raft.transport.log_limit import PERIOD_S, LogLimit
+from ledgermq.raft.transport.out_stream import LOG_PERIOD_S, LogLimit
 
 
 def test_one_line_per_key_and_minute_that_counts_what_was_kept_back() -> None:
@@ -10,6 +10,6 @@ def test_one_line_per_key_and_minute_that_counts_what_was_kept_back() -> None:
     assert limit.passes("n1", 0.0) == 0
     assert [limit.passes("n1", 1.0 + number) for number in range(5)] == [None] * 5
     assert limit.passes("n2", 3.0) == 0
-    assert limit.passes("n1", PERIOD_S) == 5
-    assert limit.passes("n1", PERIOD_S + 1) is None
-    assert limit.passes("n1", 2 * PERIOD_S) == 1
+    assert limit.passes("n1", LOG_PERIOD_S) == 5
+    assert limit.passes("n1", LOG_PERIOD_S + 1) is None
+    assert limit.passes("n1", 2 * LOG_PERIOD_S) == 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ledgermq.raft.core.messages import AppendEntries
-from ledgermq.raft.transport.outgoing_frames import AppendFrames
-from ledgermq.raft.transport.wire import decode
+from ledgermq.raft.transport.wire import AppendFrames, decode
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")

@@ -25,8 +25,15 @@ from ledgermq.raft.folder.bootstrap import MemberRecord
 from ledgermq.raft.ports.front import FrontLimits
 from ledgermq.raft.transport import links as transport
 from ledgermq.raft.transport.checked_frame import header_of
-from ledgermq.raft.transport.greeting import encode_greeting, encode_reply
-from ledgermq.raft.transport.hello import Hello, Refusal, RefusalKind, Standing, refusal_of
+from ledgermq.raft.transport.hello import (
+    Hello,
+    Refusal,
+    RefusalKind,
+    Standing,
+    encode_greeting,
+    encode_reply,
+    refusal_of,
+)
 from ledgermq.raft.transport.links import MAX_CALL_SIZE, Transport, _Incoming, port_limits
 from ledgermq.raft.transport.out_stream import StreamKind
 from ledgermq.raft.types import NodeId, Term
