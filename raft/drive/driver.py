@@ -222,10 +222,7 @@ class Driver:
         )
 
     def next_timestamp(self) -> int:
-        """Return log time (ms).
-
-        On the leader: the exact timestamp of a proposal made in the same turn of the loop.
-        """
+        """Return log time (ms); on the leader, exactly that of a proposal of the same turn of the loop."""
         if self.core.role is not Role.LEADER:
             return self.log_time.estimate(time.time() * 1000, time.monotonic() * 1000)
         if not self._promised_timestamp:
@@ -283,10 +280,7 @@ class Driver:
                 )  # fmt: skip
 
     def _refuse_term(self, message: Message) -> None:
-        """End the connection that brought an impossible term.
-
-        A sender that is in that term is refused at its greeting.
-        """
+        """End the connection that brought an impossible term. Its sender is refused at the next greeting."""
         self._dropped["term"].inc()
         if message.from_ not in self._ahead:
             self._ahead.add(message.from_)
@@ -334,10 +328,7 @@ class Driver:
         return result
 
     def settle(self) -> None:
-        """Carry out pending work of proposals and the clock.
-
-        Required before any other input; those all end with `pump`.
-        """
+        """Carry out pending work of proposals and the clock: required before any other input."""
         if self._pump_scheduled:
             self.pump()
         if ticks := self._clock.before_input():
@@ -365,16 +356,11 @@ class Driver:
             self.defect("carrying out what the core decided", error)
 
     def has_stuck_streams(self) -> bool:
-        """Return whether a stream of appends was reopened because it made no progress, and still
-        makes none.
-        """
+        """Return whether a stream of appends was reopened for lack of progress, and still makes none."""
         return any(link.append.was_stuck for link in self._links.values())
 
     def is_cut_off(self, peer: NodeId) -> bool:
-        """Return whether appends to a follower fail to arrive, even on a new connection.
-
-        The follower's disk is not the cause.
-        """
+        """Return whether appends to a follower do not arrive, even on a new connection (not for its disk)."""
         return self._links[peer].append.is_stalled()
 
     def close(self) -> None:
@@ -444,10 +430,7 @@ class Driver:
         self._applier.advance(self._to_apply)
 
     def _stage_noop(self, event: BecameLeader) -> bool:
-        """Encode the entry that opens the term.
-
-        Returns whether that worked. `persist.append` of the same output covers it.
-        """
+        """Encode the entry that opens the term, for `persist.append` of the same output. False: it failed."""
         try:
             self.log.stage_entry(
                 EntryKind.NOOP,
@@ -595,9 +578,7 @@ class Driver:
         self.core.append_sent(message, hi, len(data))
 
     def _is_whole(self, message: AppendEntries, data: bytes) -> bool:
-        """Verify outgoing entries once more: the follower may have rejected them because they are damaged
-        here.
-        """
+        """Verify outgoing entries once more: the follower may have rejected them as damaged."""
         try:
             self.log.verify(data, message.lo)
         except DamagedLogError as error:

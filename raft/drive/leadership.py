@@ -159,10 +159,7 @@ class LeaderDuties:
             self._look_timer = loop.call_later(delay_s, self._look_at_streams)
 
     def _look_at_streams(self) -> None:
-        """Resign if appends reach no majority of the peers that are heard.
-
-        Repeats until all streams make progress.
-        """
+        """Resign if appends reach no majority of the peers heard. Repeats until all streams make progress."""
         self._look_timer = None
         core, driver = self._core, self._driver
         if driver.closed or core.role is not Role.LEADER or not driver.has_stuck_streams():
@@ -192,10 +189,7 @@ class LeaderDuties:
             self._moving = None
 
     async def hand_over(self) -> None:
-        """Transfer leadership.
-
-        If no node takes it, resign, so that the others need not wait for a timeout.
-        """
+        """Transfer leadership. If no node takes it, resign, so that the others need not time out."""
         node = self._config.node_id
         try:
             leader = await self.transfer(None)

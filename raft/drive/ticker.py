@@ -55,9 +55,7 @@ class Ticker:
         return schedule.passed(now_ms, self.quiet_ticks())
 
     def after_input(self) -> None:
-        """Move the timer forward if the input brought the core's next decision nearer, back if it is now far
-        away.
-        """
+        """Move the timer if the input brought the core's next decision nearer, or moved it far away."""
         schedule, timer = self._schedule, self._timer
         if schedule is None or timer is None:
             return

@@ -111,10 +111,7 @@ class VotingRights:
         return self._storage.identity.former_group_ids
 
     def unmet(self) -> tuple[str, list[NodeId]]:
-        """Return what a FRESH node waits for, in words, and the members not met in this run.
-
-        Otherwise "" and no members.
-        """
+        """Return what a FRESH node waits for, in words, and the members not met yet; or "" and none."""
         if self.standing is not Standing.FRESH or self._promotion_seq is not None:
             return "", []
         kind = "recovered group" if self._record.recovery is not None else "new group"
@@ -186,9 +183,7 @@ class VotingRights:
         return Refusal(RefusalKind.TERM, text)
 
     def _look_at_own_folder(self, hello: Hello) -> None:
-        """Check whether a majority knows a voter by an incarnation unknown here: this node's own folder may
-        be an old copy.
-        """
+        """Stop if this folder is an old copy: a majority knows a voter by an incarnation unknown here."""
         known_before = hello.incarnation in self._storage.identity.former.get(hello.node_id, ())
         if self.standing is Standing.VOTER and self._config.reign is None and not known_before:
             self._on_outdated(
@@ -199,10 +194,7 @@ class VotingRights:
             )
 
     def weigh_refusal(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
-        """Handle a peer, known by `hello`, that does not know this node's data folder.
-
-        The node may have to stop.
-        """
+        """Handle a peer that does not know this node's data folder: the node may have to stop."""
         known = hello.node_id in self._refusers.known
         # A node without a group id has promised little, so one refusal is enough. If its broker group was
         # recovered, the first member that it meets tells it so.
@@ -246,10 +238,7 @@ class VotingRights:
             raise OSError(errno.ESHUTDOWN, "this node is stopping")
 
     def look_at_generation(self, hello: Hello) -> None:
-        """Stop leading, and everything else, if the broker group goes on without this folder.
-
-        Remember a rival (D24).
-        """
+        """Stop if the broker group goes on without this folder. Remember a rival (D24)."""
         config = self._config
         if hello.node_id not in self._members or (hello.cluster_id, hello.group) != (
             config.cluster_id,
@@ -337,9 +326,7 @@ class VotingRights:
             self._promote(f"everything up to entry {rejoin.target} is here again")
 
     def note_durable(self, seq: int) -> None:
-        """Record that everything up to persist operation `seq` is durable, possibly including a pending
-        promotion.
-        """
+        """Record that persist operations up to `seq` are durable, possibly including a pending promotion."""
         if self._promotion_seq is not None and not self._was_voter and seq >= self._promotion_seq:
             self._was_voter = True
             self._identify()  # a single node hears no greetings

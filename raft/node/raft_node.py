@@ -105,10 +105,7 @@ class RaftNode:
 
     # --- life ----------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Open the data folder, recover, listen and connect.
-
-        Raises: RaftError subclasses, whose text says what to do.
-        """
+        """Open the data folder, recover, listen and connect. Raises: RaftError, which says what to do."""
         self._fatal = asyncio.get_running_loop().create_future()
         config = self.config
         self._transport = Transport(
@@ -300,10 +297,7 @@ class RaftNode:
         return self._driver.propose(parts, section_count, urgent=urgent)
 
     def next_timestamp(self) -> int:
-        """Return log time (ms).
-
-        On the leader: the exact timestamp of a proposal made in the same turn of the loop.
-        """
+        """Return log time (ms); on the leader, exactly that of a proposal of the same turn of the loop."""
         return self._driver.next_timestamp()
 
     async def read_index(self) -> LogIndex:
@@ -329,16 +323,11 @@ class RaftNode:
         return await self._leadership.transfer(to)
 
     def step_aside(self, *, though_leading: bool = False) -> str:
-        """Fall silent for good so that this folder can be promoted.
-
-        Returns why not, or "". See Succession.
-        """
+        """Fall silent for good, for a promotion of this folder. Returns why not, or "" (see Succession)."""
         return self._resets.succession.step_aside(though_leading=though_leading)
 
     def generations_beside(self) -> frozenset[Claim]:
-        """Return rival generations that greetings report: they began beside this node's, and neither follows
-        the other (D24).
-        """
+        """Return rival generations that greetings report: they began beside this node's (D24)."""
         return frozenset(self._rights.beside.values())
 
     async def note_claim(self, claim: Claim) -> Claim | None:
@@ -460,9 +449,7 @@ class RaftNode:
         return len(gone)
 
     def want_commits(self, wanted: bool) -> None:
-        """Ask the leader to announce commits at once, because a client here waits for entries to become
-        visible.
-        """
+        """Ask the leader to announce commits at once: a client here waits for entries to become visible."""
         self._driver.feed(self._core.want_commits, wanted)
 
     # --- inside --------------------------------------------------------------------------------------------

@@ -189,9 +189,7 @@ class StatusView:
         )
 
     def _held_back(self, transport: RaftTransport) -> str:
-        """Return why this node finds no leader: members never met, refusals of its greeting; "": nothing
-        known.
-        """
+        """Return why this node finds no leader: members never met, refusals; "": nothing known."""
         kind, unmet = self.rights.unmet()
         refused_by = transport.refused_by
         new = [node for node in unmet if node not in refused_by and node not in transport.refused]
@@ -216,9 +214,7 @@ class StatusView:
         return "; ".join(reasons)
 
     def _no_master(self) -> str:
-        """Return what a broker group without its master needs; "" while this node, the master, is about to
-        lead.
-        """
+        """Return what a broker group without its master needs; "" while this master is about to lead."""
         master = self.config.voters[0]
         promote = "ledgermq cluster promote NODE"
         if self.config.is_slave and (claims := self.storage.identity.claims):

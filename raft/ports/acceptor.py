@@ -33,10 +33,7 @@ Admit = Callable[[str], "asyncio.Protocol | None"]
 
 
 class Acceptor:
-    """Accepts connections until `close`.
-
-    Usage: `Acceptor(sockets, admit, counts)`, `close()`; on the loop thread.
-    """
+    """Accepts connections until `close`. Use it on the loop thread."""
 
     def __init__(self, sockets: Sequence[socket.socket], admit: Admit, counts: PortCounts) -> None:
         self._sockets = list(sockets)

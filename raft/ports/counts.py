@@ -75,10 +75,7 @@ class PortCounts:
     _logged: int = 0  # refusals counted by the last log line
 
     def refuse(self, why: Refused, host: str, error: OSError | None = None) -> None:
-        """Count a refused connection, with the system's `error` if there is one.
-
-        Logs at most once per period.
-        """
+        """Count a refused connection, with the system's `error` if any. Logs at most once per period."""
         self.refused[why] += 1
         now = self.clock()
         if now - self._logged_at >= LOG_PERIOD_S:

@@ -141,10 +141,7 @@ class PortFront:
         return inbound
 
     def _make_room(self) -> bool:
-        """Close the longest-silent connection, unless it is very young and few are silent.
-
-        Returns whether one was closed.
-        """
+        """Close the longest-silent connection, unless it is young and few are silent. False: none closed."""
         oldest = next(iter(self._silent), None)
         if oldest is None:
             return False

@@ -30,10 +30,7 @@ class NoHelloError(ValueError):
 
 
 class ClientRecords:
-    """Follows what a client sends, in pieces of any size.
-
-    The caller sets `is_answered` once the server has replied.
-    """
+    """Follows what a client sends. The caller sets `is_answered` once the server has replied."""
 
     __slots__ = ("_header", "_hello_size", "_message_header", "_rest", "_size", "has_ended", "is_answered",
                  "is_hello_whole")  # fmt: skip

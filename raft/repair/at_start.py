@@ -103,9 +103,7 @@ class StartRepair:
         return self._open_folder()
 
     async def _repair(self, error: DamagedLogError) -> None:
-        """Repair from where the log stops being valid to where it continues, or as far as it may have
-        promised.
-        """
+        """Repair from where the log stops being valid to where it continues, or as far as it promised."""
         assert error.damage is not None
         logger.error(
             "log damaged node=%s path=%s position=%d offset=%d reason=%r; fetching it from the other "

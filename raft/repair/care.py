@@ -72,10 +72,7 @@ class LogCare:
         self._scrubber.start()
 
     async def verify(self, progress: Callable[[int], None]) -> LogIndex:
-        """Verify everything that is durable. Returns the last verified entry.
-
-        See `Scrubber.verify`. A failed write ends the node.
-        """
+        """Verify all that is durable (`Scrubber.verify`). Returns the last entry. Failed writes are fatal."""
         last = self._core.stable_index
         try:
             await self._scrubber.verify(last, progress)

@@ -113,9 +113,7 @@ class Scrubber:
                 progress(cursor.position - position)
 
     def _next_cursor(self, start: int, last: LogIndex) -> _Cursor | None:
-        """Return where to begin in the next segment after `start`; None if entry `last` is not in a later
-        segment.
-        """
+        """Return where to begin in the next segment after `start`; None: `last` is not in a later one."""
         for info in self._log.segments():
             if info.start_offset > start:
                 return self._cursor(info.start_offset, last)

@@ -221,9 +221,7 @@ class RangeRepair:
         return _Place(start, start, sketch.chained, sketch.before, sketch.before_end)
 
     def _find(self, place: _Place, until: int, last: LogIndex) -> LogRepair | None:
-        """Read the disk again, up to a physical offset: the reader's bytes may have been corrupted only on
-        their way.
-        """
+        """Read the disk again, up to a physical offset: the bytes may have been corrupted on their way."""
         path = segment_path(LogFolders(self.config.data_dir).segments, place.start)
         try:
             file = self.files.open(path, writable=False)

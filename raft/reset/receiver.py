@@ -60,10 +60,7 @@ CHANNEL_OPTIONS: Final = (
 
 
 class ResetReceiver:
-    """Usage: `offered(event)`, `leader_changed(…)`, `await close()`, all on the loop.
-
-    `on_decided`: restart the node.
-    """
+    """Usage, on the loop: `offered(event)`, `leader_changed(…)`, `await close()`."""
 
     def __init__(
         self,
@@ -103,10 +100,7 @@ class ResetReceiver:
         return self._task is not None or self._core.role is Role.RESETTING
 
     def leader_changed(self, leader: NodeId | None, term: Term) -> None:
-        """Handle a new leader, or none: abandon the former leader's transfer.
-
-        The next leader offers its own state.
-        """
+        """Handle a new leader, or none: abandon the transfer. The next leader offers its own state."""
         offer = self._offer
         if self._task is None or offer is None or self._core.is_silent:
             return
@@ -144,10 +138,7 @@ class ResetReceiver:
 
     # --- fetching -------------------------------------------------------------------------------------------
     async def _fetch(self, offer: ResetOffered) -> ResetPlan:
-        """Store the leader's state durably.
-
-        Raises: StateTransferError, DiskFullError, OSError, gRPC errors.
-        """
+        """Store the leader's state. Raises: StateTransferError, DiskFullError, OSError, AioRpcError."""
         channel: Any = grpc.aio.insecure_channel(self._addresses[offer.leader_id], options=CHANNEL_OPTIONS)
         try:
             request = pb.ResetRequest(

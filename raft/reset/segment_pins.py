@@ -57,10 +57,7 @@ class SegmentPins:
         return node in self._pins and self._pins[node].is_active(now)
 
     def keep_from(self, match: Mapping[NodeId, LogIndex], now: float) -> LogIndex | None:
-        """Return the first entry to keep; None: retention is free.
-
-        `match`: highest entry known to be on each follower.
-        """
+        """Return the first entry to keep; None: any may go. `match`: highest entry known on each follower."""
         needed: list[LogIndex] = []
         for node, pin in list(self._pins.items()):
             index = match.get(node, NO_INDEX)

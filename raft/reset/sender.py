@@ -59,9 +59,7 @@ class ResetSender:
         return self._pins.keep_from(match, time.monotonic())
 
     def is_resetting(self, peer: NodeId) -> bool:
-        """Return whether a follower is being reset from here, or still fetches the entries after
-        the reset.
-        """
+        """Return whether a follower is being reset from here, or still fetches the entries after that."""
         self.keep_from()
         return self._pins.holds(peer, time.monotonic())
 

@@ -36,17 +36,11 @@ class StateTransfer(Protocol):
 
     @property
     def needs_entries_to(self) -> LogIndex:
-        """Entry that must be applied before the state is complete (0: it is).
-
-        Read after `StateMachine.load`.
-        """
+        """Entry that must be applied to complete the state (0: none). Read after `StateMachine.load`."""
 
     @property
     def counts_on_log_to(self) -> LogIndex:
-        """Last entry that this node's log must hold, applied or not (0: the applied index decides).
-
-        Read after `StateMachine.load`.
-        """
+        """Last entry that the log must hold (0: the applied one). Read after `StateMachine.load`."""
 
     async def open(self, first_index: LogIndex) -> OutgoingState:
         """Leader: return a durable state that includes everything applied now.

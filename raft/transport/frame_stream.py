@@ -45,10 +45,7 @@ _SOCKET_OPTIONS: Final = (
 
 
 class FrameStream(asyncio.BufferedProtocol):
-    """One connection.
-
-    Usage: `send(parts)`, `hold()`, `resume()`, `close()`, `abort()`; all on the loop thread.
-    """
+    """One connection, used on the loop thread."""
 
     def __init__(
         self,
@@ -108,10 +105,7 @@ class FrameStream(asyncio.BufferedProtocol):
         return HEADER_SIZE if self._is_checked else _LENGTH.size
 
     def check_frames(self, *, reports: bool) -> None:
-        """Use checksums on all frames from now on, in both directions.
-
-        `reports`: report received bytes to the peer.
-        """
+        """Use checksums on all frames from now on. `reports`: report received bytes to the peer."""
         self._is_checked, self._reports = True, reports
         self._taken = self.sent = 0
 
@@ -322,20 +316,14 @@ class FrameStream(asyncio.BufferedProtocol):
 
 
 def set_options(stream: socket.socket, options: Sequence[tuple[str, str, int]] = _SOCKET_OPTIONS) -> None:
-    """Set options to send small frames at once and to detect vanished peers.
-
-    Connections inherit them from a listener.
-    """
+    """Set options to send small frames at once and detect vanished peers. Accepted sockets inherit them."""
     for level, name, value in options:
         if hasattr(socket, name):  # some exist only on Linux
             stream.setsockopt(getattr(socket, level), getattr(socket, name), value)
 
 
 async def connect(address: str, stream: FrameStream, timeout_s: float) -> None:
-    """Open a connection to `host:port`.
-
-    Raises: OSError (ConnectionRefusedError, gaierror, TimeoutError …).
-    """
+    """Open a connection to `host:port`. Raises: OSError (also gaierror and TimeoutError)."""
     loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
     async with asyncio.timeout(timeout_s):

@@ -302,9 +302,7 @@ def _of_other_settings(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
 
 
 def claim_beside(mine: Hello, theirs: Hello) -> Claim | None:
-    """Return the generation of the sender of `theirs` if it is a rival of that of `mine`: neither follows the
-    other.
-    """
+    """Return the generation of the sender of `theirs` if neither it nor that of `mine` follows the other."""
     knows = 0 not in (mine.group_id, theirs.group_id) and mine.group_id != theirs.group_id
     if not knows or theirs.reign is None or not _are_rivals(mine, theirs):
         return None
@@ -344,9 +342,7 @@ def _is_other_reign(mine: Hello, theirs: Hello) -> bool:
 
 
 def _are_rivals(mine: Hello, theirs: Hello) -> bool:
-    """Return whether both generations follow the same one: two nodes were promoted without knowing of each
-    other.
-    """
+    """Return whether both generations follow the same one: neither promotion knew of the other."""
     if mine.reign is None or theirs.reign is None:
         return False
     return bool(set(mine.reign.former_group_ids) & set(theirs.reign.former_group_ids))

@@ -74,10 +74,7 @@ PORT_CONNECTIONS: Final = 256
 
 
 def port_limits(descriptors: int) -> FrontLimits:
-    """Return the limits of the Raft port for a process with that many descriptors.
-
-    Only streams may use the reserve.
-    """
+    """Return the Raft port's limits for so many descriptors. Only streams may use the reserve."""
     places = max(min(PORT_CONNECTIONS, descriptors // 16), 16)
     return FrontLimits(places, reserve=places * 3 // 8)
 
@@ -330,10 +327,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         stream.resume()
 
     def _take_in(self, incoming: _Incoming, hello: Hello) -> None:
-        """Register a stream.
-
-        An earlier one of the same kind from that peer is dropped, with all that is still in it.
-        """
+        """Register a stream. An earlier one of its kind from that peer is dropped with all that is in it."""
         streams = self._incoming[hello.node_id]
         for former in [each for each in streams if each.kind is incoming.kind]:
             streams.discard(former)
@@ -342,10 +336,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         incoming.accepted(hello)
 
     async def _judged(self, greeting: bytes) -> tuple[Hello | None, bytes]:
-        """Return the greeting (None: refused) and the reply.
-
-        Raises: OSError (undecidable now), DamagedFrameError.
-        """
+        """Return the greeting (None: refused) and the reply. Raises: OSError (not now), DamagedFrameError."""
         try:
             hello = read_greeting(greeting)
         except (ValueError, DecodeError) as error:

@@ -91,9 +91,7 @@ class Gate(Protocol):
         """Handle that a peer, not a learner, refused this node's greeting. `hello` is the peer's."""
 
     def on_other_generation(self, hello: Hello) -> None:
-        """Handle a peer's report that the broker group goes on without this node's data folder, or without
-        its own.
-        """
+        """Handle a peer's report that the broker group goes on without this node's folder, or the peer's."""
 
     def on_link_up(self, peer: NodeId, kind: StreamKind) -> None:
         """Note that an outgoing stream is ready: it accepts items from now on."""
@@ -220,10 +218,7 @@ class OutStream(Generic[Item]):
             self._task.cancel()
 
     def put(self, item: Item) -> None:
-        """Send one item if the stream can take it.
-
-        It is dropped while the stream is down (Raft sends again).
-        """
+        """Send one item. It is dropped if the stream is down: Raft sends again."""
         stream = self._stream
         if not self.connected or stream is None or not stream.is_open:
             self.dropped += 1
@@ -375,9 +370,7 @@ class OutStream(Generic[Item]):
         return self._patience > 1
 
     def is_stalled(self) -> bool:
-        """Return whether the connection after a stalled one does not help: it stalls too, or cannot be
-        opened.
-        """
+        """Return whether the connection after a stalled one stalls too, or cannot be opened."""
         if not self.was_stuck:
             return False
         if self.connected:

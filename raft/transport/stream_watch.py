@@ -73,9 +73,7 @@ class StreamWatch:
             self._reach()
 
     def look(self, now: float, goal: int, passed: int) -> float:
-        """Return how long the stream has stalled; 0.0: it moves, or nothing is in flight (`passed` >=
-        `goal`).
-        """
+        """Return how long the stream has stalled; 0.0: it moves, or all of `goal` has passed."""
         gap, self._last_look = now - self._last_look, now
         if self._since is not None and passed >= self._aim:
             self._reach()

@@ -122,10 +122,7 @@ def _decode_append(message: pb.RaftMessage, from_: NodeId, to: NodeId) -> Append
 
 
 def _encode_append_reply(message: AppendEntriesReply) -> pb.RaftMessage:
-    """Encode by hand, like its decoder.
-
-    There is one per entry and follower, and the generic way takes twice as long.
-    """
+    """Encode by hand, like its decoder: there is one per entry, and the generic way takes twice as long."""
     return pb.RaftMessage(
         term=message.term,
         append_entries_reply=pb.AppendEntriesReply(

@@ -29,9 +29,7 @@ _NUMBERS: Final = (0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 1 << 20, 0x7
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder. `reseal` fixes the checksums of a mutated input, so that the code after their check is
-    reached.
-    """
+    """A decoder. `reseal` fixes the checksums of a mutated input, to reach the code behind their check."""
 
     name: str
     decode: Callable[[bytes], object]
@@ -78,10 +76,7 @@ def bounded() -> Iterator[Callable[[], None]]:
 
 
 def run(target: Target, seed: int, seconds: float, runs: int | None = None) -> int:
-    """Feed the corpus, then mutations of it, for a time or a count.
-
-    Returns the number of inputs. Raises: FuzzFailure.
-    """
+    """Feed the corpus, then mutations of it. Returns the number of inputs. Raises: FuzzFailure."""
     corpus = target.corpus()
     first = [*corpus, *_long(corpus[:2])]
     assert corpus, f"{target.name} has no corpus; make it: python -m tests.fuzz --write-corpus"

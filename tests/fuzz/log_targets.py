@@ -158,9 +158,7 @@ def entries() -> bytes:
 
 
 def entries_far_apart() -> bytes:
-    """Return the same log with timestamps more than 63 bits apart: the second entry is older than
-    the first.
-    """
+    """Return that log with timestamps more than 63 bits apart: the second entry is the older one."""
     data = bytearray(entries())
     (size,) = struct.unpack_from("<I", data, 8)
     struct.pack_into("<Q", data, 40, (1 << 63) - 1)

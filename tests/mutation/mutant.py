@@ -27,10 +27,7 @@ class SourceMutant:
     tests: tuple[str, ...]
 
     def applied(self, text: str) -> str:
-        """Return the source with the bug.
-
-        Raises: ValueError (the line is missing, or occurs several times).
-        """
+        """Return the source with the bug. Raises: ValueError (the line does not occur exactly once)."""
         if text.count(self.old) != 1:
             raise ValueError(
                 f"{self.name}: {text.count(self.old)} places in {self.path} for {self.old!r}, wanted 1"

@@ -52,10 +52,7 @@ PULLING = "pull"
 
 
 class Consumer(Client):
-    """Receives under leases.
-
-    Acknowledges most messages, lets some leases expire, moves or gives back some.
-    """
+    """Receives under leases. Acknowledges most messages, lets some leases expire, moves or returns some."""
 
     def __init__(self, world: BrokerWorld, group: str, *, sessions: bool, filters: bool) -> None:
         super().__init__(world)
@@ -117,9 +114,7 @@ class Consumer(Client):
             self.soon()  # it forgets them
 
     def _fail(self, request: ReceiveRequest, deliveries: list[Delivery], poison: list[Delivery]) -> None:
-        """Handle messages that can never be consumed: acknowledge the others, and let these expire, hurry or
-        give up one.
-        """
+        """Acknowledge all but those that cannot be consumed, or let these expire, hurry or park one."""
         what, good = self.rng.random(), [each for each in deliveries if each not in poison]
         if what < 0.4 and good:
             self._acknowledge(request, good, 0)

@@ -80,9 +80,7 @@ class Request:
 
 
 class SimCheckpointStore(CheckpointStore):
-    """Checkpoint store without the 1 MiB reserve for full disks: all share one disk here, and nothing waits
-    for it.
-    """
+    """Checkpoint store without the 1 MiB reserve for full disks: all share one disk here."""
 
     def _keep_reserve(self) -> None:
         """Do nothing."""

@@ -15,10 +15,7 @@ _NOBODY = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Group:
-    """`members`: name -> (entry of the join, its log time, topics, the rest).
-
-    `owners`: queue -> (member, epoch).
-    """
+    """`members`: name -> (join's entry, log time, topics, the rest). `owners`: queue -> (member, epoch)."""
 
     members: dict[str, tuple[int, int, tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
     owners: dict[Key, tuple[str, int]] = field(default_factory=dict)

@@ -80,9 +80,7 @@ class GroupMember(Client):
 
 
 def unshared(world: BrokerWorld, members: list[GroupMember]) -> str:
-    """Return what the consumer group lacks although all its members live; "" if each queue has an owner and
-    each member its share.
-    """
+    """Return what a consumer group of live members lacks: an owner of a queue, a fair share; or ""."""
     model = world.model
     group_id = next((group.group_id for group in model.groups.values() if group.name == EXCLUSIVE), 0)
     if not members or not group_id:

@@ -175,10 +175,7 @@ class BrokerModel:
         demand(at == len(body), f"entry {self.index}: records do not fill their section")
 
     def _sequence(self, key: tuple[int, int, int], epoch: int, sequence: int, count: int) -> None:
-        """Check that a producer's batches come in order, none twice, none missing.
-
-        Very old sequences are forgotten.
-        """
+        """Check that a producer's batches come in order, unless their stream may be forgotten."""
         known = self.streams.get(key)
         if known is not None and epoch == known.epoch:
             wanted = known.next_sequence
@@ -345,10 +342,7 @@ class BrokerModel:
         return given
 
     def _judge_attempt(self, place: tuple[int, int, int, int], attempt: int, found: Position) -> None:
-        """Check that a consumer group with parking gets no message too often.
-
-        In order, those after a failing one may come again.
-        """
+        """Check that no message is granted too often (in order, those after a failing one may be)."""
         group = self.groups[place[0]]
         full = len(found.parked) == PARKED_MAX
         demand(

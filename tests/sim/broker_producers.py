@@ -74,10 +74,7 @@ class Producer(Client):
 
 
 class StreamProducer(Producer):
-    """One stream into one queue.
-
-    Sequences count its records. One call of one to three sections is in flight at a time.
-    """
+    """One stream into one queue; sequences count its records. One call of some sections at a time."""
 
     def __init__(self, world: BrokerWorld) -> None:
         super().__init__(world)

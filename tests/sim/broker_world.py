@@ -68,10 +68,7 @@ Place = tuple[int, int, int]  # topic id, queue id, queue offset
 
 
 class BrokerWorld:
-    """One per run with brokers.
-
-    It has its own random numbers, so the rest of the run is drawn as without it.
-    """
+    """One per run with brokers. Its own random numbers leave the other draws of the run as they are."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -154,10 +151,7 @@ class BrokerWorld:
             self.after(self.rng.randint(*self.delay_us), call)
 
     def reply_to(self, node: SimNode, hear: Callable[[Answer, bool], None]) -> Callable[[Answer], None]:
-        """Return the callback for a node's answer.
-
-        The client gets it later, with whether no later term had a leader then.
-        """
+        """Return the callback for an answer, which the client gets later, with `is_newest_leader` of now."""
 
         def reply(answer: Answer) -> None:
             newest = self.is_newest_leader(node)
@@ -345,10 +339,7 @@ class BrokerWorld:
 
     # --- the end --------------------------------------------------------------------------------------------
     def finish(self) -> None:
-        """After all faults ended: let everything be delivered, then check everything.
-
-        Raises: InvariantError.
-        """
+        """After all faults ended, let everything be delivered and check it. Raises: InvariantError."""
         world = self.world
         self.is_lively = True
         self.clients.start()

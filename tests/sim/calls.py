@@ -93,10 +93,7 @@ class Calls:
             self.put(call, raw, to_server=True)
 
     def put(self, call: Call, item: Any, *, to_server: bool) -> int:
-        """Send a frame.
-
-        Returns its arrival time in microseconds. Nothing arrives on a broken connection, not even an end.
-        """
+        """Send a frame; returns its arrival time (us). Nothing arrives on a broken connection, nor an end."""
         world, rng = self.world, self.rng
         if call not in self._open:
             return world.now

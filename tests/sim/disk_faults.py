@@ -183,9 +183,7 @@ class DiskFaults:
         return self.world.atlas.may_hurt(node.name, self._without_vote()) and node.core.is_voter
 
     def _without_vote(self) -> list[str]:
-        """Return, for a new broker group, the nodes that never became voters: they count as having lost
-        their vote.
-        """
+        """Return the nodes that never became voters: they count as having lost their vote."""
         cores = {
             n.name: n.life.core if n.life is not None else n.last_core for n in self.world.nodes.values()
         }

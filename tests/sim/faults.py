@@ -128,18 +128,14 @@ class Faults:
         self.power_share = 0.0 if "power" in without else self.power_share
 
     def _prefer_figure_8(self) -> None:
-        """One entry per message, and every leader is soon alone: tails of several terms meet (paper, figure
-        8).
-        """
+        """One entry per message, and every leader is soon alone: tails of several terms meet (figure 8)."""
         self.world.limits["max_append_bytes"] = self.world.limits["max_inflight_messages"] = 1
         self.mean_ms = {"propose": 30, "read": 500}
         self.world.network.loss = self.world.network.straggle = 0.0
         self.world.network.delay_us = self.rng.choice(((1000, 10_000), (5000, 30_000)))
 
     def _prefer_late_words(self) -> None:
-        """Leaders change often, and messages between them and their followers arrive terms later (rows C6,
-        C11).
-        """
+        """Leaders change often, and their messages and the replies arrive terms later (rows C6, C11)."""
         network = self.world.network
         self.mean_ms = {"propose": 15, "read": 500, "operate": 1500}
         self.harass_leaders, self.harass_ms = 1.0, self.rng.choice((200, 600))
@@ -255,16 +251,12 @@ class Faults:
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
 
     def on_recovery(self, node: SimNode, end: int) -> None:
-        """Handle a recovery, which reads the disk and repairs the end of the log: it may be
-        interrupted too.
-        """
+        """Handle a recovery, which reads the disk and repairs the log's end: it may be interrupted too."""
         if self.active and self.rng.random() < 10 * self.crash_in_turn and not self._is_quiet():
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
 
     def on_reset(self, node: SimNode, within_us: int) -> None:
-        """Handle a step of a reset (fetching, deciding, installing): this node or the leader may
-        die at it.
-        """
+        """Handle a step of a reset (fetch, decide, install): this node or the leader may die at it."""
         if self.active and self.rng.random() < self.crash_in_reset and not self._is_quiet():
             leader = self.world.leader()
             victim = leader if leader is not None and self.rng.random() < 0.3 else node
@@ -276,9 +268,7 @@ class Faults:
             self.world.later(self.rng.randint(10, 1000) * MS, "", "old_disk_of", node.name)
 
     def on_leader(self, node: SimNode) -> None:
-        """Handle an election: the winner may die, or be isolated with a minority, before its first entries
-        spread.
-        """
+        """Handle an election: the winner may die, or be isolated, before its first entries spread."""
         if not self.active or self._is_quiet():
             return
         if self.plays_figure_8:
@@ -454,10 +444,7 @@ class Faults:
                     each.life.pump()
 
     def _may_lose_power(self, node: SimNode) -> bool:
-        """Return whether a node may lose power.
-
-        Async flush modes keep acknowledged entries if a minority does (D7).
-        """
+        """Return whether a node may lose power: async flush modes survive that of a minority (D7)."""
         atlas = self.world.atlas
         if node.name not in atlas.hurt and not atlas.may_hurt(node.name):
             return False

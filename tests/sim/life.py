@@ -285,10 +285,7 @@ class Life:
         self.pump()
 
     def on_disk_failed(self, reason: str) -> None:
-        """Handle the failure of a storage thread.
-
-        Where a real one waits for space, the simulated one gives up.
-        """
+        """Handle a failure in a storage thread. Where a real one waits for space, this one gives up."""
         self.fail(reason, full=self.node.files.capacity != ROOMY)
 
     # --- outputs --------------------------------------------------------------------------------------------

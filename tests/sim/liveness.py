@@ -97,9 +97,7 @@ class Liveness:
         raise InvariantError(f"I10 liveness: no agreement in {SETTLE_US // SECOND} s: {world.describe()}")
 
     def _stay_steady(self, core: list[SimNode]) -> None:
-        """Demand that the leader keeps its lead while its majority is healthy (I9), and that reads are
-        answered.
-        """
+        """Demand that the leader of a healthy majority keeps its lead (I9), and that reads are answered."""
         world = self.world
         leader = world.leader()
         assert leader is not None and leader.life is not None

@@ -120,9 +120,7 @@ class Promises:
         )
 
     def promote(self, node: SimNode) -> None:
-        """Check a learner that votes again: it holds all that it must, and has no vote left in the current
-        term (P19).
-        """
+        """Check a learner that votes again: it holds what it must, and has voted in this term (P19)."""
         index, core = self._must_hold.get(node.name, 0), node.core
         wanted = self._invariants.committed[index]
         # A log that was not fetched again may have an unnoticed bad byte. The node then counts as hurt
@@ -138,10 +136,7 @@ class Promises:
         demand(not free, f"P19: {node.name} may vote in term {node.core.term} again")
 
     def on_lost_disk(self, node: SimNode) -> None:
-        """Forget what a lost disk promised.
-
-        Such a node no longer votes in terms in which it may have voted.
-        """
+        """Forget a lost disk's promises: the node will not vote in terms in which it may have voted."""
         for key in [key for key in self._votes_told if key[0] == node.name]:
             del self._votes_told[key]
 
@@ -183,9 +178,7 @@ class Promises:
         )
 
     def _after_append_reply(self, node: SimNode, peer: str) -> None:
-        """C11: what a leader believes a follower to hold is on its disk, unless a later term has
-        changed it.
-        """
+        """C11: what a leader believes a follower to hold is on its disk, unless a later term changed it."""
         leading, other = node.core.leading, node.world.nodes[peer]
         if other.life is None or leading is None or {peer, node.name} & self._atlas.hurt.keys():
             return

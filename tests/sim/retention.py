@@ -79,10 +79,7 @@ class Checkpoints:
             await self.write_now()
 
     async def write_now(self) -> int:
-        """Write a checkpoint if there is something new and it is possible.
-
-        Returns the index of the newest one.
-        """
+        """Write a checkpoint if that is possible and worth it. Returns the index of the newest one."""
         async with self._writing:
             await self._write()
         return self.saved.applied

@@ -54,9 +54,7 @@ def run_seed(
     quiet: tuple[tuple[int, int], ...] = (),
     parts: Parts | None = None,
 ) -> Outcome:
-    """Run one seed, without some classes of faults, and without any in some stretches of time
-    (microseconds).
-    """
+    """Run one seed, without some classes of faults, and without any in some stretches (microseconds)."""
     logging.disable(logging.CRITICAL)  # the nodes log a lot about the injected faults
     error = ""
     world = World(seed, parts=parts, without=without, quiet=quiet)

@@ -11,9 +11,7 @@ STRANGER = NodeId("n9")
 
 
 def forged_answer(core: RaftCore) -> Message:
-    """Return a message that would help this node if it came from a member; for a follower, one meant for
-    another.
-    """
+    """Return a message that would help this node if a member sent it; for a follower, one for another."""
     if core.role is Role.LEADER:
         return AppendEntriesReply(core.term, STRANGER, core.node_id, True, match_index=core.last_index)
     if core.role is Role.PRE_CANDIDATE:

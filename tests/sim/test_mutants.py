@@ -18,10 +18,7 @@ pytestmark = pytest.mark.skipif(bool(os.environ.get("SEED")), reason="one seed w
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_the_simulator_finds_out(mutant: Mutant) -> None:
-    """Start with the seed that is known to show the bug.
-
-    Continue for as many as the bug is known to need, and more.
-    """
+    """Start with the seed that is known to show the bug; go on for as many as it needs, and more."""
     known = known_deaths()[mutant.name]
     count = min(MAX_SEEDS, 2 * known["seeds"] + MARGIN)
     death = find(mutant, known["seed"], count, proves=False)

@@ -22,9 +22,7 @@ ALL = [b"one", b"two", b"three"]
 
 
 async def lose_the_majority(cluster: Cluster) -> None:
-    """Commit `ALL` and stop everything. n1's folder becomes a new broker group, the others stay as `old-n2`,
-    `old-n3`.
-    """
+    """Commit `ALL`, stop all nodes, recover n1's folder and set the others aside as `old-n2`, `old-n3`."""
     await cluster.start()
     await cluster.send(*ALL)
     await cluster.settle()
@@ -177,9 +175,7 @@ def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
 def test_a_learner_that_was_left_behind_comes_back_with_an_empty_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a power cut of all machines in an async flush mode each node waits as a learner for the
-    others.
-    """
+    """After a power cut of all machines in an async flush mode each node waits as a learner."""
 
     async def scenario(cluster: Cluster) -> None:
         await lose_the_majority(cluster)

@@ -25,10 +25,7 @@ PIECE = 100_000
 
 
 class TravellingStateMachine(RecordingStateMachine):
-    """Its whole state is what it applied.
-
-    A received one is ahead of the log that comes with it. Has both protocols.
-    """
+    """Its state is what it applied; a received one is ahead of its log. Implements both protocols."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -14,10 +14,7 @@ from ..simulated_disk import SimulatedDisk
 
 
 def test_how_far_a_follower_is_behind_is_not_known_where_the_log_is_damaged() -> None:
-    """The report every two seconds, and the status, go on.
-
-    A reader of the entry finds the damage and repairs it.
-    """
+    """Status and reports go on. A reader of the entry finds the damage and repairs it."""
     rig = LogRig(SimulatedDisk())
     for _ in range(30):
         rig.append(bytes(300))

@@ -501,9 +501,7 @@ def test_the_port_takes_what_there_are_descriptors_for_and_keeps_places_for_peer
 
 
 def test_peers_come_in_however_many_others_hold_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent connections such as HTTP/2, and streams without a greeting: more of each than there
-    are places.
-    """
+    """Silent connections, and streams without a greeting: more of each than there are places."""
     monkeypatch.setattr(transport, "port_limits", lambda descriptors: FrontLimits(16, reserve=4))
 
     async def scenario(one: Peer, two: Peer) -> None:
