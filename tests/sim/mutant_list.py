@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ledgermq.raft.core.machine import RaftCore
+from ledgermq.raft.core.messages import Message
 
 from .parts import Parts
 from .world import World
@@ -54,3 +55,15 @@ def patch_mutant(
 ) -> None:
     """Register a bug outside of the core."""
     MUTANTS.append(Mutant(name, rows, what, Parts(patches=patches), broker))
+
+
+class SendsEarly(RaftCore):
+    """Base of mutants that send one kind of message before what it promises is durable."""
+
+    _early: type
+
+    def send_when_durable(self, message: Message) -> None:
+        if isinstance(message, self._early):
+            self._out.send.append(message)
+        else:
+            super().send_when_durable(message)

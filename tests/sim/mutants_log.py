@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ledgermq.proto.entry import Buffer
 from ledgermq.raft.core import follower
@@ -31,7 +32,7 @@ from ledgermq.raft.transport.checked_frame import HEADER_SIZE
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from . import life
-from .mutant_list import core_mutant, patch_mutant
+from .mutant_list import SendsEarly, core_mutant, patch_mutant
 
 
 @core_mutant("C1, P10")
@@ -133,19 +134,14 @@ class CutsWhatLiesBehindAnAppend(RaftCore):
 
 
 @core_mutant("C9, P5")
-class AcknowledgesBeforeFsync(RaftCore):
+class AcknowledgesBeforeFsync(SendsEarly):
     """A follower acknowledges entries that are only in its memory."""
 
-    def send_when_durable(self, message: Message) -> None:
-        if isinstance(message, AppendEntriesReply):
-            self._out.send.append(message)
-        else:
-            super().send_when_durable(message)
+    _early = AppendEntriesReply
 
 
-@core_mutant("C9, P5")
-class AcknowledgesAtOnceWhatBringsNothingNew(RaftCore):
-    """An empty or repeated append is acknowledged at once, while what it covers is still being written."""
+class _NotesNews(RaftCore):
+    """Knows whether the message in progress brings entries."""
 
     _is_new = True
 
@@ -154,6 +150,11 @@ class AcknowledgesAtOnceWhatBringsNothingNew(RaftCore):
             self.log.first_difference(message.lo, message.hi, message.term_runs)
         )
         super().step(message)
+
+
+@core_mutant("C9, P5")
+class AcknowledgesAtOnceWhatBringsNothingNew(_NotesNews):
+    """An empty or repeated append is acknowledged at once, while what it covers is still being written."""
 
     def send_when_durable(self, message: Message) -> None:
         if isinstance(message, AppendEntriesReply) and not self._is_new:
@@ -187,11 +188,9 @@ class _LatestReport(PersistQueue):
 class BelievesLateFsyncs(RaftCore):
     """A late report confirms entries that were overwritten meanwhile."""
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, hard_state, log_view, rng)
-        self.disk = _LatestReport(log_view.stable_index)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.disk = _LatestReport(self.disk.stable_index)
 
 
 class _Uncut(PersistQueue):
@@ -206,11 +205,9 @@ class _Uncut(PersistQueue):
 class KeepsItsStableIndexOverACut(RaftCore):
     """What was durable before a truncation counts as durable after it, until the next report."""
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, hard_state, log_view, rng)
-        self.disk = _Uncut(log_view.stable_index)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.disk = _Uncut(self.disk.stable_index)
 
 
 @core_mutant("C11")
@@ -227,10 +224,8 @@ class CountsAnswersOfAnOldTerm(RaftCore):
 class RemembersItsFollowersOfAnEarlierLead(RaftCore):
     """A new leader counts what its followers had when it led before; they may have cut it off since."""
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, hard_state, log_view, rng)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._had: dict[NodeId, LogIndex] = {}
 
     def end_lead(self) -> None:
@@ -285,28 +280,16 @@ class _OneByOne(TermRuns):
 class ProbesOneByOne(RaftCore):
     """Where a diverged log parts is looked for entry by entry."""
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, hard_state, log_view, rng)
-        self.log = _OneByOne(
-            log_view.first_index, log_view.base_term, log_view.term_runs, log_view.last_index
-        )
+    def __init__(self, config: CoreConfig, hard_state: HardState, log: LogView, rng: random.Random) -> None:
+        super().__init__(config, hard_state, log, rng)
+        self.log = _OneByOne(log.first_index, log.base_term, log.term_runs, log.last_index)
 
 
 @core_mutant("C17")
-class NeverAcknowledgesARepeatedAppend(RaftCore):
+class NeverAcknowledgesARepeatedAppend(_NotesNews):
     """An append that brings nothing new is not answered: an acknowledgement that was lost is lost
     for ever.
     """
-
-    _is_new = True
-
-    def step(self, message: Message) -> None:
-        self._is_new = not isinstance(message, AppendEntries) or bool(
-            self.log.first_difference(message.lo, message.hi, message.term_runs)
-        )
-        super().step(message)
 
     def send(self, message: Message) -> None:
         if self._is_new or not isinstance(message, AppendEntriesReply) or not message.success:
@@ -355,10 +338,8 @@ class NumbersReadsFromZero(RaftCore):
     `test_core_bugs` scripts it.
     """
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, hard_state, log_view, rng)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.read_number = 0
 
 

@@ -5,11 +5,11 @@ Test-only. Each class names its row of the bug list (E..., K12) or the rule (P..
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
+from typing import Any
 
 from ledgermq.raft.core import candidate, follower, leader
-from ledgermq.raft.core.config import CoreConfig, LogView
+from ledgermq.raft.core.config import CoreConfig
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import (
     AppendEntries,
@@ -25,7 +25,7 @@ from ledgermq.raft.core.outputs import NotLeader, ReadReady, Role
 from ledgermq.raft.folder.bootstrap import Rejoin
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
-from .mutant_list import core_mutant, patch_mutant
+from .mutant_list import SendsEarly, core_mutant, patch_mutant
 
 
 @core_mutant("E1")
@@ -62,11 +62,9 @@ class ForgetsItsTerm(RaftCore):
 class WritesVoteAndTermApart(RaftCore):
     """Two writes, the vote first: a power cut between them leaves the new vote in the old term."""
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, hard_state, log_view, rng)
-        self._written_term = hard_state.term
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._written_term = self.term
 
     def save_hard_state(self) -> None:
         if self.term > self._written_term:
@@ -77,25 +75,17 @@ class WritesVoteAndTermApart(RaftCore):
 
 
 @core_mutant("E4, P2")
-class TellsOfVotesBeforeTheyAreDurable(RaftCore):
+class TellsOfVotesBeforeTheyAreDurable(SendsEarly):
     """The grant leaves before the vote is on disk."""
 
-    def send_when_durable(self, message: Message) -> None:
-        if isinstance(message, RequestVoteReply):
-            self._out.send.append(message)
-        else:
-            super().send_when_durable(message)
+    _early = RequestVoteReply
 
 
 @core_mutant("E4, P4")
-class CampaignsBeforeItsVoteIsDurable(RaftCore):
+class CampaignsBeforeItsVoteIsDurable(SendsEarly):
     """The request for votes leaves before the candidate's own vote is on disk."""
 
-    def send_when_durable(self, message: Message) -> None:
-        if isinstance(message, RequestVote):
-            self._out.send.append(message)
-        else:
-            super().send_when_durable(message)
+    _early = RequestVote
 
 
 @core_mutant("E5, 5.4.1")
@@ -255,11 +245,9 @@ class ReadsWithoutAsking(RaftCore):
 class LeadsOnAfterARestart(RaftCore):
     """Who voted for itself in the stored term takes the lead of that term again."""
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, hard_state, log_view, rng)
-        self._resumes = hard_state.is_voter and hard_state.voted_for == self.node_id
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._resumes = self.is_voter and self.voted_for == self.node_id
 
     def tick(self) -> None:
         if self._resumes and self.leader_id is None and self.role is Role.FOLLOWER:
@@ -283,10 +271,8 @@ class StaysACandidate(RaftCore):
 class VotesWithAnEmptyDisk(RaftCore):
     """A node whose disk was lost votes at once."""
 
-    def __init__(
-        self, config: CoreConfig, hard_state: HardState, log_view: LogView, rng: random.Random
-    ) -> None:
-        super().__init__(config, replace(hard_state, is_voter=True), log_view, rng)
+    def __init__(self, config: CoreConfig, hard_state: HardState, *given: Any) -> None:
+        super().__init__(config, replace(hard_state, is_voter=True), *given)
 
 
 @core_mutant("K12, P19")

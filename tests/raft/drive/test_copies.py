@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ledgermq.raft.drive.copies import Copies
 from ledgermq.raft.types import LogIndex
 
@@ -29,50 +27,41 @@ def test_only_what_is_flushed_counts() -> None:
     assert copies.held_by(last) == 2
 
 
-def test_who_waits_is_woken_by_enough_slaves() -> None:
-    async def scenario() -> None:
-        cluster, copies = leading(held=("n2", "n3"))
-        last = cluster.propose("n1")
-        one, both, next_one = (
-            copies.wait(last, 1),
-            copies.wait(last, 2),
-            copies.wait(LogIndex(last + 1), 1),
-        )
-        cluster.release_disk("n2")
-        cluster.settle()
-        copies.look()
-        assert (one.done(), both.done(), next_one.done()) == (True, False, False)
-        cluster.release_disk("n3")
-        cluster.settle()
-        cluster.propose("n1")
-        copies.look()
-        assert [await each for each in (one, both, next_one)] == [True, True, True]
-
-    asyncio.run(scenario())
+async def test_who_waits_is_woken_by_enough_slaves() -> None:
+    cluster, copies = leading(held=("n2", "n3"))
+    last = cluster.propose("n1")
+    one, both, next_one = (
+        copies.wait(last, 1),
+        copies.wait(last, 2),
+        copies.wait(LogIndex(last + 1), 1),
+    )
+    cluster.release_disk("n2")
+    cluster.settle()
+    copies.look()
+    assert (one.done(), both.done(), next_one.done()) == (True, False, False)
+    cluster.release_disk("n3")
+    cluster.settle()
+    cluster.propose("n1")
+    copies.look()
+    assert [await each for each in (one, both, next_one)] == [True, True, True]
 
 
-def test_who_gave_up_holds_nobody_up() -> None:
-    async def scenario() -> None:
-        cluster, copies = leading(held=("n2", "n3"))
-        last = cluster.propose("n1")
-        gone, waits = copies.wait(last, 2), copies.wait(last, 1)
-        gone.cancel()
-        cluster.release_disk("n2")
-        cluster.settle()
-        copies.look()
-        assert await waits
-
-    asyncio.run(scenario())
+async def test_who_gave_up_holds_nobody_up() -> None:
+    cluster, copies = leading(held=("n2", "n3"))
+    last = cluster.propose("n1")
+    gone, waits = copies.wait(last, 2), copies.wait(last, 1)
+    gone.cancel()
+    cluster.release_disk("n2")
+    cluster.settle()
+    copies.look()
+    assert await waits
 
 
-def test_a_node_that_leads_no_longer_cannot_tell() -> None:
-    async def scenario() -> None:
-        cluster, copies = leading(held=("n2", "n3"))
-        waits = copies.wait(cluster.propose("n1"), 1)
-        cluster["n1"].leave()
-        copies.end()
-        assert not await waits
-        assert not await copies.wait(LogIndex(1), 1)
-        assert copies.held_by(LogIndex(1)) == 0
-
-    asyncio.run(scenario())
+async def test_a_node_that_leads_no_longer_cannot_tell() -> None:
+    cluster, copies = leading(held=("n2", "n3"))
+    waits = copies.wait(cluster.propose("n1"), 1)
+    cluster["n1"].leave()
+    copies.end()
+    assert not await waits
+    assert not await copies.wait(LogIndex(1), 1)
+    assert copies.held_by(LogIndex(1)) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,82 +15,72 @@ from ledgermq.raft.node import raft_node as node_module
 from ledgermq.raft.types import LogIndex, NodeId
 from tests.gated_disk import FLUSHES, Gate, GatedFileSystem
 
-from ..node_cluster import Cluster, kill, run
+from ..node_cluster import Cluster, kill
 
 
-def test_the_lead_goes_to_a_node_whose_disk_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_lead_goes_to_a_node_whose_disk_works(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_module, "REPORT_INTERVAL_S", 0.1)
-
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start(files=GatedFileSystem())
-        await cluster.send(b"before")
-        leader = await cluster.leader()
-        old = cluster.nodes[leader]
-        term, gate = old.term, Gate(cluster.folder / leader, FLUSHES)
-        with gate.closed():
-            proposal = old.propose([b"while the disk stands still"], 1)
-            await proposal.committed
-            assert old.applied_index < proposal.header.index, "it shows nothing new"
-            others = [node for name, node in cluster.nodes.items() if name != leader]
-            await cluster.until(lambda: any(node.is_leader_ready for node in others), "another leads")
-            follower = next(node for node in others if node.is_leader_ready)
-            assert follower.term == term + 1, "a hand-over, no election"
-            assert follower.applied_index >= proposal.header.index
-            await follower.propose([b"under the next leader"], 1).committed
-            assert gate.waiting == 1
-        await cluster.until(
-            lambda: len({tuple(machine.applied) for machine in cluster.machines.values()}) == 1,
-            "all are equal",
-        )
-
-    run(Cluster(tmp_path), scenario)
+    await cluster.start(files=GatedFileSystem())
+    await cluster.send(b"before")
+    leader = await cluster.leader()
+    old = cluster.nodes[leader]
+    term, gate = old.term, Gate(cluster.folder / leader, FLUSHES)
+    with gate.closed():
+        proposal = old.propose([b"while the disk stands still"], 1)
+        await proposal.committed
+        assert old.applied_index < proposal.header.index, "it shows nothing new"
+        others = [node for name, node in cluster.nodes.items() if name != leader]
+        await cluster.until(lambda: any(node.is_leader_ready for node in others), "another leads")
+        follower = next(node for node in others if node.is_leader_ready)
+        assert follower.term == term + 1, "a hand-over, no election"
+        assert follower.applied_index >= proposal.header.index
+        await follower.propose([b"under the next leader"], 1).committed
+        assert gate.waiting == 1
+    await cluster.until(
+        lambda: len({tuple(machine.applied) for machine in cluster.machines.values()}) == 1,
+        "all are equal",
+    )
 
 
-def test_the_lead_goes_to_a_node_whose_state_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_lead_goes_to_a_node_whose_state_is_whole(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that rebuilds its queues would serve nothing for minutes."""
     monkeypatch.setattr(node_module, "REPORT_INTERVAL_S", 0.1)
-
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start()
-        leader = await cluster.leader()
-        node = cluster.nodes[leader]
-        rebuilding: Any = SimpleNamespace(needs_entries_to=LogIndex(99))
-        monkeypatch.setattr(node, "_state_transfer", rebuilding)
-        others = [other for name, other in cluster.nodes.items() if name != leader]
-        await cluster.until(lambda: any(other.is_leader_ready for other in others), "another leads")
-        follower = next(other for other in others if other.is_leader_ready)
-        await follower.propose([b"under the next leader"], 1).committed
-
-    run(Cluster(tmp_path), scenario)
+    await cluster.start()
+    leader = await cluster.leader()
+    node = cluster.nodes[leader]
+    rebuilding: Any = SimpleNamespace(needs_entries_to=LogIndex(99))
+    monkeypatch.setattr(node, "_state_transfer", rebuilding)
+    others = [other for name, other in cluster.nodes.items() if name != leader]
+    await cluster.until(lambda: any(other.is_leader_ready for other in others), "another leads")
+    follower = next(other for other in others if other.is_leader_ready)
+    await follower.propose([b"under the next leader"], 1).committed
 
 
 @pytest.mark.parametrize("cleanly", [False, True])
-def test_a_node_that_closes_ends_the_hand_over_under_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleanly: bool
+async def test_a_node_that_closes_ends_the_hand_over_under_way(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, cleanly: bool
 ) -> None:
     """Nothing of it is left to touch a core whose storage is closed."""
+    await cluster.start()
+    leader = await cluster.leader()
+    leadership, began = cluster.nodes[leader]._leadership, asyncio.Event()
 
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start()
-        leader = await cluster.leader()
-        leadership, began = cluster.nodes[leader]._leadership, asyncio.Event()
+    async def nobody_takes_over(to: NodeId | None) -> NodeId:
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it is cancelled")
 
-        async def nobody_takes_over(to: NodeId | None) -> NodeId:
-            began.set()
-            await asyncio.Event().wait()
-            raise AssertionError("it is cancelled")
-
-        monkeypatch.setattr(leadership, "transfer", nobody_takes_over)
-        moving = leadership._moving = asyncio.create_task(leadership._move_away())
-        await began.wait()
-        node = cluster.nodes.pop(leader)
-        await (node.stop(transfer=False) if cleanly else kill(node))
-        assert moving.done()
-        assert leadership._moving is None
-
-    run(Cluster(tmp_path), scenario)
+    monkeypatch.setattr(leadership, "transfer", nobody_takes_over)
+    moving = leadership._moving = asyncio.create_task(leadership._move_away())
+    await began.wait()
+    node = cluster.nodes.pop(leader)
+    await (node.stop(transfer=False) if cleanly else kill(node))
+    assert moving.done()
+    assert leadership._moving is None
 
 
 class Watched(LeaderDuties):

@@ -47,47 +47,40 @@ def run_two(
     run(Cluster(folder / "mine", names), both)
 
 
-def test_all_members_make_the_same_group_id_and_keep_it(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start()
-        await cluster.send(b"one")
-        made = await one_id(cluster)
-        await cluster.kill("n1", "n2", "n3")
-        await cluster.start()
-        assert group_ids(cluster) == {made}
-
-    run(Cluster(tmp_path), scenario)
+async def test_all_members_make_the_same_group_id_and_keep_it(cluster: Cluster) -> None:
+    await cluster.start()
+    await cluster.send(b"one")
+    made = await one_id(cluster)
+    await cluster.kill("n1", "n2", "n3")
+    await cluster.start()
+    assert group_ids(cluster) == {made}
 
 
-def test_a_node_that_rejoins_takes_the_group_id_of_the_others(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start()
-        await cluster.send(b"one")
-        made = await one_id(cluster)
-        await cluster.kill("n3")
-        shutil.rmtree(tmp_path / "n3")
-        await cluster.start("n3", rejoin=True)
-        await cluster.until(lambda: cluster.nodes["n3"].hello(None).standing is Standing.VOTER, "n3 votes")
-        assert await one_id(cluster) == made
-
-    run(Cluster(tmp_path), scenario)
+async def test_a_node_that_rejoins_takes_the_group_id_of_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    await cluster.start()
+    await cluster.send(b"one")
+    made = await one_id(cluster)
+    await cluster.kill("n3")
+    shutil.rmtree(tmp_path / "n3")
+    await cluster.start("n3", rejoin=True)
+    await cluster.until(lambda: cluster.nodes["n3"].hello(None).standing is Standing.VOTER, "n3 votes")
+    assert await one_id(cluster) == made
 
 
-def test_nodes_whose_records_are_older_than_group_ids_agree_on_one(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start()
-        await cluster.send(b"one")
-        made = await one_id(cluster)
-        await cluster.kill("n1", "n2", "n3")
-        files = RealFileSystem()
-        for name in ("n1", "n2", "n3"):
-            path = tmp_path / name / "identity"
-            write_identity(files, path, replace(read_identity(files, path, name), group_id=0))
-        await cluster.start()
-        assert await one_id(cluster) == made
-        await cluster.send(b"two")
-
-    run(Cluster(tmp_path), scenario)
+async def test_nodes_whose_records_are_older_than_group_ids_agree_on_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    await cluster.start()
+    await cluster.send(b"one")
+    made = await one_id(cluster)
+    await cluster.kill("n1", "n2", "n3")
+    files = RealFileSystem()
+    for name in ("n1", "n2", "n3"):
+        path = tmp_path / name / "identity"
+        write_identity(files, path, replace(read_identity(files, path, name), group_id=0))
+    await cluster.start()
+    assert await one_id(cluster) == made
+    await cluster.send(b"two")
 
 
 def test_a_node_of_another_group_at_a_members_address_counts_as_unreachable_and_harms_nobody(
@@ -121,22 +114,19 @@ def test_a_node_of_another_group_at_a_members_address_counts_as_unreachable_and_
     assert len(refusals(caplog)) == 4, "once per pair and side"
 
 
-def test_only_nodes_of_its_own_group_can_make_a_node_give_up_its_data_folder(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start()
-        made, node = await one_id(cluster), cluster.nodes["n3"]
-        refusal = Refusal(RefusalKind.INCARNATION, "n3 came back with an old data folder")
-        peers = [cluster.nodes[name].hello(None) for name in ("n1", "n2")]
-        for stranger in (0, made ^ 1):
-            for hello in peers:
-                node._gate.on_refused(hello.node_id, refusal, replace(hello, group_id=stranger))
-            assert node.fault is None
-        node._gate.on_refused(NodeId("n2"), refusal, replace(peers[1], known_incarnations={NodeId("n3"): 5}))
-        assert node.fault is None, "one of three"
-        node._gate.on_refused(NodeId("n1"), refusal, replace(peers[0], known_incarnations={NodeId("n3"): 5}))
-        assert node.fault == refusal.text
-
-    run(Cluster(tmp_path), scenario)
+async def test_only_nodes_of_its_own_group_can_make_a_node_give_up_its_data_folder(cluster: Cluster) -> None:
+    await cluster.start()
+    made, node = await one_id(cluster), cluster.nodes["n3"]
+    refusal = Refusal(RefusalKind.INCARNATION, "n3 came back with an old data folder")
+    peers = [cluster.nodes[name].hello(None) for name in ("n1", "n2")]
+    for stranger in (0, made ^ 1):
+        for hello in peers:
+            node._gate.on_refused(hello.node_id, refusal, replace(hello, group_id=stranger))
+        assert node.fault is None
+    node._gate.on_refused(NodeId("n2"), refusal, replace(peers[1], known_incarnations={NodeId("n3"): 5}))
+    assert node.fault is None, "one of three"
+    node._gate.on_refused(NodeId("n1"), refusal, replace(peers[0], known_incarnations={NodeId("n3"): 5}))
+    assert node.fault == refusal.text
 
 
 def test_a_node_that_rejoins_does_not_vote_while_two_groups_answer_at_its_peers_addresses(

@@ -16,7 +16,7 @@ from ledgermq.raft.node_status import PeerStatus
 from ledgermq.raft.transport.hello import Standing
 from ledgermq.raft.types import NodeId
 
-from ..node_cluster import Cluster, run
+from ..node_cluster import Cluster
 
 ALL = [b"one", b"two", b"three"]
 
@@ -67,155 +67,137 @@ def seen(node: RaftNode, peer: str) -> PeerStatus:
     return next(each for each in node.status().peers if each.node_id == peer)
 
 
-def test_a_recovered_folder_and_its_clones_are_a_group_with_everything_that_it_held(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await lose_the_majority(cluster)
-        clone(cluster, "n2", "n3")
-        await cluster.start()
-        await cluster.send(b"four")
-        await cluster.settle()
-        assert all(cluster.applied(name) == [*ALL, b"four"] for name in cluster.nodes)
-        assert all_vote(cluster)
-        assert cluster.log_bytes("n1") == cluster.log_bytes("n2") == cluster.log_bytes("n3")
-        await cluster.kill("n1", "n2", "n3")
-        await cluster.start("n2", "n3")  # two of three are enough by now
-        await cluster.send(b"five")
-        await cluster.settle()
-        assert cluster.applied("n2")[:4] == [*ALL, b"four"]
-
-    run(Cluster(tmp_path), scenario)
-
-
-def test_first_members_wait_until_all_have_met(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await lose_the_majority(cluster)
-        clone(cluster, "n2", "n3")
-        await cluster.start("n1", "n2")
-        greetings = {"n2": cluster.nodes["n1"].hello, "n1": cluster.nodes["n2"].hello}
-        await cluster.until(
-            lambda: all(other in hello(None).known_incarnations for other, hello in greetings.items()),
-            "n1 and n2 have met",
-        )
-        assert set(standings(cluster).values()) == {Standing.FRESH}
-        await cluster.start("n3")
-        await cluster.send(b"four")
-        await cluster.settle()
-        assert cluster.applied("n3")[:3] == ALL
-
-    run(Cluster(tmp_path), scenario)
-
-
-def test_one_clone_and_one_node_that_rejoins_are_enough(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await lose_the_majority(cluster)
-        clone(cluster, "n2")
-        await cluster.start("n1", "n2")
-        await cluster.start("n3", rejoin=True)
-        await cluster.until(lambda: all_vote(cluster), "n3 votes, too")
-        await cluster.send(b"four")
-        await cluster.settle()
-        assert cluster.applied("n3") == [*ALL, b"four"]
-        assert len({node.hello(None).group_id for node in cluster.nodes.values()}) == 1
-
-    run(Cluster(tmp_path), scenario)
-
-
-def test_two_empty_folders_cannot_outvote_the_recovered_one(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await lose_the_majority(cluster)
-        await cluster.start("n2", "n3")
-        await cluster.start("n1")
-        await cluster.until(lambda: cluster.fatal.keys() == {"n2", "n3"}, "both give up")
-        assert all("was recovered without the data folder of" in text for text in cluster.fatal.values())
-        assert cluster.nodes["n1"].hello(None).standing is Standing.FRESH
-        assert cluster.nodes["n1"].last_index > 0
-
-    run(Cluster(tmp_path), scenario)
-
-
-def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_recovered_folder_and_its_clones_are_a_group_with_everything_that_it_held(
+    cluster: Cluster,
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await lose_the_majority(cluster)
-        clone(cluster, "n2", "n3")
-        await cluster.start()
-        await cluster.send(b"four")
-        await cluster.kill("n2")
-        (tmp_path / "n2").rename(tmp_path / "clone-n2")
-        (tmp_path / "old-n2").rename(tmp_path / "n2")
-        await cluster.start("n2")
-        await cluster.until(
-            lambda: "recovered without the data folder of n2" in caplog.text, "the refusal is told"
-        )
-        leader = await leader_beside(cluster, "n2")
-        await cluster.until(
-            lambda: cluster.nodes["n2"].status().held_back.startswith("refused by n1, n3: "), "n2 says so"
-        )
-        assert "ledgermq broker --rejoin" in cluster.nodes["n2"].status().held_back
-        assert not leader.status().held_back
-        assert "recovered without the data folder of n2" in refused(leader, "n2")
-        await cluster.until(lambda: seen(leader, "n2").refused_lately, "it is there and refused")
-        await cluster.kill("n2")
-        with monkeypatch.context() as later:
-            later.setattr(node_status, "REFUSED_LATELY_S", 0.0)
-            assert refused(leader, "n2") and not seen(leader, "n2").refused_lately
-        await cluster.send(b"five")
-        assert not cluster.fatal
-        await cluster.start("n2", rejoin=True)
-        await cluster.until(lambda: all_vote(cluster), "n2 votes again")
-        assert not cluster.nodes["n2"].status().held_back
-        assert not any(refused(node, "n2") for node in cluster.nodes.values())
+    await lose_the_majority(cluster)
+    clone(cluster, "n2", "n3")
+    await cluster.start()
+    await cluster.send(b"four")
+    await cluster.settle()
+    assert all(cluster.applied(name) == [*ALL, b"four"] for name in cluster.nodes)
+    assert all_vote(cluster)
+    assert cluster.log_bytes("n1") == cluster.log_bytes("n2") == cluster.log_bytes("n3")
+    await cluster.kill("n1", "n2", "n3")
+    await cluster.start("n2", "n3")  # two of three are enough by now
+    await cluster.send(b"five")
+    await cluster.settle()
+    assert cluster.applied("n2")[:4] == [*ALL, b"four"]
 
-    with caplog.at_level(logging.ERROR):
-        run(Cluster(tmp_path), scenario)
+
+async def test_first_members_wait_until_all_have_met(cluster: Cluster) -> None:
+    await lose_the_majority(cluster)
+    clone(cluster, "n2", "n3")
+    await cluster.start("n1", "n2")
+    greetings = {"n2": cluster.nodes["n1"].hello, "n1": cluster.nodes["n2"].hello}
+    await cluster.until(
+        lambda: all(other in hello(None).known_incarnations for other, hello in greetings.items()),
+        "n1 and n2 have met",
+    )
+    assert set(standings(cluster).values()) == {Standing.FRESH}
+    await cluster.start("n3")
+    await cluster.send(b"four")
+    await cluster.settle()
+    assert cluster.applied("n3")[:3] == ALL
+
+
+async def test_one_clone_and_one_node_that_rejoins_are_enough(cluster: Cluster) -> None:
+    await lose_the_majority(cluster)
+    clone(cluster, "n2")
+    await cluster.start("n1", "n2")
+    await cluster.start("n3", rejoin=True)
+    await cluster.until(lambda: all_vote(cluster), "n3 votes, too")
+    await cluster.send(b"four")
+    await cluster.settle()
+    assert cluster.applied("n3") == [*ALL, b"four"]
+    assert len({node.hello(None).group_id for node in cluster.nodes.values()}) == 1
+
+
+async def test_two_empty_folders_cannot_outvote_the_recovered_one(cluster: Cluster) -> None:
+    await lose_the_majority(cluster)
+    await cluster.start("n2", "n3")
+    await cluster.start("n1")
+    await cluster.until(lambda: cluster.fatal.keys() == {"n2", "n3"}, "both give up")
+    assert all("was recovered without the data folder of" in text for text in cluster.fatal.values())
+    assert cluster.nodes["n1"].hello(None).standing is Standing.FRESH
+    assert cluster.nodes["n1"].last_index > 0
+
+
+async def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_words(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.ERROR)
+    await lose_the_majority(cluster)
+    clone(cluster, "n2", "n3")
+    await cluster.start()
+    await cluster.send(b"four")
+    await cluster.kill("n2")
+    (tmp_path / "n2").rename(tmp_path / "clone-n2")
+    (tmp_path / "old-n2").rename(tmp_path / "n2")
+    await cluster.start("n2")
+    await cluster.until(
+        lambda: "recovered without the data folder of n2" in caplog.text, "the refusal is told"
+    )
+    leader = await leader_beside(cluster, "n2")
+    await cluster.until(
+        lambda: cluster.nodes["n2"].status().held_back.startswith("refused by n1, n3: "), "n2 says so"
+    )
+    assert "ledgermq broker --rejoin" in cluster.nodes["n2"].status().held_back
+    assert not leader.status().held_back
+    assert "recovered without the data folder of n2" in refused(leader, "n2")
+    await cluster.until(lambda: seen(leader, "n2").refused_lately, "it is there and refused")
+    await cluster.kill("n2")
+    with monkeypatch.context() as later:
+        later.setattr(node_status, "REFUSED_LATELY_S", 0.0)
+        assert refused(leader, "n2") and not seen(leader, "n2").refused_lately
+    await cluster.send(b"five")
+    assert not cluster.fatal
+    await cluster.start("n2", rejoin=True)
+    await cluster.until(lambda: all_vote(cluster), "n2 votes again")
+    assert not cluster.nodes["n2"].status().held_back
+    assert not any(refused(node, "n2") for node in cluster.nodes.values())
+
     assert "ledgermq broker --rejoin" in caplog.text
 
 
-def test_a_learner_that_was_left_behind_comes_back_with_an_empty_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.cluster(flush="async_timed")
+async def test_a_learner_that_was_left_behind_comes_back_with_an_empty_folder(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power cut of all machines in an async flush mode each node waits as a learner."""
-
-    async def scenario(cluster: Cluster) -> None:
-        await lose_the_majority(cluster)
-        (tmp_path / "old-n3").rename(tmp_path / "n3")
-        monkeypatch.setattr(
-            "ledgermq.raft.folder.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555"
-        )
-        await cluster.start("n3")
-        assert standings(cluster) == {"n3": Standing.LEARNER}
-        await cluster.kill("n3")
-        clone(cluster, "n2")
-        await cluster.start("n1", "n2")
-        await cluster.start("n3", rejoin=True)
-        begun = cluster.nodes["n3"].storage.incarnation
-        await cluster.kill("n3")
-        await cluster.start("n3", rejoin=True)  # the flag is still set
-        assert cluster.nodes["n3"].storage.incarnation == begun
-        await cluster.until(lambda: all_vote(cluster), "n3 votes again")
-        await cluster.settle()
-        assert cluster.applied("n3") == ALL
-
-    run(Cluster(tmp_path, flush="async_timed"), scenario)
+    await lose_the_majority(cluster)
+    (tmp_path / "old-n3").rename(tmp_path / "n3")
+    monkeypatch.setattr(
+        "ledgermq.raft.folder.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555"
+    )
+    await cluster.start("n3")
+    assert standings(cluster) == {"n3": Standing.LEARNER}
+    await cluster.kill("n3")
+    clone(cluster, "n2")
+    await cluster.start("n1", "n2")
+    await cluster.start("n3", rejoin=True)
+    begun = cluster.nodes["n3"].storage.incarnation
+    await cluster.kill("n3")
+    await cluster.start("n3", rejoin=True)  # the flag is still set
+    assert cluster.nodes["n3"].storage.incarnation == begun
+    await cluster.until(lambda: all_vote(cluster), "n3 votes again")
+    await cluster.settle()
+    assert cluster.applied("n3") == ALL
 
 
-def test_a_second_clone_for_the_same_node_is_refused(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await lose_the_majority(cluster)
-        shutil.copytree(tmp_path / "n1", tmp_path / "spare")
-        clone(cluster, "n2", "n3")
-        await cluster.start()
-        await cluster.send(b"four")
-        await cluster.kill("n2")
-        shutil.rmtree(tmp_path / "n2")
-        clone(cluster, "n2", source="spare")
-        await cluster.start("n2")
-        await cluster.until(lambda: "n2" in cluster.fatal, "n2 gives up")
-        assert "a node that forgot its votes must not vote" in cluster.fatal["n2"]
-        await cluster.kill("n2")
-        shutil.rmtree(tmp_path / "n2")
-        await cluster.start("n2", rejoin=True)
-        await cluster.until(lambda: all_vote(cluster), "n2 votes again")
-
-    run(Cluster(tmp_path), scenario)
+async def test_a_second_clone_for_the_same_node_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    await lose_the_majority(cluster)
+    shutil.copytree(tmp_path / "n1", tmp_path / "spare")
+    clone(cluster, "n2", "n3")
+    await cluster.start()
+    await cluster.send(b"four")
+    await cluster.kill("n2")
+    shutil.rmtree(tmp_path / "n2")
+    clone(cluster, "n2", source="spare")
+    await cluster.start("n2")
+    await cluster.until(lambda: "n2" in cluster.fatal, "n2 gives up")
+    assert "a node that forgot its votes must not vote" in cluster.fatal["n2"]
+    await cluster.kill("n2")
+    shutil.rmtree(tmp_path / "n2")
+    await cluster.start("n2", rejoin=True)
+    await cluster.until(lambda: all_vote(cluster), "n2 votes again")

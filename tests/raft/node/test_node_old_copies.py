@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
 from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.log.identity import read_identity
 
-from ..node_cluster import Cluster, run
+from ..node_cluster import Cluster
 
 
 async def replace_n1(cluster: Cluster) -> bytes:
@@ -30,59 +29,51 @@ async def replace_n1(cluster: Cluster) -> bytes:
     return old
 
 
-def test_a_node_whose_old_identity_was_put_back_stops_and_names_itself_and_no_other_does(
-    tmp_path: Path,
+async def test_a_node_whose_old_identity_was_put_back_stops_and_names_itself_and_no_other_does(
+    cluster: Cluster,
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        old = await replace_n1(cluster)
-        await cluster.stop("n2")
-        (cluster.folder / "n2" / "identity").write_bytes(old)
-        await cluster.start("n2")
-        stale = cluster.nodes["n2"]
-        await cluster.until(lambda: stale.fault is not None, "n2 is told")
-        assert stale.fault is not None
-        assert "the data folder of n2 is an old copy" in stale.fault and "--rejoin" in stale.fault
-        assert {
-            name: node.fault for name, node in cluster.nodes.items() if node is not stale
-        } == dict.fromkeys(("n1", "n3"))
-        await cluster.kill("n2")
-        await cluster.send(b"three")
-        await cluster.start("n2", rejoin=True)
-        await cluster.settle()
-        assert cluster.applied("n2") == [b"one", b"two", b"three"]
-
-    run(Cluster(tmp_path), scenario)
+    old = await replace_n1(cluster)
+    await cluster.stop("n2")
+    (cluster.folder / "n2" / "identity").write_bytes(old)
+    await cluster.start("n2")
+    stale = cluster.nodes["n2"]
+    await cluster.until(lambda: stale.fault is not None, "n2 is told")
+    assert stale.fault is not None
+    assert "the data folder of n2 is an old copy" in stale.fault and "--rejoin" in stale.fault
+    assert {name: node.fault for name, node in cluster.nodes.items() if node is not stale} == dict.fromkeys(
+        ("n1", "n3")
+    )
+    await cluster.kill("n2")
+    await cluster.send(b"three")
+    await cluster.start("n2", rejoin=True)
+    await cluster.settle()
+    assert cluster.applied("n2") == [b"one", b"two", b"three"]
 
 
-def test_a_healthy_node_that_only_an_old_copy_greets_goes_on_and_says_whose_folder_is_old(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_healthy_node_that_only_an_old_copy_greets_goes_on_and_says_whose_folder_is_old(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        old = await replace_n1(cluster)
-        await cluster.stop("n1", "n2", "n3")
-        (cluster.folder / "n2" / "identity").write_bytes(old)
-        await cluster.start("n1", "n2")
-        await cluster.until(lambda: any("refused by a node with an old" in text for text in caplog.messages))
-        assert cluster.nodes["n1"].fault is None
-        await cluster.start("n3")
-        await cluster.until(lambda: cluster.nodes["n2"].fault is not None, "n3 knows n1, too")
-        await cluster.kill("n2")
-        await cluster.send(b"three")
-        assert cluster.nodes["n1"].fault is cluster.nodes["n3"].fault is None
+    caplog.set_level(logging.ERROR)
+    old = await replace_n1(cluster)
+    await cluster.stop("n1", "n2", "n3")
+    (cluster.folder / "n2" / "identity").write_bytes(old)
+    await cluster.start("n1", "n2")
+    await cluster.until(lambda: any("refused by a node with an old" in text for text in caplog.messages))
+    assert cluster.nodes["n1"].fault is None
+    await cluster.start("n3")
+    await cluster.until(lambda: cluster.nodes["n2"].fault is not None, "n3 knows n1, too")
+    await cluster.kill("n2")
+    await cluster.send(b"three")
+    assert cluster.nodes["n1"].fault is cluster.nodes["n3"].fault is None
 
-    with caplog.at_level(logging.ERROR):
-        run(Cluster(tmp_path), scenario)
     (text,) = (text for text in caplog.messages if "refused by a node with an old data folder" in text)
     assert "node=n2" in text and "on n2: ledgermq broker --rejoin" in text
 
 
-def test_a_folder_remembers_what_it_and_the_others_were_before(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await replace_n1(cluster)
-        (quarantined,) = (cluster.folder / "n1").glob("quarantine-1")
-        before = read_identity(RealFileSystem(), quarantined / "identity", "n1").incarnation
-        for name in ("n1", "n2", "n3"):
-            identity = read_identity(RealFileSystem(), cluster.folder / name / "identity", name)
-            assert identity.former == {"n1": (before,)}
-
-    run(Cluster(tmp_path), scenario)
+async def test_a_folder_remembers_what_it_and_the_others_were_before(cluster: Cluster) -> None:
+    await replace_n1(cluster)
+    (quarantined,) = (cluster.folder / "n1").glob("quarantine-1")
+    before = read_identity(RealFileSystem(), quarantined / "identity", "n1").incarnation
+    for name in ("n1", "n2", "n3"):
+        identity = read_identity(RealFileSystem(), cluster.folder / name / "identity", name)
+        assert identity.former == {"n1": (before,)}

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.raft.disk.files import FileSystem, RealFile, RealFileSystem
 from ledgermq.raft.errors import StateTransferError
@@ -18,7 +20,7 @@ from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.reset import receiver as reset_receiver
 from ledgermq.raft.types import LogIndex, NodeId
 
-from ..node_cluster import Cluster, RecordingStateMachine, run
+from ..node_cluster import Cluster, RecordingStateMachine
 
 BODY = 200_000  # five to a segment
 PIECE = 100_000
@@ -138,118 +140,111 @@ class ResetCluster(Cluster):
         )
 
 
-def test_a_voter_that_retention_left_behind_is_reset_and_can_lead(tmp_path: Path) -> None:
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        leader = await cluster.leave_behind("n3")
-        await cluster.start("n3")
-        await cluster.until(
-            lambda: any(p.node_id == "n3" and p.catching_up for p in cluster.nodes[leader].status().peers),
-            "shown as catching up",
-        )
-        await cluster.reset("n3")
-        assert cluster.nodes["n3"].first_index == cluster.nodes[leader].first_index
-        await cluster.send(b"after")
-        await cluster.same("n3", leader)
-        assert cluster.nodes["n3"].role == "follower", "it votes all the time"
-        assert not (tmp_path / "n3" / "reset" / "state").exists()
-
-        assert await cluster.nodes[leader].transfer_leadership(to=NodeId("n3")) == "n3"
-        assert await cluster.leader() == "n3"
-        await cluster.send(b"led by the one that was reset")
-        await cluster.same(leader, "n3")
-        assert cluster.fatal == {}
-
-    run(ResetCluster(tmp_path), scenario)
+@pytest.fixture
+def cluster_class() -> type[ResetCluster]:
+    return ResetCluster
 
 
-def test_a_wiped_node_comes_back_as_a_learner_and_votes_when_it_holds_everything(tmp_path: Path) -> None:
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        leader = await cluster.leave_behind("n3")
-        await cluster.start("n3", rejoin=True)
-        assert cluster.nodes["n3"].role == "learner"
-        async with asyncio.timeout(30):
-            await cluster.nodes["n3"].reset_decided.wait()
-        await cluster.stop("n3")
-        await cluster.start("n3", rejoin=True)
-        await cluster.until(lambda: cluster.nodes["n3"].role == "follower", "a voter again")
-        await cluster.same("n3", leader)
-        await cluster.kill(next(n for n in ("n1", "n2") if n != leader))
-        await cluster.send(b"n3 is needed for this")
+async def test_a_voter_that_retention_left_behind_is_reset_and_can_lead(
+    cluster: ResetCluster, tmp_path: Path
+) -> None:
+    await cluster.start()
+    leader = await cluster.leave_behind("n3")
+    await cluster.start("n3")
+    await cluster.until(
+        lambda: any(p.node_id == "n3" and p.catching_up for p in cluster.nodes[leader].status().peers),
+        "shown as catching up",
+    )
+    await cluster.reset("n3")
+    assert cluster.nodes["n3"].first_index == cluster.nodes[leader].first_index
+    await cluster.send(b"after")
+    await cluster.same("n3", leader)
+    assert cluster.nodes["n3"].role == "follower", "it votes all the time"
+    assert not (tmp_path / "n3" / "reset" / "state").exists()
 
-    run(ResetCluster(tmp_path), scenario)
-
-
-def test_segments_wait_for_the_follower_and_go_when_it_streams(tmp_path: Path) -> None:
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        leader = await cluster.leave_behind("n3")
-        node = cluster.nodes[leader]
-        first = node.first_index
-        cluster.machine(leader).hold = hold = asyncio.Event()
-        await cluster.start("n3")
-        await cluster.until(lambda: cluster.machine(leader).opened > 0, "a transfer is under way")
-        for number in range(12):
-            await cluster.send(b"meanwhile %d" % number + bytes(BODY))
-        assert node.delete_segments_before(LogIndex(node.applied_index)) == 0, "n3 starts from the first one"
-        assert node.first_index == first
-        hold.set()
-        await cluster.reset("n3")
-        await cluster.same("n3", leader)
-        await cluster.until(
-            lambda: node.delete_segments_before(LogIndex(node.applied_index)) > 0, "retention is free again"
-        )
-
-    run(ResetCluster(tmp_path), scenario)
+    assert await cluster.nodes[leader].transfer_leadership(to=NodeId("n3")) == "n3"
+    assert await cluster.leader() == "n3"
+    await cluster.send(b"led by the one that was reset")
+    await cluster.same(leader, "n3")
+    assert cluster.fatal == {}
 
 
-def test_a_leader_change_in_the_middle_starts_the_transfer_anew(tmp_path: Path) -> None:
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        leader = await cluster.leave_behind("n3")
-        other = next(n for n in ("n1", "n2") if n != leader)
-        cluster.nodes[other].delete_segments_before(LogIndex(cluster.nodes[other].applied_index))
-        cluster.machine(leader).hold = asyncio.Event()
-        await cluster.start("n3")
-        await cluster.until(lambda: cluster.machine(leader).opened > 0, "a transfer is under way")
-        await cluster.nodes[leader].transfer_leadership(to=NodeId(other))
-        await cluster.reset("n3")
-        await cluster.same("n3", other)
-        assert cluster.machine(other).opened > 0
-
-    run(ResetCluster(tmp_path), scenario)
-
-
-def test_a_follower_that_dies_in_the_middle_of_the_transfer_starts_it_anew(tmp_path: Path) -> None:
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        leader = await cluster.leave_behind("n3")
-        cluster.machine(leader).hold = hold = asyncio.Event()
-        await cluster.start("n3")
-        await cluster.until((tmp_path / "n3" / "reset" / "state").exists, "chunks arrive")
-        await cluster.kill("n3")
-        hold.set()
-        await cluster.start("n3")
-        assert cluster.nodes["n3"].first_index == 1, "nothing was decided: the old log is still its log"
-        await cluster.reset("n3")
-        await cluster.same("n3", leader)
-
-    run(ResetCluster(tmp_path), scenario)
+async def test_a_wiped_node_comes_back_as_a_learner_and_votes_when_it_holds_everything(
+    cluster: ResetCluster,
+) -> None:
+    await cluster.start()
+    leader = await cluster.leave_behind("n3")
+    await cluster.start("n3", rejoin=True)
+    assert cluster.nodes["n3"].role == "learner"
+    async with asyncio.timeout(30):
+        await cluster.nodes["n3"].reset_decided.wait()
+    await cluster.stop("n3")
+    await cluster.start("n3", rejoin=True)
+    await cluster.until(lambda: cluster.nodes["n3"].role == "follower", "a voter again")
+    await cluster.same("n3", leader)
+    await cluster.kill(next(n for n in ("n1", "n2") if n != leader))
+    await cluster.send(b"n3 is needed for this")
 
 
-def test_a_state_that_the_leader_cannot_give_is_asked_for_again(tmp_path: Path) -> None:
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        leader = await cluster.leave_behind("n3")
-        cluster.machine(leader).refuse = "the checkpoint could not be written"
-        await cluster.start("n3")
-        await cluster.until(lambda: cluster.machine(leader).opened >= 2, "asked twice")
-        cluster.machine(leader).refuse = ""
-        await cluster.reset("n3")
-        await cluster.same("n3", leader)
+async def test_segments_wait_for_the_follower_and_go_when_it_streams(cluster: ResetCluster) -> None:
+    await cluster.start()
+    leader = await cluster.leave_behind("n3")
+    node = cluster.nodes[leader]
+    first = node.first_index
+    cluster.machine(leader).hold = hold = asyncio.Event()
+    await cluster.start("n3")
+    await cluster.until(lambda: cluster.machine(leader).opened > 0, "a transfer is under way")
+    for number in range(12):
+        await cluster.send(b"meanwhile %d" % number + bytes(BODY))
+    assert node.delete_segments_before(LogIndex(node.applied_index)) == 0, "n3 starts from the first one"
+    assert node.first_index == first
+    hold.set()
+    await cluster.reset("n3")
+    await cluster.same("n3", leader)
+    await cluster.until(
+        lambda: node.delete_segments_before(LogIndex(node.applied_index)) > 0, "retention is free again"
+    )
 
-    run(ResetCluster(tmp_path), scenario)
+
+async def test_a_leader_change_in_the_middle_starts_the_transfer_anew(cluster: ResetCluster) -> None:
+    await cluster.start()
+    leader = await cluster.leave_behind("n3")
+    other = next(n for n in ("n1", "n2") if n != leader)
+    cluster.nodes[other].delete_segments_before(LogIndex(cluster.nodes[other].applied_index))
+    cluster.machine(leader).hold = asyncio.Event()
+    await cluster.start("n3")
+    await cluster.until(lambda: cluster.machine(leader).opened > 0, "a transfer is under way")
+    await cluster.nodes[leader].transfer_leadership(to=NodeId(other))
+    await cluster.reset("n3")
+    await cluster.same("n3", other)
+    assert cluster.machine(other).opened > 0
+
+
+async def test_a_follower_that_dies_in_the_middle_of_the_transfer_starts_it_anew(
+    cluster: ResetCluster, tmp_path: Path
+) -> None:
+    await cluster.start()
+    leader = await cluster.leave_behind("n3")
+    cluster.machine(leader).hold = hold = asyncio.Event()
+    await cluster.start("n3")
+    await cluster.until((tmp_path / "n3" / "reset" / "state").exists, "chunks arrive")
+    await cluster.kill("n3")
+    hold.set()
+    await cluster.start("n3")
+    assert cluster.nodes["n3"].first_index == 1, "nothing was decided: the old log is still its log"
+    await cluster.reset("n3")
+    await cluster.same("n3", leader)
+
+
+async def test_a_state_that_the_leader_cannot_give_is_asked_for_again(cluster: ResetCluster) -> None:
+    await cluster.start()
+    leader = await cluster.leave_behind("n3")
+    cluster.machine(leader).refuse = "the checkpoint could not be written"
+    await cluster.start("n3")
+    await cluster.until(lambda: cluster.machine(leader).opened >= 2, "asked twice")
+    cluster.machine(leader).refuse = ""
+    await cluster.reset("n3")
+    await cluster.same("n3", leader)
 
 
 class FullFile(RealFile):
@@ -272,37 +267,32 @@ class SmallDisk(RealFileSystem):
         return file
 
 
-def test_a_follower_whose_disk_is_full_says_so_and_is_reset_when_there_is_room(
-    tmp_path: Path, caplog: Any, monkeypatch: Any
+async def test_a_follower_whose_disk_is_full_says_so_and_is_reset_when_there_is_room(
+    cluster: ResetCluster, tmp_path: Path, caplog: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(reset_receiver, "RETRY_MAX_S", 0.5)
-
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        leader = await cluster.leave_behind("n3")
-        disk = SmallDisk()
-        await cluster.start("n3", files=disk)
-        await cluster.until(lambda: "cannot catch up. Free space" in caplog.text, "a clear error")
-        assert not (tmp_path / "n3" / "reset" / "state").exists(), "what is not whole gives its room back"
-        disk.full = False
-        await cluster.reset("n3")
-        await cluster.same("n3", leader)
-
-    run(ResetCluster(tmp_path), scenario)
+    await cluster.start()
+    leader = await cluster.leave_behind("n3")
+    disk = SmallDisk()
+    await cluster.start("n3", files=disk)
+    await cluster.until(lambda: "cannot catch up. Free space" in caplog.text, "a clear error")
+    assert not (tmp_path / "n3" / "reset" / "state").exists(), "what is not whole gives its room back"
+    disk.full = False
+    await cluster.reset("n3")
+    await cluster.same("n3", leader)
 
 
-def test_a_defect_behind_the_point_of_no_return_ends_the_node(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_defect_behind_the_point_of_no_return_ends_the_node(
+    cluster: ResetCluster, monkeypatch: Any
+) -> None:
     """The core is silent by then. A node that only logged it would neither serve nor restart."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    async def scenario(cluster: ResetCluster) -> None:
-        await cluster.start()
-        await cluster.leave_behind("n3")
-        monkeypatch.setattr(reset_receiver, "decide", broken)
-        await cluster.start("n3")
-        async with asyncio.timeout(30):
-            assert "defect of LedgerMQ" in await cluster.nodes["n3"].wait_fatal()
-
-    run(ResetCluster(tmp_path), scenario)
+    await cluster.start()
+    await cluster.leave_behind("n3")
+    monkeypatch.setattr(reset_receiver, "decide", broken)
+    await cluster.start("n3")
+    async with asyncio.timeout(30):
+        assert "defect of LedgerMQ" in await cluster.nodes["n3"].wait_fatal()

@@ -13,7 +13,7 @@ from ledgermq.raft.errors import DamagedFolderError
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex
 
-from ..node_cluster import Cluster, RecordingStateMachine, run
+from ..node_cluster import Cluster, RecordingStateMachine
 
 
 class SlowFolder(RealFileSystem):
@@ -28,35 +28,31 @@ class SlowFolder(RealFileSystem):
         super().sync_directory(path)
 
 
-def test_a_start_that_is_cancelled_while_the_folder_is_opened_gives_it_back(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start("n1")
-        await cluster.send(b"one")
-        await cluster.stop("n1")
-        disk = SlowFolder()
-        node = RaftNode(cluster.config("n1"), RecordingStateMachine(), files=disk)
-        starting = asyncio.create_task(node.start())
-        await cluster.until(disk.reached.is_set)
-        starting.cancel()
-        await asyncio.sleep(0)
-        disk.go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        await cluster.start("n1")
-        await cluster.send(b"two")
-
-    run(Cluster(tmp_path, ["n1"]), scenario)
+@pytest.mark.cluster("n1")
+async def test_a_start_that_is_cancelled_while_the_folder_is_opened_gives_it_back(cluster: Cluster) -> None:
+    await cluster.start("n1")
+    await cluster.send(b"one")
+    await cluster.stop("n1")
+    disk = SlowFolder()
+    node = RaftNode(cluster.config("n1"), RecordingStateMachine(), files=disk)
+    starting = asyncio.create_task(node.start())
+    await cluster.until(disk.reached.is_set)
+    starting.cancel()
+    await asyncio.sleep(0)
+    disk.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await cluster.start("n1")
+    await cluster.send(b"two")
 
 
-def test_a_start_whose_log_does_not_fit_its_state_gives_port_and_lock_back(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.start("n1")
-        await cluster.send(b"one")
-        await cluster.stop("n1")
-        ahead = RecordingStateMachine(last_applied_index=LogIndex(99))
-        with pytest.raises(DamagedFolderError, match="its state is that of entry 99"):
-            await RaftNode(cluster.config("n1"), ahead).start()
-        await cluster.start("n1")
-        await cluster.send(b"two")
-
-    run(Cluster(tmp_path, ["n1"]), scenario)
+@pytest.mark.cluster("n1")
+async def test_a_start_whose_log_does_not_fit_its_state_gives_port_and_lock_back(cluster: Cluster) -> None:
+    await cluster.start("n1")
+    await cluster.send(b"one")
+    await cluster.stop("n1")
+    ahead = RecordingStateMachine(last_applied_index=LogIndex(99))
+    with pytest.raises(DamagedFolderError, match="its state is that of entry 99"):
+        await RaftNode(cluster.config("n1"), ahead).start()
+    await cluster.start("n1")
+    await cluster.send(b"two")

@@ -5,26 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-import uvloop
 
 from ledgermq.raft.ports import front as port_front
 from ledgermq.raft.ports.front import PortFront, PortVerdict, take_port
 from tests.ports import free_port
 
 WAIT_S = 20.0
-
-
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    for new_loop in (uvloop.new_event_loop, asyncio.new_event_loop):
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(scenario())
+pytestmark = pytest.mark.usefixtures("runner")
 
 
 def pass_on(connection: asyncio.Transport, first: bytes) -> PortVerdict:
@@ -43,7 +36,7 @@ async def received(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-def test_the_socket_behind_the_front_has_no_name_and_is_reached_all_the_same(
+async def test_the_socket_behind_the_front_has_no_name_and_is_reached_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a killed broker leaves nothing in the folder for temporary files."""
@@ -52,54 +45,46 @@ def test_the_socket_behind_the_front_has_no_name_and_is_reached_all_the_same(
     def sockets() -> list[Path]:
         return list(tmp_path.glob("ledgermq-*/grpc"))
 
-    async def scenario() -> None:
-        address = f"127.0.0.1:{free_port()}"
-        front, server = PortFront(pass_on), grpc.aio.server()
-        method = grpc.unary_unary_rpc_method_handler(echo)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("test.Echo", {"Once": method}),)
-        )
-        server.add_insecure_port(front.inner_address)
-        await server.start()
-        assert len(sockets()) == 1
-        await front.listen(take_port(address))
-        assert sockets() == []
-        for _ in range(2):  # one connection each
-            async with grpc.aio.insecure_channel(
-                address, options=[("grpc.use_local_subchannel_pool", 1)]
-            ) as channel:
-                once: Any = channel.unary_unary("/test.Echo/Once", None, None)
-                assert await once(b"hello", timeout=WAIT_S) == b"hello"
-        await server.stop(0)
-        front.close()
-
-    run(scenario)
+    address = f"127.0.0.1:{free_port()}"
+    front, server = PortFront(pass_on), grpc.aio.server()
+    method = grpc.unary_unary_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {"Once": method}),))
+    server.add_insecure_port(front.inner_address)
+    await server.start()
+    assert len(sockets()) == 1
+    await front.listen(take_port(address))
+    assert sockets() == []
+    for _ in range(2):  # one connection each
+        async with grpc.aio.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            once: Any = channel.unary_unary("/test.Echo/Once", None, None)
+            assert await once(b"hello", timeout=WAIT_S) == b"hello"
+    await server.stop(0)
+    front.close()
 
 
 @pytest.mark.parametrize("first", [b"", b"too few"])
-def test_a_connection_that_does_not_say_what_it_is_for_is_closed(
+async def test_a_connection_that_does_not_say_what_it_is_for_is_closed(
     first: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.02)
 
-    async def scenario() -> None:
-        port = free_port()
-        front, server = PortFront(lambda connection, first: PortVerdict.WAIT), grpc.aio.server()
-        server.add_insecure_port(front.inner_address)
-        await front.listen(take_port(f"127.0.0.1:{port}"))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(first)
-        async with asyncio.timeout(WAIT_S):
-            assert await received(reader) == b""
-        writer.close()
-        await server.start()
-        await server.stop(0)
-        front.close()
-
-    run(scenario)
+    port = free_port()
+    front, server = PortFront(lambda connection, first: PortVerdict.WAIT), grpc.aio.server()
+    server.add_insecure_port(front.inner_address)
+    await front.listen(take_port(f"127.0.0.1:{port}"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(first)
+    async with asyncio.timeout(WAIT_S):
+        assert await received(reader) == b""
+    writer.close()
+    await server.start()
+    await server.stop(0)
+    front.close()
 
 
-def test_what_comes_in_the_turn_in_which_listening_stops_is_not_left_open() -> None:
+def test_what_comes_in_the_turn_in_which_listening_stops_is_not_left_open(runner: asyncio.Runner) -> None:
     """asyncio's server forgets a socket closed right after the accept. Only garbage collection finds it."""
 
     async def scenario() -> None:
@@ -126,5 +111,5 @@ def test_what_comes_in_the_turn_in_which_listening_stops_is_not_left_open() -> N
             each.close()
         await server.stop(0)
 
-    run(scenario)
+    runner.run(scenario())
     gc.collect()

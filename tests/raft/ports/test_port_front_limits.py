@@ -8,12 +8,11 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import cast
 
 import pytest
-import uvloop
 
 from ledgermq.raft.ports import acceptor
 from ledgermq.raft.ports import front as port_front
@@ -21,18 +20,8 @@ from ledgermq.raft.ports.counts import Ended, PortCounts, Refused
 from ledgermq.raft.ports.front import FrontLimits, Judge, PortFront, PortVerdict, take_port
 from tests.ports import free_port
 
-WAIT_S = 20.0
 HERE = "127.0.0.1"
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(WAIT_S):
-            await scenario()
-
-    for new_loop in (uvloop.new_event_loop, asyncio.new_event_loop):
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(limited())
+pytestmark = pytest.mark.usefixtures("runner")
 
 
 def judge(connection: asyncio.Transport, first: bytes) -> PortVerdict:
@@ -129,116 +118,97 @@ async def opened(limits: FrontLimits) -> AsyncIterator[Port]:
         await port.close()
 
 
-def test_a_full_port_refuses_and_takes_again_when_somebody_left(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        caplog.clear()
-        async with opened(FrontLimits(max_connections=2)) as port:
-            first, second = await port.call(), await port.call()
-            assert await first.says(b"1") == b"1"
-            assert await second.says(b"2") == b"2"
-            for _ in range(3):
-                assert await port.refuses()
-            assert await first.says(b"still here") == b"still here"
-            assert port.counts.refused == {Refused.LIMIT: 3}
-            assert (port.counts.open, port.counts.limit) == (2, 2)
-            second.leave()
-            await port.until(lambda: port.counts.open == 1)
-            late = await port.call()
-            assert await late.says(b"3") == b"3"
-        lines = [line for line in caplog.messages if line.startswith("connections refused")]
-        assert len(lines) == 1, "one line for all of them"
-        assert "port=port reason=limit" in lines[0] and "open=2 limit=2" in lines[0]
-
-    run(scenario)
+async def test_a_full_port_refuses_and_takes_again_when_somebody_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with opened(FrontLimits(max_connections=2)) as port:
+        first, second = await port.call(), await port.call()
+        assert await first.says(b"1") == b"1"
+        assert await second.says(b"2") == b"2"
+        for _ in range(3):
+            assert await port.refuses()
+        assert await first.says(b"still here") == b"still here"
+        assert port.counts.refused == {Refused.LIMIT: 3}
+        assert (port.counts.open, port.counts.limit) == (2, 2)
+        second.leave()
+        await port.until(lambda: port.counts.open == 1)
+        late = await port.call()
+        assert await late.says(b"3") == b"3"
+    lines = [line for line in caplog.messages if line.startswith("connections refused")]
+    assert len(lines) == 1, "one line for all of them"
+    assert "port=port reason=limit" in lines[0] and "open=2 limit=2" in lines[0]
 
 
-def test_who_says_nothing_makes_room_for_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_says_nothing_makes_room_for_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_front, "EVICTABLE_AFTER_S", 0.0)
 
-    async def scenario() -> None:
-        async with opened(FrontLimits(max_connections=3)) as port:
+    async with opened(FrontLimits(max_connections=3)) as port:
+        spoke = await port.call()
+        assert await spoke.says(b"1") == b"1"
+        silent = [await port.call() for _ in range(2)]
+        await port.until(lambda: port.counts.open == 3)
+        late = await port.call()
+        assert await late.says(b"2") == b"2"
+        assert await silent[0].is_closed(), "the one that is silent for longest"
+        assert await silent[1].says(b"3") == b"3"
+        assert await spoke.says(b"still here") == b"still here"
+        assert port.counts.ended == {Ended.MADE_ROOM: 1}
+        assert not port.counts.refused
+
+
+async def test_who_came_a_moment_ago_need_not_make_room_where_few_are_silent() -> None:
+    async with opened(FrontLimits(max_connections=8)) as port:
+        for _ in range(7):
             spoke = await port.call()
             assert await spoke.says(b"1") == b"1"
-            silent = [await port.call() for _ in range(2)]
-            await port.until(lambda: port.counts.open == 3)
-            late = await port.call()
-            assert await late.says(b"2") == b"2"
-            assert await silent[0].is_closed(), "the one that is silent for longest"
-            assert await silent[1].says(b"3") == b"3"
-            assert await spoke.says(b"still here") == b"still here"
-            assert port.counts.ended == {Ended.MADE_ROOM: 1}
-            assert not port.counts.refused
-
-    run(scenario)
+        young = await port.call()
+        await port.until(lambda: port.counts.open == 8)
+        assert await port.refuses()
+        assert await young.says(b"1") == b"1"
 
 
-def test_who_came_a_moment_ago_need_not_make_room_where_few_are_silent() -> None:
-    async def scenario() -> None:
-        async with opened(FrontLimits(max_connections=8)) as port:
-            for _ in range(7):
-                spoke = await port.call()
-                assert await spoke.says(b"1") == b"1"
-            young = await port.call()
-            await port.until(lambda: port.counts.open == 8)
-            assert await port.refuses()
-            assert await young.says(b"1") == b"1"
-
-    run(scenario)
-
-
-def test_where_many_are_silent_whoever_comes_gets_in_however_fast_they_come_again() -> None:
+async def test_where_many_are_silent_whoever_comes_gets_in_however_fast_they_come_again() -> None:
     """Silent clients reconnect as soon as they are closed."""
-
-    async def scenario() -> None:
-        async with opened(FrontLimits(max_connections=100)) as port:
-            silent = [await port.call() for _ in range(100)]
-            for _ in range(20):
-                caller = await port.call()
-                assert await caller.says(b"1") == b"1"
-                caller.leave()
-                silent.append(await port.call())
-            assert not port.counts.refused
-            assert port.counts.ended[Ended.MADE_ROOM] >= 20
-
-    run(scenario)
+    async with opened(FrontLimits(max_connections=100)) as port:
+        silent = [await port.call() for _ in range(100)]
+        for _ in range(20):
+            caller = await port.call()
+            assert await caller.says(b"1") == b"1"
+            caller.leave()
+            silent.append(await port.call())
+        assert not port.counts.refused
+        assert port.counts.ended[Ended.MADE_ROOM] >= 20
 
 
-def test_one_address_may_have_so_many_connections_and_others_theirs() -> None:
-    async def scenario() -> None:
-        async with opened(FrontLimits(max_connections=10, per_address=2)) as port:
-            callers = [await port.call() for _ in range(2)]
-            for number, caller in enumerate(callers):
-                assert await caller.says(b"%d" % number) == b"%d" % number
-            assert await port.refuses()
-            assert port.counts.refused == {Refused.ADDRESS: 1}
-            other = Caller(*await asyncio.open_connection(HERE, port.number, local_addr=("127.0.0.2", 0)))
-            assert await other.says(b"another address") == b"another address"
-            other.leave()
-            callers[0].leave()
-            await port.until(lambda: port.counts.open <= 2)
-            again = await port.call()
-            assert await again.says(b"2") == b"2"
-
-    run(scenario)
+async def test_one_address_may_have_so_many_connections_and_others_theirs() -> None:
+    async with opened(FrontLimits(max_connections=10, per_address=2)) as port:
+        callers = [await port.call() for _ in range(2)]
+        for number, caller in enumerate(callers):
+            assert await caller.says(b"%d" % number) == b"%d" % number
+        assert await port.refuses()
+        assert port.counts.refused == {Refused.ADDRESS: 1}
+        other = Caller(*await asyncio.open_connection(HERE, port.number, local_addr=("127.0.0.2", 0)))
+        assert await other.says(b"another address") == b"another address"
+        other.leave()
+        callers[0].leave()
+        await port.until(lambda: port.counts.open <= 2)
+        again = await port.call()
+        assert await again.says(b"2") == b"2"
 
 
-def test_who_is_taken_finds_a_place_however_many_are_passed_on() -> None:
+async def test_who_is_taken_finds_a_place_however_many_are_passed_on() -> None:
     """On the Raft port: the streams of the peers."""
-
-    async def scenario() -> None:
-        async with opened(FrontLimits(max_connections=4, reserve=2)) as port:
-            passed = [await port.call() for _ in range(2)]
-            for caller in passed:
-                assert await caller.says(b"1") == b"1"
-            refused = await port.call()
-            assert await refused.says(b"2") == b""
-            assert port.counts.refused == {Refused.LIMIT: 1}
-            for _ in range(5):
-                peer = await port.call()
-                assert await peer.says(b"stream") == b"taken"
-            assert port.counts.open == 2, "those that are taken count no longer"
-
-    run(scenario)
+    async with opened(FrontLimits(max_connections=4, reserve=2)) as port:
+        passed = [await port.call() for _ in range(2)]
+        for caller in passed:
+            assert await caller.says(b"1") == b"1"
+        refused = await port.call()
+        assert await refused.says(b"2") == b""
+        assert port.counts.refused == {Refused.LIMIT: 1}
+        for _ in range(5):
+            peer = await port.call()
+            assert await peer.says(b"stream") == b"taken"
+        assert port.counts.open == 2, "those that are taken count no longer"
 
 
 @contextmanager
@@ -261,7 +231,7 @@ def no_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_without_descriptors_callers_are_refused_and_the_loop_does_not_spin(
+async def test_without_descriptors_callers_are_refused_and_the_loop_does_not_spin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     takes: list[int] = []
@@ -273,40 +243,34 @@ def test_without_descriptors_callers_are_refused_and_the_loop_does_not_spin(
 
     monkeypatch.setattr(acceptor.Acceptor, "_take", counted)
 
-    async def scenario() -> None:
-        monkeypatch.setattr(acceptor, "STARVED_PAUSE_S", 3600.0)
-        async with opened(FrontLimits()) as port:
-            before = await port.call()
-            assert await before.says(b"1") == b"1"
-            callers = [socket.socket() for _ in range(acceptor.ACCEPTS_PER_TURN + 4)]
-            with no_descriptors():
-                takes.clear()
-                for caller in callers:
-                    caller.connect((HERE, port.number))  # the kernel accepts it
-                await port.until(lambda: port.counts.refused[Refused.DESCRIPTORS] > 0)
-                assert await before.says(b"still here") == b"still here"
-                for _ in range(200):
-                    await asyncio.sleep(0)
-                assert len(takes) == 1, "the socket waits for its pause to end"
+    monkeypatch.setattr(acceptor, "STARVED_PAUSE_S", 3600.0)
+    async with opened(FrontLimits()) as port:
+        before = await port.call()
+        assert await before.says(b"1") == b"1"
+        callers = [socket.socket() for _ in range(acceptor.ACCEPTS_PER_TURN + 4)]
+        with no_descriptors():
+            takes.clear()
             for caller in callers:
-                caller.close()
+                caller.connect((HERE, port.number))  # the kernel accepts it
+            await port.until(lambda: port.counts.refused[Refused.DESCRIPTORS] > 0)
+            assert await before.says(b"still here") == b"still here"
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert len(takes) == 1, "the socket waits for its pause to end"
+        for caller in callers:
+            caller.close()
 
-    run(scenario)
 
-
-def test_a_port_that_ran_out_of_descriptors_goes_on_when_there_are_some(
+async def test_a_port_that_ran_out_of_descriptors_goes_on_when_there_are_some(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     monkeypatch.setattr(acceptor, "STARVED_PAUSE_S", 0.001)
 
-    async def scenario() -> None:
-        async with opened(FrontLimits()) as port:
-            with socket.socket() as early, no_descriptors():
-                early.connect((HERE, port.number))
-                await port.until(lambda: port.counts.refused[Refused.DESCRIPTORS] > 0)
-            late = await port.call()
-            assert await late.says(b"1") == b"1"
-        assert "LimitNOFILE" in caplog.text
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+    async with opened(FrontLimits()) as port:
+        with socket.socket() as early, no_descriptors():
+            early.connect((HERE, port.number))
+            await port.until(lambda: port.counts.refused[Refused.DESCRIPTORS] > 0)
+        late = await port.call()
+        assert await late.says(b"1") == b"1"
+    assert "LimitNOFILE" in caplog.text

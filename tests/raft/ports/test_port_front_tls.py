@@ -17,8 +17,9 @@ from ledgermq.raft.ports.counts import Ended, Refused
 from ledgermq.raft.ports.front import FrontLimits, PortVerdict
 from tests.tls import CERTIFICATE, KEY
 
-from .test_port_front_limits import HERE, Echo, Port, run
+from .test_port_front_limits import HERE, Echo, Port
 
+pytestmark = pytest.mark.usefixtures("runner")
 #: More than the server works on at once.
 MANY = 5 * port_front.TLS_HELLOS_AT_ONCE
 
@@ -105,111 +106,90 @@ def halves(hello: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("half", halves(bytes(100)))
-def test_hellos_that_are_not_whole_hold_no_place_at_the_server(half: str) -> None:
-    async def scenario() -> None:
-        first = halves(Client().hello)[half]
-        async with opened() as port:
-            for _ in range(MANY):
-                slow = await port.call()
-                slow._writer.write(first)
-            await port.until(lambda: len(port.front._greeting) == MANY)
-            good = await port.call(trusting())
-            assert await good.says(b"hello") == b"hello"
-            assert port.counts.open == MANY + 1, "they are all there"
-
-    run(scenario)
+async def test_hellos_that_are_not_whole_hold_no_place_at_the_server(half: str) -> None:
+    first = halves(Client().hello)[half]
+    async with opened() as port:
+        for _ in range(MANY):
+            slow = await port.call()
+            slow._writer.write(first)
+        await port.until(lambda: len(port.front._greeting) == MANY)
+        good = await port.call(trusting())
+        assert await good.says(b"hello") == b"hello"
+        assert port.counts.open == MANY + 1, "they are all there"
 
 
 @pytest.mark.parametrize("record", [1, 7, 100])
-def test_a_hello_in_small_records_is_served(record: int) -> None:
-    async def scenario() -> None:
-        async with opened() as port:
-            client = Client()
-            assert await client.says(port, in_records_of(record, client.hello), b"hello") == b"hello"
-
-    run(scenario)
+async def test_a_hello_in_small_records_is_served(record: int) -> None:
+    async with opened() as port:
+        client = Client()
+        assert await client.says(port, in_records_of(record, client.hello), b"hello") == b"hello"
 
 
-def test_a_hello_of_more_than_a_record_is_served() -> None:
-    async def scenario() -> None:
-        async with opened() as port:
-            wordy = trusting()
-            wordy.set_alpn_protocols([f"{number:0200}" for number in range(100)])
-            client = Client(wordy)
-            assert len(client.hello) > 20_000
-            assert await client.says(port, client.hello, b"hello") == b"hello"
-
-    run(scenario)
+async def test_a_hello_of_more_than_a_record_is_served() -> None:
+    async with opened() as port:
+        wordy = trusting()
+        wordy.set_alpn_protocols([f"{number:0200}" for number in range(100)])
+        client = Client(wordy)
+        assert len(client.hello) > 20_000
+        assert await client.says(port, client.hello, b"hello") == b"hello"
 
 
-def test_what_begins_like_a_hello_and_is_none_is_closed() -> None:
-    async def scenario() -> None:
-        hello = Client().hello
-        async with opened() as port:
-            for first in (b"\x16\x02", b"\x16\x03\x01\0\x01\x02", in_records_of(9, hello)[:14] + b"\x17"):
-                caller = await port.call()
-                assert await caller.says(first) == b""
-            assert port.counts.ended == {Ended.NO_HELLO: 3}
-
-    run(scenario)
+async def test_what_begins_like_a_hello_and_is_none_is_closed() -> None:
+    hello = Client().hello
+    async with opened() as port:
+        for first in (b"\x16\x02", b"\x16\x03\x01\0\x01\x02", in_records_of(9, hello)[:14] + b"\x17"):
+            caller = await port.call()
+            assert await caller.says(first) == b""
+        assert port.counts.ended == {Ended.NO_HELLO: 3}
 
 
-def test_application_data_before_the_answer_ends_no_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_application_data_before_the_answer_ends_no_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a client could escape its time limit and keep a place for ever."""
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.1)
 
-    async def scenario() -> None:
-        async with opened(answering=False) as port:
-            hello = Client().hello
-            callers = [await port.call() for _ in range(MANY)]
-            for caller in callers:
-                caller._writer.write(hello + b"\x17\x03\x03\0\x05early")
-            for caller in callers:
-                assert await caller.is_closed()
-            assert port.counts.ended == {Ended.HANDSHAKE: MANY}
-
-    run(scenario)
+    async with opened(answering=False) as port:
+        hello = Client().hello
+        callers = [await port.call() for _ in range(MANY)]
+        for caller in callers:
+            caller._writer.write(hello + b"\x17\x03\x03\0\x05early")
+        for caller in callers:
+            assert await caller.is_closed()
+        assert port.counts.ended == {Ended.HANDSHAKE: MANY}
 
 
-def test_when_much_is_held_the_oldest_hello_that_is_not_whole_makes_room(
+async def test_when_much_is_held_the_oldest_hello_that_is_not_whole_makes_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(port_front, "MAX_HELD_BYTES", 10_000)
     first = b"\x16\x03\x01\x40\0\x01\0\x3f\xfc" + bytes(4_000)  # of 16 KiB
 
-    async def scenario() -> None:
-        async with opened() as port:
-            slow = []
-            for number in range(3):
-                slow.append(await port.call())
-                slow[-1]._writer.write(first)
-                await port.until(lambda: port.front._held > 4_000 * min(number + 1, 2))  # noqa: B023
-            assert await slow[0].is_closed()
-            assert port.counts.ended == {Ended.MADE_ROOM: 1}
-            await port.until(lambda: len(port.front._greeting) == 2)
-            good = await port.call(trusting())
-            assert await good.says(b"hello") == b"hello"
-            for each in slow:
-                each.leave()
-            await port.until(lambda: port.front._held == 0)
-
-    run(scenario)
+    async with opened() as port:
+        slow = []
+        for number in range(3):
+            slow.append(await port.call())
+            slow[-1]._writer.write(first)
+            await port.until(lambda: port.front._held > 4_000 * min(number + 1, 2))  # noqa: B023
+        assert await slow[0].is_closed()
+        assert port.counts.ended == {Ended.MADE_ROOM: 1}
+        await port.until(lambda: len(port.front._greeting) == 2)
+        good = await port.call(trusting())
+        assert await good.says(b"hello") == b"hello"
+        for each in slow:
+            each.leave()
+        await port.until(lambda: port.front._held == 0)
 
 
-def test_when_what_waits_for_the_server_is_too_much_the_next_is_refused(
+async def test_when_what_waits_for_the_server_is_too_much_the_next_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(port_front, "MAX_HELD_BYTES", 10_000)
     monkeypatch.setattr(port_front, "TLS_HELLOS_AT_ONCE", 1)
     whole = b"\x16\x03\x01\x10\0\x01\0\x0f\xfc" + bytes(4_092)
 
-    async def scenario() -> None:
-        async with opened(answering=False) as port:
-            for held in (0, 4_101, 8_202):  # the first has the only place
-                caller = await port.call()
-                caller._writer.write(whole)
-                await port.until(lambda: port.front._hellos.locked() and port.front._held == held)  # noqa: B023
-            assert await (await port.call()).says(whole) == b""
-            assert port.counts.refused == {Refused.BUSY: 1}
-
-    run(scenario)
+    async with opened(answering=False) as port:
+        for held in (0, 4_101, 8_202):  # the first has the only place
+            caller = await port.call()
+            caller._writer.write(whole)
+            await port.until(lambda: port.front._hellos.locked() and port.front._held == held)  # noqa: B023
+        assert await (await port.call()).says(whole) == b""
+        assert port.counts.refused == {Refused.BUSY: 1}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,9 +13,10 @@ from ledgermq.raft.ports import unix_door
 from ledgermq.raft.ports.counts import Refused
 from ledgermq.raft.ports.front import FrontLimits, take_port
 
-from .test_port_front_limits import HERE, Caller, Echo, Port, run
+from .test_port_front_limits import HERE, Caller, Echo, Port
 
 CALLERS = 20
+pytestmark = pytest.mark.usefixtures("runner")
 
 
 class SlowPort(Port):
@@ -57,61 +57,47 @@ async def opened() -> AsyncIterator[SlowPort]:
         await port.close()
 
 
-def quietly(caplog: pytest.LogCaptureFixture, scenario: Callable[[], Awaitable[None]]) -> None:
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+async def test_who_finds_no_room_waits_and_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened() as port:
+        callers = await port.crowd()
+        callers[5].leave()  # it does not delay the others
+        await port.serve()
+        for number, caller in enumerate(callers):
+            if number != 5:
+                assert await caller._reader.read(100) == b"%d" % number
+        await port.until(lambda: port.waiting == 0 and port.front._held == 0)
+        assert not port.counts.refused
 
-
-def test_who_finds_no_room_waits_and_is_served(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with opened() as port:
-            callers = await port.crowd()
-            callers[5].leave()  # it does not delay the others
-            await port.serve()
-            for number, caller in enumerate(callers):
-                if number != 5:
-                    assert await caller._reader.read(100) == b"%d" % number
-            await port.until(lambda: port.waiting == 0 and port.front._held == 0)
-            assert not port.counts.refused
-
-    quietly(caplog, scenario)
     assert not caplog.messages
 
 
-def test_who_waits_for_too_long_is_refused_and_the_log_has_one_line_for_all(
+async def test_who_waits_for_too_long_is_refused_and_the_log_has_one_line_for_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unix_door, "DOOR_TIMEOUT_S", 0.05)
 
-    async def scenario() -> None:
-        caplog.clear()
-        async with opened() as port:
-            callers = [await port.call() for _ in range(CALLERS)]
-            for caller in callers:
-                caller._writer.write(b"hello")
-            await port.until(lambda: port.counts.refused[Refused.BUSY] >= CALLERS - 2)
-            await port.until(lambda: port.waiting == 0)
-            assert port.counts.refused.total() <= CALLERS - 1, "the kernel kept some"
-            await port.serve()
-            late = await port.call()
-            assert await late.says(b"late") == b"late"
-        (line,) = caplog.messages
-        assert "connections refused port=port reason=busy count=1" in line
-        assert "Resource temporarily unavailable" in line
-        assert "more slowly than they come" in line
-
-    quietly(caplog, scenario)
+    async with opened() as port:
+        callers = [await port.call() for _ in range(CALLERS)]
+        for caller in callers:
+            caller._writer.write(b"hello")
+        await port.until(lambda: port.counts.refused[Refused.BUSY] >= CALLERS - 2)
+        await port.until(lambda: port.waiting == 0)
+        assert port.counts.refused.total() <= CALLERS - 1, "the kernel kept some"
+        await port.serve()
+        late = await port.call()
+        assert await late.says(b"late") == b"late"
+    (line,) = caplog.messages
+    assert "connections refused port=port reason=busy count=1" in line
+    assert "Resource temporarily unavailable" in line
+    assert "more slowly than they come" in line
 
 
-def test_a_server_that_is_gone_is_told_from_one_that_is_slow(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with opened() as port:
-            await port.serve()
-            port._server.close()
-            caller = await port.call()
-            assert await caller.says(b"hello") == b""
-            assert port.counts.refused == {Refused.UNREACHABLE: 1}
-        assert "reason=unreachable" in caplog.text
-        assert "Connection refused" in caplog.text
-
-    quietly(caplog, scenario)
+async def test_a_server_that_is_gone_is_told_from_one_that_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened() as port:
+        await port.serve()
+        port._server.close()
+        caller = await port.call()
+        assert await caller.says(b"hello") == b""
+        assert port.counts.refused == {Refused.UNREACHABLE: 1}
+    assert "reason=unreachable" in caplog.text
+    assert "Connection refused" in caplog.text

@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -51,15 +51,11 @@ def take_one(queue: deque[bytes]) -> tuple[bytes]:
 class Peer:
     """One end with a gate that records events."""
 
-    LIMITS = StreamLimits()
-
-    def __init__(
-        self, name: str, members: tuple[Member, ...], group: str = "g0", incarnation: int = 1
-    ) -> None:
+    def __init__(self, name: str, members: tuple[Member, ...], limits: StreamLimits) -> None:
         self.id = NodeId(name)
-        self.group, self.incarnation = group, incarnation
+        self.group, self.incarnation = "g0", 1
         self.standing = Standing.VOTER
-        self.record = MemberRecord(group)
+        self.record = MemberRecord(self.group)
         self.members = frozenset(m.node_id for m in members)
         self.frames: list[tuple[NodeId, StreamKind, bytes]] = []
         self.up: set[tuple[NodeId, StreamKind]] = set()
@@ -72,7 +68,7 @@ class Peer:
         own = next(m for m in members if m.node_id == name)
         others = tuple(m for m in members if m.node_id != name)
         self.transport: Transport[bytes, bytes] = Transport(
-            own.address, others, take_one, take_one, limits=self.LIMITS
+            own.address, others, take_one, take_one, limits=limits
         )
 
     def hello(self, to: NodeId | None) -> Hello:
@@ -136,21 +132,35 @@ class Peer:
         self.transport.connect()
 
 
-def run(scenario: Callable[[Peer, Peer], Coroutine[Any, Any, None]], **of_n2: Any) -> None:
+@pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """Return the loop that brokers use, and the one that others may: they hand a connection over differently."""
+    with asyncio.Runner(loop_factory=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def limits() -> StreamLimits:
+    return StreamLimits()
+
+
+@pytest.fixture
+def peers(runner: asyncio.Runner, limits: StreamLimits) -> Iterator[tuple[Peer, Peer]]:
     members = tuple(Member(NodeId(n), f"127.0.0.1:{free_port()}") for n in ("n1", "n2"))
+    one, two = Peer("n1", members, limits), Peer("n2", members, limits)
+    yield one, two
+    runner.run(one.transport.close())
+    runner.run(two.transport.close())
 
-    async def main() -> None:
-        one, two = Peer("n1", members), Peer("n2", members, **of_n2)
-        try:
-            await scenario(one, two)
-        finally:
-            await asyncio.gather(one.transport.close(), two.transport.close())
 
-    # The loop that brokers use, and the one that others may use: they handle a handed-over connection
-    # differently.
-    for new_loop in (uvloop.new_event_loop, asyncio.new_event_loop):
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(main())
+@pytest.fixture
+def one(peers: tuple[Peer, Peer]) -> Peer:
+    return peers[0]
+
+
+@pytest.fixture
+def two(peers: tuple[Peer, Peer]) -> Peer:
+    return peers[1]
 
 
 async def both_up(one: Peer, two: Peer) -> None:
@@ -160,151 +170,125 @@ async def both_up(one: Peer, two: Peer) -> None:
     await two.until(lambda: len(two.up) == 2)
 
 
-def test_two_nodes_greet_and_exchange_frames_in_order_on_both_streams() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await both_up(one, two)
-        link = one.transport.links[two.id]
-        for number in range(3):
-            link.control.put(b"c%d" % number)
-            link.append.put(b"a%d" % number)
-        await two.until(lambda: len(two.frames) == 6)
-        for kind, letter in ((StreamKind.CONTROL, "c"), (StreamKind.APPEND, "a")):
-            got = [frame for peer, k, frame in two.frames if k is kind and peer == one.id]
-            assert got == [f"{letter}{n}".encode() for n in range(3)]
-
-    run(scenario)
+async def test_two_nodes_greet_and_exchange_frames_in_order_on_both_streams(one: Peer, two: Peer) -> None:
+    await both_up(one, two)
+    link = one.transport.links[two.id]
+    for number in range(3):
+        link.control.put(b"c%d" % number)
+        link.append.put(b"a%d" % number)
+    await two.until(lambda: len(two.frames) == 6)
+    for kind, letter in ((StreamKind.CONTROL, "c"), (StreamKind.APPEND, "a")):
+        got = [frame for peer, k, frame in two.frames if k is kind and peer == one.id]
+        assert got == [f"{letter}{n}".encode() for n in range(3)]
 
 
-def test_a_frame_larger_than_all_buffers_passes() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await both_up(one, two)
-        one.transport.links[two.id].append.put(bytes(9 << 20))
-        await two.until(lambda: bool(two.frames))
-        assert len(two.frames[0][2]) == 9 << 20
-
-    run(scenario)
+async def test_a_frame_larger_than_all_buffers_passes(one: Peer, two: Peer) -> None:
+    await both_up(one, two)
+    one.transport.links[two.id].append.put(bytes(9 << 20))
+    await two.until(lambda: bool(two.frames))
+    assert len(two.frames[0][2]) == 9 << 20
 
 
-def test_only_the_refusal_of_a_voter_tells_a_node_that_it_is_no_member_any_more(
-    caplog: pytest.LogCaptureFixture,
+async def test_only_the_refusal_of_a_voter_tells_a_node_that_it_is_no_member_any_more(
+    one: Peer, two: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A learner's record may be the old one. One restored disk must not end a good voter."""
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        two.standing = Standing.LEARNER
-        two.record.known[one.id] = one.incarnation + 1
-        await one.start()
-        await two.start()
-        async with asyncio.timeout(WAIT_S):
-            while "peer=n2 reason=incarnation" not in caplog.text:  # noqa: ASYNC110 (a log has no event)
-                await asyncio.sleep(0.01)  # until it has the learner's report
-        assert not one.refusals
-        two.standing = Standing.VOTER
-        await one.until(lambda: bool(one.refusals))
-        assert one.refusals[0].kind is RefusalKind.INCARNATION
-
-    run(scenario)
+    two.standing = Standing.LEARNER
+    two.record.known[one.id] = one.incarnation + 1
+    await one.start()
+    await two.start()
+    async with asyncio.timeout(WAIT_S):
+        while "peer=n2 reason=incarnation" not in caplog.text:  # noqa: ASYNC110 (a log has no event)
+            await asyncio.sleep(0.01)  # until it has the learner's report
+    assert not one.refusals
+    two.standing = Standing.VOTER
+    await one.until(lambda: bool(one.refusals))
+    assert one.refusals[0].kind is RefusalKind.INCARNATION
 
 
-def test_a_node_of_another_group_is_refused_and_both_sides_say_why_once(
-    caplog: pytest.LogCaptureFixture,
+async def test_a_node_of_another_group_is_refused_and_both_sides_say_why_once(
+    one: Peer, two: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await one.start()
-        await two.start()
-        await one.until(lambda: bool(one.refusals))
-        await two.until(lambda: bool(two.refusals))
-        assert {r.kind for r in one.refusals + two.refusals} == {RefusalKind.GROUP}
-        assert not one.up and not two.up
-        lines = [line for line in caplog.messages if line.startswith("peer refused")]
-        assert len(lines) == 2
-        assert all("belongs to group" in line for line in lines)
-        caplog.clear()
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario, group="g1")
+    caplog.set_level(logging.ERROR)
+    two.group, two.record = "g1", MemberRecord("g1")
+    await one.start()
+    await two.start()
+    await one.until(lambda: bool(one.refusals))
+    await two.until(lambda: bool(two.refusals))
+    assert {r.kind for r in one.refusals + two.refusals} == {RefusalKind.GROUP}
+    assert not one.up and not two.up
+    lines = [line for line in caplog.messages if line.startswith("peer refused")]
+    assert len(lines) == 2
+    assert all("belongs to group" in line for line in lines)
 
 
-def test_what_is_sent_while_the_peer_is_away_is_dropped_not_kept() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        link = one.transport.links[two.id]
-        link.control.put(b"lost")
-        assert link.control.dropped == 1
-        assert len(link.control) == 0
-
-    run(scenario)
+async def test_what_is_sent_while_the_peer_is_away_is_dropped_not_kept(one: Peer, two: Peer) -> None:
+    link = one.transport.links[two.id]
+    link.control.put(b"lost")
+    assert link.control.dropped == 1
+    assert len(link.control) == 0
 
 
-def test_a_peer_whose_port_closes_counts_as_gone_and_is_found_again() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await both_up(one, two)
-        await two.transport.close()
-        await one.until(lambda: two.id in one.gone)
-        again = Peer("n2", (Member(one.id, one.transport.bind), Member(two.id, two.transport.bind)))
-        try:
-            await again.start()
-            await one.until(lambda: len(one.up) == 2)
-            one.transport.links[two.id].control.put(b"welcome back")
-            await again.until(lambda: bool(again.frames))
-        finally:
-            await again.transport.close()
-
-    run(scenario)
-
-
-def test_the_streams_of_a_replaced_incarnation_end() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await both_up(one, two)
-        assert two.transport.is_heard(one.id)
-        two.transport.drop_other_incarnations(one.id, incarnation=2)
-        assert not two.transport.is_heard(one.id)
-        await one.until(lambda: len(one.up) < 2)
-
-    run(scenario)
-
-
-def test_a_port_in_use_is_told_by_its_address() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        one.transport.open_port()
-        two.transport.bind = one.transport.bind
-        with pytest.raises(AddressInUseError, match=one.transport.bind):
-            two.transport.open_port()
-
-    run(scenario)
-
-
-def test_a_port_that_an_outgoing_connection_holds_is_in_use_and_the_advice_shows_it() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as outgoing:
-            outgoing.bind(("127.0.0.1", 0))
-            outgoing.connect(server.getsockname())
-            one.transport.bind = f"127.0.0.1:{outgoing.getsockname()[1]}"
-            with pytest.raises(AddressInUseError, match="ss -tnap"):
-                one.transport.open_port()
-
-    run(scenario)
-
-
-def test_a_greeting_that_cannot_be_settled_here_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk where the peer's incarnation must be stored, or a reply of a newer build."""
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        failures: list[Exception] = [OSError(errno.ENOSPC, "No space left on device"), ValueError("newer")]
-        admit = one.admit
-
-        async def failing(hello: Hello) -> Refusal | None:
-            if failures and not hello.to_node_id:  # the reply to a greeting of ours
-                raise failures.pop()
-            return await admit(hello)
-
-        monkeypatch.setattr(one, "admit", failing)
-        await two.start()
-        await one.start()
+async def test_a_peer_whose_port_closes_counts_as_gone_and_is_found_again(one: Peer, two: Peer) -> None:
+    await both_up(one, two)
+    await two.transport.close()
+    await one.until(lambda: two.id in one.gone)
+    again = Peer(
+        "n2", (Member(one.id, one.transport.bind), Member(two.id, two.transport.bind)), StreamLimits()
+    )
+    try:
+        await again.start()
         await one.until(lambda: len(one.up) == 2)
-        await two.until(lambda: len(two.up) == 2)
-        assert not failures
+        one.transport.links[two.id].control.put(b"welcome back")
+        await again.until(lambda: bool(again.frames))
+    finally:
+        await again.transport.close()
 
-    run(scenario)
+
+async def test_the_streams_of_a_replaced_incarnation_end(one: Peer, two: Peer) -> None:
+    await both_up(one, two)
+    assert two.transport.is_heard(one.id)
+    two.transport.drop_other_incarnations(one.id, incarnation=2)
+    assert not two.transport.is_heard(one.id)
+    await one.until(lambda: len(one.up) < 2)
+
+
+async def test_a_port_in_use_is_told_by_its_address(one: Peer, two: Peer) -> None:
+    one.transport.open_port()
+    two.transport.bind = one.transport.bind
+    with pytest.raises(AddressInUseError, match=one.transport.bind):
+        two.transport.open_port()
+
+
+async def test_a_port_that_an_outgoing_connection_holds_is_in_use_and_the_advice_shows_it(
+    one: Peer, two: Peer
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as outgoing:
+        outgoing.bind(("127.0.0.1", 0))
+        outgoing.connect(server.getsockname())
+        one.transport.bind = f"127.0.0.1:{outgoing.getsockname()[1]}"
+        with pytest.raises(AddressInUseError, match="ss -tnap"):
+            one.transport.open_port()
+
+
+async def test_a_greeting_that_cannot_be_settled_here_is_tried_again(
+    one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk where the peer's incarnation must be stored, or a reply of a newer build."""
+    failures: list[Exception] = [OSError(errno.ENOSPC, "No space left on device"), ValueError("newer")]
+    admit = one.admit
+
+    async def failing(hello: Hello) -> Refusal | None:
+        if failures and not hello.to_node_id:  # the reply to a greeting of ours
+            raise failures.pop()
+        return await admit(hello)
+
+    monkeypatch.setattr(one, "admit", failing)
+    await two.start()
+    await one.start()
+    await one.until(lambda: len(one.up) == 2)
+    await two.until(lambda: len(two.up) == 2)
+    assert not failures
 
 
 class Visitor:
@@ -363,135 +347,118 @@ async def serve(peer: Peer) -> None:
     await peer.transport.listen(peer)
 
 
-def test_nothing_is_heard_from_a_folder_that_is_replaced_while_its_greeting_is_judged(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_nothing_is_heard_from_a_folder_that_is_replaced_while_its_greeting_is_judged(
+    one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        accepted = _Incoming.accepted
+    await serve(one)
+    accepted = _Incoming.accepted
 
-        def replaced(incoming: _Incoming, hello: Hello) -> None:
-            accepted(incoming, hello)
-            one.transport.drop_other_incarnations(two.id, incarnation=2)
+    def replaced(incoming: _Incoming, hello: Hello) -> None:
+        accepted(incoming, hello)
+        one.transport.drop_other_incarnations(two.id, incarnation=2)
 
-        monkeypatch.setattr(_Incoming, "accepted", replaced)
-        async with Visitor(one.transport.bind) as visitor:
-            visitor.greet(greeting_of(two, one))
-            visitor.say(framed(b"an acknowledgement of what is gone"))
-            await visitor.ended()
-        assert one.frames == []
-        assert not one.transport.is_heard(two.id)
-
-    run(scenario)
+    monkeypatch.setattr(_Incoming, "accepted", replaced)
+    async with Visitor(one.transport.bind) as visitor:
+        visitor.greet(greeting_of(two, one))
+        visitor.say(framed(b"an acknowledgement of what is gone"))
+        await visitor.ended()
+    assert one.frames == []
+    assert not one.transport.is_heard(two.id)
 
 
-def test_frames_that_come_with_the_greeting_wait_until_it_is_accepted(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_frames_that_come_with_the_greeting_wait_until_it_is_accepted(
+    one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        admit, judged = one.admit, asyncio.Event()
+    await serve(one)
+    admit, judged = one.admit, asyncio.Event()
 
-        async def slow(hello: Hello) -> Refusal | None:
-            await judged.wait()
-            assert not one.frames
-            return await admit(hello)
+    async def slow(hello: Hello) -> Refusal | None:
+        await judged.wait()
+        assert not one.frames
+        return await admit(hello)
 
-        monkeypatch.setattr(one, "admit", slow)
-        async with Visitor(one.transport.bind) as visitor:
-            visitor.greet(greeting_of(two, one))
-            for number in range(3):
-                visitor.say(framed(b"%d" % number))
-            await asyncio.sleep(0)
-            judged.set()
-            assert not (await visitor.answer()).refusal_kind
-            await one.until(lambda: len(one.frames) == 3)
-        assert [frame for _, _, frame in one.frames] == [b"0", b"1", b"2"]
-        await one.until_not_heard(two.id)
-
-    run(scenario)
+    monkeypatch.setattr(one, "admit", slow)
+    async with Visitor(one.transport.bind) as visitor:
+        visitor.greet(greeting_of(two, one))
+        for number in range(3):
+            visitor.say(framed(b"%d" % number))
+        await asyncio.sleep(0)
+        judged.set()
+        assert not (await visitor.answer()).refusal_kind
+        await one.until(lambda: len(one.frames) == 3)
+    assert [frame for _, _, frame in one.frames] == [b"0", b"1", b"2"]
+    await one.until_not_heard(two.id)
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1", pb.Hello(standing=cast(Any, 99)).SerializeToString()])
-def test_a_greeting_that_cannot_be_read_is_answered_with_the_reason(first: bytes) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        async with Visitor(one.transport.bind) as visitor:
-            visitor.greet(first, StreamKind.CONTROL)
-            answer = await visitor.answer()
-            assert answer.refusal_kind == RefusalKind.MALFORMED.value
-            assert "cannot be read" in answer.refusal
-            await visitor.ended()
-
-    run(scenario)
-
-
-def test_a_silent_node_hangs_up() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        one.transport.silence()
-        async with Visitor(one.transport.bind) as visitor:
-            visitor.greet(greeting_of(two, one))
-            await visitor.ended()
-        assert not one.transport.is_heard(two.id)
-
-    run(scenario)
+async def test_a_greeting_that_cannot_be_read_is_answered_with_the_reason(
+    one: Peer, two: Peer, first: bytes
+) -> None:
+    await serve(one)
+    async with Visitor(one.transport.bind) as visitor:
+        visitor.greet(first, StreamKind.CONTROL)
+        answer = await visitor.answer()
+        assert answer.refusal_kind == RefusalKind.MALFORMED.value
+        assert "cannot be read" in answer.refusal
+        await visitor.ended()
 
 
-def test_a_preamble_in_pieces_is_put_together() -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        async with Visitor(one.transport.bind) as visitor:
-            for byte in StreamKind.CONTROL.preamble + framed(greeting_of(two, one)):
-                visitor.say(bytes((byte,)))
-                await asyncio.sleep(0)
-            assert not (await visitor.answer()).refusal_kind
-            assert one.transport.is_heard(two.id)
+async def test_a_silent_node_hangs_up(one: Peer, two: Peer) -> None:
+    await serve(one)
+    one.transport.silence()
+    async with Visitor(one.transport.bind) as visitor:
+        visitor.greet(greeting_of(two, one))
+        await visitor.ended()
+    assert not one.transport.is_heard(two.id)
 
-    run(scenario)
+
+async def test_a_preamble_in_pieces_is_put_together(one: Peer, two: Peer) -> None:
+    await serve(one)
+    async with Visitor(one.transport.bind) as visitor:
+        for byte in StreamKind.CONTROL.preamble + framed(greeting_of(two, one)):
+            visitor.say(bytes((byte,)))
+            await asyncio.sleep(0)
+        assert not (await visitor.answer()).refusal_kind
+        assert one.transport.is_heard(two.id)
 
 
 @pytest.mark.parametrize("extra", [b"", bytes(200_000)])
-def test_who_greets_with_more_than_a_greeting_can_have_is_cut_off(extra: bytes) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        async with Visitor(one.transport.bind) as visitor:
-            visitor.say(StreamKind.APPEND.preamble + (1 << 30).to_bytes(4, "little") + extra)
-            await visitor.ended()
-        assert one.frames == []
+async def test_who_greets_with_more_than_a_greeting_can_have_is_cut_off(
+    one: Peer, two: Peer, extra: bytes
+) -> None:
+    await serve(one)
+    async with Visitor(one.transport.bind) as visitor:
+        visitor.say(StreamKind.APPEND.preamble + (1 << 30).to_bytes(4, "little") + extra)
+        await visitor.ended()
+    assert one.frames == []
 
-    run(scenario)
 
-
-def test_grpc_is_served_on_the_same_port() -> None:
+async def test_grpc_is_served_on_the_same_port(one: Peer, two: Peer) -> None:
     """The services of the layer above, and an error for any other method."""
 
-    async def scenario(one: Peer, two: Peer) -> None:
-        async def echo(request: bytes, context: Any) -> bytes:
-            return request * 3
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request * 3
 
-        handler = grpc.method_handlers_generic_handler(
-            "test.Echo", {"Thrice": grpc.unary_unary_rpc_method_handler(echo)}
-        )
-        one.transport.serve_also(handler)
-        await serve(one)
-        async with grpc.aio.insecure_channel(one.transport.bind) as channel:
-            thrice: Any = channel.unary_unary("/test.Echo/Thrice", None, None)
-            assert await thrice(b"abc", timeout=WAIT_S) == b"abcabcabc"
-            large = bytes(1_000_000)
-            assert await thrice(large, timeout=WAIT_S) == large * 3
-            never: Any = channel.unary_unary("/test.Echo/Never", None, None)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await never(b"", timeout=WAIT_S)
-            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await thrice(bytes(MAX_CALL_SIZE + 1), timeout=WAIT_S)
-            assert "SERVER: Received message larger than max" in str(refused.value.details())
-        async with Visitor(one.transport.bind) as visitor:
-            visitor.say(b"GET / HTTP/1.1\r\n\r\n")
-            await visitor.ended()
-
-    run(scenario)
+    handler = grpc.method_handlers_generic_handler(
+        "test.Echo", {"Thrice": grpc.unary_unary_rpc_method_handler(echo)}
+    )
+    one.transport.serve_also(handler)
+    await serve(one)
+    async with grpc.aio.insecure_channel(one.transport.bind) as channel:
+        thrice: Any = channel.unary_unary("/test.Echo/Thrice", None, None)
+        assert await thrice(b"abc", timeout=WAIT_S) == b"abcabcabc"
+        large = bytes(1_000_000)
+        assert await thrice(large, timeout=WAIT_S) == large * 3
+        never: Any = channel.unary_unary("/test.Echo/Never", None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await never(b"", timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await thrice(bytes(MAX_CALL_SIZE + 1), timeout=WAIT_S)
+        assert "SERVER: Received message larger than max" in str(refused.value.details())
+    async with Visitor(one.transport.bind) as visitor:
+        visitor.say(b"GET / HTTP/1.1\r\n\r\n")
+        await visitor.ended()
 
 
 def test_the_port_takes_what_there_are_descriptors_for_and_keeps_places_for_peers() -> None:
@@ -500,23 +467,19 @@ def test_the_port_takes_what_there_are_descriptors_for_and_keeps_places_for_peer
     assert port_limits(64) == FrontLimits(16, reserve=6)
 
 
-def test_peers_come_in_however_many_others_hold_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peers_come_in_however_many_others_hold_the_port(one: Peer, two: Peer) -> None:
     """Silent connections, and streams without a greeting: more of each than there are places."""
-    monkeypatch.setattr(transport, "port_limits", lambda descriptors: FrontLimits(16, reserve=4))
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        async with AsyncExitStack() as stack:
-            for first in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", StreamKind.APPEND.preamble, b""):
-                for _ in range(20):
-                    with suppress(ConnectionError):  # it was closed before it could send
-                        visitor = await stack.enter_async_context(Visitor(one.transport.bind))
-                        visitor.say(first)
-            await two.start()
-            await two.until(lambda: len(two.up) == 2)
-            assert one.transport.is_heard(two.id)
-
-    run(scenario)
+    one.transport._port_limits = FrontLimits(16, reserve=4)
+    await serve(one)
+    async with AsyncExitStack() as stack:
+        for first in (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", StreamKind.APPEND.preamble, b""):
+            for _ in range(20):
+                with suppress(ConnectionError):  # it was closed before it could send
+                    visitor = await stack.enter_async_context(Visitor(one.transport.bind))
+                    visitor.say(first)
+        await two.start()
+        await two.until(lambda: len(two.up) == 2)
+        assert one.transport.is_heard(two.id)
 
 
 def checked(*bodies: bytes) -> bytes:
@@ -538,65 +501,55 @@ async def greeted(
     return visitor
 
 
-def test_what_has_arrived_is_told_to_the_sender() -> None:
+async def test_what_has_arrived_is_told_to_the_sender(one: Peer, two: Peer) -> None:
     """Also of an incomplete frame, whatever the receiver does with it."""
+    await serve(one)
+    async with AsyncExitStack() as stack:
+        visitor = await greeted(stack, one, two)
+        frames = checked(b"one", b"two")
+        visitor.say(frames)
+        while await visitor.report() < len(frames):
+            pass
+        visitor.say(checked(bytes(300_000))[:200_000])
+        while await visitor.report() < len(frames) + 200_000:
+            pass
+    assert [frame for _, _, frame in one.frames] == [b"one", b"two"]
 
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        async with AsyncExitStack() as stack:
+
+async def test_a_damaged_frame_ends_its_connection_only_and_is_said_once(
+    one: Peer, two: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await serve(one)
+    damaged = bytearray(checked(b"match_index 7"))
+    damaged[-1] ^= 1
+    async with AsyncExitStack() as stack:
+        control = await greeted(stack, one, two, StreamKind.CONTROL)
+        for _ in range(3):
             visitor = await greeted(stack, one, two)
-            frames = checked(b"one", b"two")
-            visitor.say(frames)
-            while await visitor.report() < len(frames):
-                pass
-            visitor.say(checked(bytes(300_000))[:200_000])
-            while await visitor.report() < len(frames) + 200_000:
-                pass
-        assert [frame for _, _, frame in one.frames] == [b"one", b"two"]
-
-    run(scenario)
-
-
-def test_a_damaged_frame_ends_its_connection_only_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        caplog.clear()
-        await serve(one)
-        damaged = bytearray(checked(b"match_index 7"))
-        damaged[-1] ^= 1
-        async with AsyncExitStack() as stack:
-            control = await greeted(stack, one, two, StreamKind.CONTROL)
-            for _ in range(3):
-                visitor = await greeted(stack, one, two)
-                visitor.say(checked(b"good") + damaged + checked(b"behind it"))
-                await visitor.ended()
-            control.say(checked(b"still heard"))
-            await one.until(lambda: len(one.frames) == 4)
-        assert [frame for _, _, frame in one.frames] == [b"good"] * 3 + [b"still heard"]
-        assert one.damaged == [two.id] * 3
-        lines = [line for line in caplog.messages if "was changed on the way" in line]
-        assert len(lines) == 1
-        assert "peer=n2" in lines[0]
-
-    run(scenario)
-
-
-def test_a_damaged_greeting_is_not_judged_and_not_answered() -> None:
-    """One flipped bit of an incarnation would make a node give up a healthy folder."""
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        greeting = sealed_greeting(replace_incarnation(two, 1 << 20), one)
-        honest = sealed_greeting(replace_incarnation(two, 0), one)
-        place = next(i for i, (a, b) in enumerate(zip(greeting, honest, strict=False)) if a != b)
-        damaged = bytearray(greeting)
-        damaged[place + 1] ^= 2
-        async with Visitor(one.transport.bind) as visitor:
-            visitor.greet(bytes(damaged))
+            visitor.say(checked(b"good") + damaged + checked(b"behind it"))
             await visitor.ended()
-        assert one.record.known == {}
-        assert one.damaged == [None]
+        control.say(checked(b"still heard"))
+        await one.until(lambda: len(one.frames) == 4)
+    assert [frame for _, _, frame in one.frames] == [b"good"] * 3 + [b"still heard"]
+    assert one.damaged == [two.id] * 3
+    lines = [line for line in caplog.messages if "was changed on the way" in line]
+    assert len(lines) == 1
+    assert "peer=n2" in lines[0]
 
-    run(scenario)
+
+async def test_a_damaged_greeting_is_not_judged_and_not_answered(one: Peer, two: Peer) -> None:
+    """One flipped bit of an incarnation would make a node give up a healthy folder."""
+    await serve(one)
+    greeting = sealed_greeting(replace_incarnation(two, 1 << 20), one)
+    honest = sealed_greeting(replace_incarnation(two, 0), one)
+    place = next(i for i, (a, b) in enumerate(zip(greeting, honest, strict=False)) if a != b)
+    damaged = bytearray(greeting)
+    damaged[place + 1] ^= 2
+    async with Visitor(one.transport.bind) as visitor:
+        visitor.greet(bytes(damaged))
+        await visitor.ended()
+    assert one.record.known == {}
+    assert one.damaged == [None]
 
 
 def replace_incarnation(peer: Peer, incarnation: int) -> Peer:
@@ -605,77 +558,66 @@ def replace_incarnation(peer: Peer, incarnation: int) -> Peer:
 
 
 @pytest.mark.parametrize("kind", list(StreamKind))
-def test_frames_are_bounded_by_what_their_stream_may_carry(
-    kind: StreamKind, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limits", [StreamLimits(append_frame=2 << 20)])
+async def test_frames_are_bounded_by_what_their_stream_may_carry(
+    one: Peer, two: Peer, kind: StreamKind
 ) -> None:
-    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(append_frame=2 << 20))
     limit = CONTROL_FRAME_SIZE if kind is StreamKind.CONTROL else 2 << 20
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        async with AsyncExitStack() as stack:
-            visitor = await greeted(stack, one, two, kind)
-            visitor.say(checked(bytes(limit)))
-            await one.until(lambda: len(one.frames) == 1)
-            visitor.say(checked(bytes(limit + 1)))
-            await visitor.ended()
-        assert len(one.frames) == 1
-
-    run(scenario)
+    await serve(one)
+    async with AsyncExitStack() as stack:
+        visitor = await greeted(stack, one, two, kind)
+        visitor.say(checked(bytes(limit)))
+        await one.until(lambda: len(one.frames) == 1)
+        visitor.say(checked(bytes(limit + 1)))
+        await visitor.ended()
+    assert len(one.frames) == 1
 
 
-def test_a_stream_replaces_the_one_of_its_kind_that_the_peer_opened_before() -> None:
+async def test_a_stream_replaces_the_one_of_its_kind_that_the_peer_opened_before(
+    one: Peer, two: Peer
+) -> None:
     """Frames still in the old one must not arrive later, and streams must not pile up."""
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        async with AsyncExitStack() as stack:
-            control = await greeted(stack, one, two, StreamKind.CONTROL)
-            former = await greeted(stack, one, two)
-            for _ in range(20):
-                visitor = await greeted(stack, one, two)
-                await former.ended()
-                former.say(checked(b"too late"))
-                former = visitor
-            former.say(checked(b"append"))
-            control.say(checked(b"control"))
-            await one.until(lambda: len(one.frames) == 2)
-        assert sorted(frame for _, _, frame in one.frames) == [b"append", b"control"]
-
-    run(scenario)
+    await serve(one)
+    async with AsyncExitStack() as stack:
+        control = await greeted(stack, one, two, StreamKind.CONTROL)
+        former = await greeted(stack, one, two)
+        for _ in range(20):
+            visitor = await greeted(stack, one, two)
+            await former.ended()
+            former.say(checked(b"too late"))
+            former = visitor
+        former.say(checked(b"append"))
+        control.say(checked(b"control"))
+        await one.until(lambda: len(one.frames) == 2)
+    assert sorted(frame for _, _, frame in one.frames) == [b"append", b"control"]
 
 
 @pytest.mark.parametrize(("greet", "frame"), [(greeting_of, framed), (sealed_greeting, checked)])
-def test_a_frame_that_begins_and_does_not_go_on_ends_its_stream(
-    greet: Callable[[Peer, Peer], bytes], frame: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limits", [StreamLimits(whole_frame_s=0.05)])
+async def test_a_frame_that_begins_and_does_not_go_on_ends_its_stream(
+    one: Peer, two: Peer, greet: Callable[[Peer, Peer], bytes], frame: Callable[[bytes], bytes]
 ) -> None:
     """With plain frames a flipped length shows like this: it swallows the following bytes, drop by drop."""
-    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(whole_frame_s=0.05))
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        await serve(one)
-        for begun in (b"\x01", frame(bytes(200))[:-1], frame(bytes(200_000))[:-1]):
-            async with Visitor(one.transport.bind) as visitor:
-                visitor.greet(greet(two, one))
-                assert not (await visitor.answer()).refusal_kind
-                visitor.say(begun)
-                await visitor.ended()
-        assert one.frames == []
-
-    run(scenario)
+    await serve(one)
+    for begun in (b"\x01", frame(bytes(200))[:-1], frame(bytes(200_000))[:-1]):
+        async with Visitor(one.transport.bind) as visitor:
+            visitor.greet(greet(two, one))
+            assert not (await visitor.answer()).refusal_kind
+            visitor.say(begun)
+            await visitor.ended()
+    assert one.frames == []
 
 
-def test_builds_that_speak_plain_frames_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_builds_that_speak_plain_frames_are_understood(
+    one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transport, "frames_with", lambda hello: 0)
 
-    async def scenario(one: Peer, two: Peer) -> None:
-        await both_up(one, two)
-        one.transport.links[two.id].append.put(bytes(300_000))
-        one.transport.links[two.id].control.put(b"vote")
-        await two.until(lambda: len(two.frames) == 2)
-        assert not two.damaged
-
-    run(scenario)
+    await both_up(one, two)
+    one.transport.links[two.id].append.put(bytes(300_000))
+    one.transport.links[two.id].control.put(b"vote")
+    await two.until(lambda: len(two.frames) == 2)
+    assert not two.damaged
 
 
 class Swallower:
@@ -699,27 +641,21 @@ class Swallower:
         writer.close()
 
 
-def test_a_stream_that_carries_nothing_is_opened_anew_and_told_as_stalled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(stall_s=0.02))
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        swallower = Swallower(two)
-        async with await swallower.serve():
-            await one.start()
-            await one.until(lambda: len(one.up) == 2)
-            append = one.transport.links[two.id].append
-            while not append.is_stalled():
-                append.put(b"entries")
-                await asyncio.sleep(0)
-            assert append.was_stuck
-            assert set(one.stuck) == {StreamKind.APPEND}
-            assert not one.gone, "a stream that stands still says nothing about the peer"
-            await one.until(lambda: swallower.greeted.count(b"A") >= 2)
-            assert swallower.greeted.count(b"C") == 1
-
-    run(scenario)
+@pytest.mark.parametrize("limits", [StreamLimits(stall_s=0.02)])
+async def test_a_stream_that_carries_nothing_is_opened_anew_and_told_as_stalled(one: Peer, two: Peer) -> None:
+    swallower = Swallower(two)
+    async with await swallower.serve():
+        await one.start()
+        await one.until(lambda: len(one.up) == 2)
+        append = one.transport.links[two.id].append
+        while not append.is_stalled():
+            append.put(b"entries")
+            await asyncio.sleep(0)
+        assert append.was_stuck
+        assert set(one.stuck) == {StreamKind.APPEND}
+        assert not one.gone, "a stream that stands still says nothing about the peer"
+        await one.until(lambda: swallower.greeted.count(b"A") >= 2)
+        assert swallower.greeted.count(b"C") == 1
 
 
 async def slow_link_to(two: Peer, bytes_per_s: int) -> asyncio.Server:
@@ -745,82 +681,67 @@ async def slow_link_to(two: Peer, bytes_per_s: int) -> asyncio.Server:
     return await asyncio.start_server(take, sock=server, limit=4096)
 
 
-def test_a_large_frame_arrives_over_a_slow_link_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_frame_arrives_over_a_slow_link_by_one_connection(one: Peer, two: Peer) -> None:
     """At 60 kB/s a frame of 128 KiB takes seven times the stall limit of a stream."""
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        async with await slow_link_to(two, 60_000):
-            await two.start()
-            await one.start()
-            await one.until(lambda: len(one.up) == 2)
-            one.transport.links[two.id].append.put(bytes(128 << 10))
-            await two.until(lambda: bool(two.frames))
-        assert not one.stuck
-
-    run(scenario)
-
-
-def test_a_stream_that_stood_still_and_moves_again_is_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Peer, "LIMITS", StreamLimits(stall_s=0.05))
-
-    async def scenario(one: Peer, two: Peer) -> None:
-        append = one.transport.links[two.id].append
-        async with await Swallower(two).serve():
-            await one.start()
-            await one.until(lambda: len(one.up) == 2)
-            append.put(b"swallowed")
-            await one.until(lambda: bool(one.stuck))
-            one.transport.links[two.id].control.silence()
+    async with await slow_link_to(two, 60_000):
         await two.start()
-        await one.until(lambda: (two.id, StreamKind.APPEND) in one.up)
-        while append.was_stuck:
-            append.put(b"arrives")
-            await asyncio.sleep(0)
-        assert not append.is_stalled()
-        assert {frame for _, _, frame in two.frames} == {b"arrives"}
-
-    run(scenario)
-
-
-def test_many_greetings_of_strangers_are_one_line_of_bounded_length(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        caplog.clear()
-        await serve(one)
-        for number in range(30):
-            stranger = replace(two.hello(one.id), node_id=NodeId(f"x{number}"), group="g" * 255)
-            async with Visitor(one.transport.bind) as visitor:
-                visitor.greet(encode_greeting(stranger))
-                assert (await visitor.answer()).refusal_kind == RefusalKind.GROUP.value
-        for name in ("n2\nERROR all is lost", "\x1b[2J", "n" * 60_000):
-            async with Visitor(one.transport.bind) as visitor:
-                visitor.greet(encode_greeting(replace(two.hello(one.id), node_id=NodeId(name))))
-                answer = await visitor.answer()
-                assert answer.refusal_kind == RefusalKind.MALFORMED.value
-                assert answer.refusal.isprintable()
-        assert len(caplog.messages) == 1
-        assert caplog.messages[0].startswith("stranger refused")
-        assert sum(map(len, caplog.messages)) < 3_000
-        assert all(line.isprintable() for line in caplog.messages)
-
-    run(scenario)
-
-
-def test_what_a_peer_says_in_a_refusal_is_shown_safely_and_in_bounds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(one: Peer, two: Peer) -> None:
-        caplog.clear()
-
-        async def rude(hello: Hello) -> Refusal | None:
-            return Refusal(RefusalKind.GROUP, "no\nERROR forged " + "x" * 30_000)
-
-        monkeypatch.setattr(two, "admit", rude)
-        await serve(two)
         await one.start()
-        await one.until(lambda: bool(one.refusals))
-        assert one.refusals[0].text.startswith("no\\x0aERROR forged")
-        assert len(one.refusals[0].text) <= 2_000
-        logged = [line for line in caplog.messages if line.startswith("peer refused") and "forged" in line]
-        assert any(len(line) < 2_100 and line.isprintable() for line in logged)
+        await one.until(lambda: len(one.up) == 2)
+        one.transport.links[two.id].append.put(bytes(128 << 10))
+        await two.until(lambda: bool(two.frames))
+    assert not one.stuck
 
-    run(scenario)
+
+@pytest.mark.parametrize("limits", [StreamLimits(stall_s=0.05)])
+async def test_a_stream_that_stood_still_and_moves_again_is_in_order(one: Peer, two: Peer) -> None:
+    append = one.transport.links[two.id].append
+    async with await Swallower(two).serve():
+        await one.start()
+        await one.until(lambda: len(one.up) == 2)
+        append.put(b"swallowed")
+        await one.until(lambda: bool(one.stuck))
+        one.transport.links[two.id].control.silence()
+    await two.start()
+    await one.until(lambda: (two.id, StreamKind.APPEND) in one.up)
+    while append.was_stuck:
+        append.put(b"arrives")
+        await asyncio.sleep(0)
+    assert not append.is_stalled()
+    assert {frame for _, _, frame in two.frames} == {b"arrives"}
+
+
+async def test_many_greetings_of_strangers_are_one_line_of_bounded_length(
+    one: Peer, two: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await serve(one)
+    for number in range(30):
+        stranger = replace(two.hello(one.id), node_id=NodeId(f"x{number}"), group="g" * 255)
+        async with Visitor(one.transport.bind) as visitor:
+            visitor.greet(encode_greeting(stranger))
+            assert (await visitor.answer()).refusal_kind == RefusalKind.GROUP.value
+    for name in ("n2\nERROR all is lost", "\x1b[2J", "n" * 60_000):
+        async with Visitor(one.transport.bind) as visitor:
+            visitor.greet(encode_greeting(replace(two.hello(one.id), node_id=NodeId(name))))
+            answer = await visitor.answer()
+            assert answer.refusal_kind == RefusalKind.MALFORMED.value
+            assert answer.refusal.isprintable()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("stranger refused")
+    assert sum(map(len, caplog.messages)) < 3_000
+    assert all(line.isprintable() for line in caplog.messages)
+
+
+async def test_what_a_peer_says_in_a_refusal_is_shown_safely_and_in_bounds(
+    one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def rude(hello: Hello) -> Refusal | None:
+        return Refusal(RefusalKind.GROUP, "no\nERROR forged " + "x" * 30_000)
+
+    monkeypatch.setattr(two, "admit", rude)
+    await serve(two)
+    await one.start()
+    await one.until(lambda: bool(one.refusals))
+    assert one.refusals[0].text.startswith("no\\x0aERROR forged")
+    assert len(one.refusals[0].text) <= 2_000
+    logged = [line for line in caplog.messages if line.startswith("peer refused") and "forged" in line]
+    assert any(len(line) < 2_100 and line.isprintable() for line in logged)
