@@ -33,3 +33,8 @@ class SourceMutant:
                 f"{self.name}: {text.count(self.old)} places in {self.path} for {self.old!r}, wanted 1"
             )
         return text.replace(self.old, self.new)
+
+
+def bugs_in(path: str, tests: tuple[str, ...], *bugs: tuple[str, str, str, str]) -> tuple[SourceMutant, ...]:
+    """Return mutants of one file that the same tests must find, from (name, what, old, new)."""
+    return tuple(SourceMutant(name, what, path, old, new, tests) for name, what, old, new in bugs)
