@@ -52,7 +52,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "log/segment_scan",
         "log/tail_cache",
         "repair/scrub_plan",
-        "reset/segment_pins",
         "node_status",
         "transport/checked_frame",
         "transport/hello",

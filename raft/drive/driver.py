@@ -508,20 +508,23 @@ class Driver:
             return
         try:
             data = self._read_nowait(message)
-        except (LogTruncatedError, LogCompactedError):
-            self.core.append_dropped(message)
-            return
-        except DamagedLogError as error:
-            self._owner.on_damage(error)
-            self.core.append_dropped(message)
-            return
         except RaftError as error:
+            if self._may_go_on(message, error):
+                self.core.append_dropped(message)
+        else:
+            if data is not None:
+                self._ship(message, data)
+            else:
+                self._reading[message.to] = self._loop.create_task(self._send_cold(message))
+
+    def _may_go_on(self, message: AppendEntries, error: RaftError) -> bool:
+        """Handle that entries cannot be read. Returns False if that ends the node."""
+        if isinstance(error, DamagedLogError):
+            self._owner.on_damage(error)
+        elif not isinstance(error, LogTruncatedError | LogCompactedError):
             self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
-            return
-        if data is not None:
-            self._ship(message, data)
-            return
-        self._reading[message.to] = self._loop.create_task(self._send_cold(message))
+            return False
+        return True
 
     def _read_nowait(self, message: AppendEntries) -> bytes | None:
         """Read the wire bytes. Both followers usually need the same ones."""
@@ -542,14 +545,10 @@ class Driver:
         generation = self.log.generation
         try:
             data = await self.log.read_wire(message.lo, message.hi, message.max_bytes)
-        except (LogTruncatedError, LogCompactedError):
-            data = b""
-        except DamagedLogError as error:
-            data = b""
-            self._owner.on_damage(error)
         except RaftError as error:
-            self._owner.on_fault(f"entry {message.lo} cannot be read for {message.to}: {error}")
-            return
+            data = b""
+            if not self._may_go_on(message, error):
+                return
         finally:
             self._reading.pop(message.to, None)
         if self.closed:

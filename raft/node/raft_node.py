@@ -204,7 +204,7 @@ class RaftNode:
             promote=self._promote,
             announce=self._announce,
             read_index=self._reads.read_index,
-            on_new_incarnation=self._transport.drop_other_incarnations,
+            on_new_incarnation=self._transport.end_incoming,
             on_learner=self._driver.peer_replaced,
             on_outdated=self.fail,
             on_left_behind=lambda reign: self._resets.succession.left_behind(reign),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from ledgermq.proto import raft_pb2 as pb
@@ -42,31 +43,26 @@ PATIENCE = 4
 REMIND_S = 30.0  # interval at which a waiting node logs it again
 
 
+@dataclass
 class StartRepair:
     """Use once: `storage = await StartRepair(…).open()`.
 
     `open_folder` opens the data folder (in a thread). `applied` returns the last entry in the state.
     """
 
-    def __init__(
-        self,
-        config: RaftConfig,
-        files: FileSystem,
-        open_folder: Callable[[], RaftStorage],
-        applied: Callable[[], LogIndex],
-        metrics: RaftMetrics,
-        step: StartStep | None = None,
-    ) -> None:
-        self._step = step or StartStep()
-        self._config = config
-        self._files = files
-        self._open_folder = open_folder
-        self._applied = applied
-        self._metrics = metrics
+    config: RaftConfig
+    files: FileSystem
+    open_folder: Callable[[], RaftStorage]
+    applied: Callable[[], LogIndex]
+    metrics: RaftMetrics
+    step: StartStep = field(default_factory=StartStep)
+    _said: tuple[str, float] = ("", -REMIND_S)  # what it waits for, and when that was logged
+    _repaired: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.config
         self._client = RefetchClient(config, 0)
-        self._log = StoppedLog(config.node_id, files, LogFolders(config.data_dir), config.segment_size)
-        self._said = ("", -REMIND_S)  # what it waits for, and when that was logged
-        self._repaired = 0
+        self._log = StoppedLog(config.node_id, self.files, LogFolders(config.data_dir), config.segment_size)
 
     async def open(self) -> RaftStorage:
         """Open the data folder, repairing its log for as long as that takes.
@@ -79,28 +75,28 @@ class StartRepair:
                 try:
                     storage = await in_thread(self._open, undo=lambda opened: opened.close(clean=False))
                 except DamagedLogError as error:
-                    if error.damage is None or not self._config.peers or self._config.rejoin:
+                    if error.damage is None or not self.config.peers or self.config.rejoin:
                         raise
                     await self._repair(error)
                 else:
                     await in_thread(self._log.end)
                     if self._repaired:
-                        logger.warning("log repaired node=%s bytes=%d", self._config.node_id, self._repaired)
+                        logger.warning("log repaired node=%s bytes=%d", self.config.node_id, self._repaired)
                     return storage
         finally:
             await self._client.close()
 
     def _open(self) -> RaftStorage:
-        data_dir, files = self._config.data_dir, self._files
+        data_dir, files = self.config.data_dir, self.files
         # The whole folder is given up, and the repair with it.
-        given_up = self._config.rejoin or is_asked(data_dir, files) or is_under_way(data_dir, files)
+        given_up = self.config.rejoin or is_asked(data_dir, files) or is_under_way(data_dir, files)
         if files.exists(note_path(data_dir)) and not given_up:
-            lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
+            lock = lock_folder(self.config.node_id, self.config.data_dir, self.files)
             try:
                 self._log.finish_rejoin()
             finally:
                 lock.release()
-        return self._open_folder()
+        return self.open_folder()
 
     async def _repair(self, error: DamagedLogError) -> None:
         """Repair from where the log stops being valid to where it continues, or as far as it promised."""
@@ -108,11 +104,11 @@ class StartRepair:
         logger.error(
             "log damaged node=%s path=%s position=%d offset=%d reason=%r; fetching it from the other "
             "members, without a "
-            "vote until then", self._config.node_id, error.path, error.position, error.offset, error.reason,
+            "vote until then", self.config.node_id, error.path, error.position, error.offset, error.reason,
         )  # fmt: skip
-        self._metrics.counter("ledgermq_raft_damaged_ranges_total", "start").inc()
-        self._metrics.gauge("ledgermq_raft_repairing").set(1)
-        lock = lock_folder(self._config.node_id, self._config.data_dir, self._files)
+        self.metrics.counter("ledgermq_raft_damaged_ranges_total", "start").inc()
+        self.metrics.gauge("ledgermq_raft_repairing").set(1)
+        lock = lock_folder(self.config.node_id, self.config.data_dir, self.files)
         try:
             self._client.group_id = await asyncio.to_thread(self._log.group_id)
             if not self._client.group_id:
@@ -120,21 +116,21 @@ class StartRepair:
             repair, note = await in_thread(partial(self._log.begin, error.damage))
             await self._fetch(error, repair, note)
             self._repaired += repair.written_bytes
-            self._metrics.counter("ledgermq_raft_repaired_ranges_total").inc()
+            self.metrics.counter("ledgermq_raft_repaired_ranges_total").inc()
         finally:
             lock.release()
-            self._metrics.gauge("ledgermq_raft_repairing").set(0)
+            self.metrics.gauge("ledgermq_raft_repairing").set(0)
 
     async def _fetch(self, error: DamagedLogError, repair: LogRepair, note: RepairNote) -> None:
         told = pb.RepairProgress(
             from_offset=repair.offset, to_offset=0 if note.open_ended else note.must_reach
         )
-        self._step.doing = partial(repair_text, told)
+        self.step.doing = partial(repair_text, told)
         rounds_without = 0
         while True:
             before = repair.next_index
             result = await run_round(
-                self._config, self._client, repair, told,
+                self.config, self._client, repair, told,
                 lambda repair: note.is_reached(repair.offset, repair.before.index),
             )  # fmt: skip
             if result.outcome is RoundOutcome.CONNECTED:
@@ -143,15 +139,15 @@ class StartRepair:
                 return
             if result.outcome is RoundOutcome.REACHED:
                 return
-            if result.is_deleted_everywhere(self._config, repair.next_index):
-                raise _deleted(self._config, error, repair.next_index)
+            if result.is_deleted_everywhere(self.config, repair.next_index):
+                raise _deleted(self.config, error, repair.next_index)
             rounds_without = 0 if repair.next_index > before else rounds_without + 1
             if rounds_without >= PATIENCE and await self._may_give_up_vote(result, repair):
                 await in_thread(partial(self._log.give_up_vote, repair, note))
                 logger.warning(
                     "vote given up until everything is here again node=%s cut_after=%d: nobody knows what "
                     "this node "
-                    "acknowledged behind it", self._config.node_id, repair.before.index,
+                    "acknowledged behind it", self.config.node_id, repair.before.index,
                 )  # fmt: skip
                 return
             told.waiting_for = result.waiting_for(repair.next_index)
@@ -160,11 +156,9 @@ class StartRepair:
 
     async def _may_give_up_vote(self, result: RoundResult, repair: LogRepair) -> bool:
         """Return whether the others have a leader without this node, and nothing more that it lacks."""
-        led = [
-            offer for offer in result.offers if offer.leader_id and offer.leader_id != self._config.node_id
-        ]
+        led = [offer for offer in result.offers if offer.leader_id and offer.leader_id != self.config.node_id]
         has_all = bool(led) and max(offer.commit_index for offer in led) < repair.next_index
-        return has_all and repair.before.index >= await asyncio.to_thread(self._applied)
+        return has_all and repair.before.index >= await asyncio.to_thread(self.applied)
 
     def _say_what_it_waits_for(self, error: DamagedLogError, waiting_for: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -175,7 +169,7 @@ class StartRepair:
                 "%s does not start yet: %s is damaged at byte %d (physical offset %d), and nothing was cut "
                 "off. It waits for %s. Start the other members; if they are lost, or for a fresh copy of "
                 "everything: ledgermq broker "
-                "--rejoin", self._config.node_id, error.path, error.position, error.offset, waiting_for,
+                "--rejoin", self.config.node_id, error.path, error.position, error.offset, waiting_for,
             )  # fmt: skip
 
 

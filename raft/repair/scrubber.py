@@ -31,7 +31,6 @@ from ..log.segment import segment_path
 from ..log.segment_keeper import LogFolders
 from ..log.segment_scan import last_nonzero, scan_segment
 from ..metrics import RaftMetrics
-from ..node_status import CheckCounts
 from ..types import LogIndex
 from .scrub_plan import ScrubPlan
 from .while_running import RangeRepair
@@ -57,35 +56,23 @@ class _Cursor:
         return self.position >= self.limit
 
 
+@dataclass
 class Scrubber:
     """Usage: `start()`, `await stop()`; `await verify(…)` at any time in between."""
 
-    def __init__(
-        self,
-        node: str,
-        plan: ScrubPlan,
-        log: CommitLog,
-        files: FileSystem,
-        folders: LogFolders,
-        repair: RangeRepair,
-        metrics: RaftMetrics,
-        settled_index: Callable[[], LogIndex],
-    ) -> None:
-        self._node = node
-        self._plan = plan
-        self._log = log
-        self._files = files
-        self._folders = folders
-        self._repair = repair
-        self._counts: CheckCounts = repair.counts
-        self._read = metrics.counter("ledgermq_raft_scrubbed_bytes_total")
-        self._passes = metrics.counter("ledgermq_raft_scrub_passes_total")
-        self._settled_index = settled_index
-        self._task: asyncio.Task[None] | None = None
+    node: str
+    plan: ScrubPlan
+    log: CommitLog
+    files: FileSystem
+    folders: LogFolders
+    repair: RangeRepair
+    metrics: RaftMetrics
+    settled_index: Callable[[], LogIndex]  # the last entry that is committed and locally durable
+    _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start scrubbing if it is on."""
-        if self._plan.is_on:
+        if self.plan.is_on:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
@@ -114,7 +101,7 @@ class Scrubber:
 
     def _next_cursor(self, start: int, last: LogIndex) -> _Cursor | None:
         """Return where to begin in the next segment after `start`; None: `last` is not in a later one."""
-        for info in self._log.segments():
+        for info in self.log.segments():
             if info.start_offset > start:
                 return self._cursor(info.start_offset, last)
         return None
@@ -125,76 +112,76 @@ class Scrubber:
             try:
                 await self._pass()
             except StorageError as error:
-                self._repair.on_failed(str(error))
+                self.repair.on_failed(str(error))
                 return
             except OSError as error:
-                logger.warning("scrubbing failed, trying again later node=%s error=%s", self._node, error)
+                logger.warning("scrubbing failed, trying again later node=%s error=%s", self.node, error)
                 await asyncio.sleep(RETRY_S)
                 continue
             except Exception as defect:
-                logger.error("defect node=%s", self._node, exc_info=defect)
-                self._repair.on_failed(defect_text("reading the log", defect))
+                logger.error("defect node=%s", self.node, exc_info=defect)
+                self.repair.on_failed(defect_text("reading the log", defect))
                 return
-            await asyncio.sleep(self._plan.wait_s(time.monotonic() - begin))
+            await asyncio.sleep(self.plan.wait_s(time.monotonic() - begin))
 
     async def _pass(self) -> None:
         """Read every segment with settled entries, oldest first."""
-        begin, read = time.monotonic(), self._counts.read_bytes
+        begin, read = time.monotonic(), self.repair.counts.read_bytes
         start = -1
         while True:
-            later = [info.start_offset for info in self._log.segments() if info.start_offset > start]
+            later = [info.start_offset for info in self.log.segments() if info.start_offset > start]
             if not later:
                 break
             start = later[0]
             await self._segment(start)
-        self._counts.passes += 1
-        self._passes.inc()
+        self.repair.counts.passes += 1
+        self.metrics.counter("ledgermq_raft_scrub_passes_total").inc()
         logger.info(
-            "log scrubbed node=%s bytes=%d seconds=%.0f found=%d repaired=%d", self._node,
-            self._counts.read_bytes - read, time.monotonic() - begin, self._counts.found,
-            self._counts.repaired,
+            "log scrubbed node=%s bytes=%d seconds=%.0f found=%d repaired=%d", self.node,
+            self.repair.counts.read_bytes - read, time.monotonic() - begin, self.repair.counts.found,
+            self.repair.counts.repaired,
         )  # fmt: skip
 
     async def _segment(self, start: int) -> None:
-        cursor = self._cursor(start, self._settled_index())
+        cursor = self._cursor(start, self.settled_index())
         if cursor is None:
             return
-        if cursor.limit == self._log.segment_size and cursor.sketch.is_index_saved:
+        if cursor.limit == self.log.segment_size and cursor.sketch.is_index_saved:
             await in_thread(lambda: self._check_index(cursor.sketch))
         while not cursor.is_done:
             begin, position = time.monotonic(), cursor.position
             damage = await in_thread(lambda: self._check_piece(cursor))
-            if damage is not None and not await self._repair.repaired(damage, "scrub"):
+            if damage is not None and not await self.repair.repaired(damage, "scrub"):
                 await asyncio.sleep(RETRY_S)  # the node ends, or no peer is reachable
             self._note_read(cursor.position - position)
-            renewed = self._cursor(start, self._settled_index())
+            renewed = self._cursor(start, self.settled_index())
             if renewed is None:
                 return  # retention deleted it
-            log_bytes = self._log.end_offset - self._log.first_offset
+            log_bytes = self.log.end_offset - self.log.first_offset
             await asyncio.sleep(
-                self._plan.pause_s(cursor.position - position, time.monotonic() - begin, log_bytes)
+                self.plan.pause_s(cursor.position - position, time.monotonic() - begin, log_bytes)
             )
 
     def _cursor(self, start: int, last: LogIndex) -> _Cursor | None:
         """Return where to begin in a segment; None if it is gone or holds nothing up to entry `last`."""
-        sketch = self._log.sketch(start)
+        sketch = self.log.sketch(start)
         if sketch is None or sketch.info.first_index > last:
             return None
         is_sealed = sketch.info.last_index < last  # the next entry is in the next segment
-        limit = self._log.segment_size if is_sealed else self._log.end_of(last) - start
+        limit = self.log.segment_size if is_sealed else self.log.end_of(last) - start
         return _Cursor(sketch, 0, sketch.chained, limit)
 
     def _note_read(self, count: int) -> None:
-        self._counts.read_bytes += count
-        self._read.inc(count)
+        self.repair.counts.read_bytes += count
+        self.metrics.counter("ledgermq_raft_scrubbed_bytes_total").inc(count)
 
     # --- in the thread --------------------------------------------------------------------------------------
     def _check_piece(self, cursor: _Cursor) -> DamagedLogError | None:
         """Verify the next piece and advance. Returns the damage that stopped it, or None."""
-        start, size = cursor.sketch.start, self._log.segment_size
-        path = segment_path(self._folders.segments, start)
+        start, size = cursor.sketch.start, self.log.segment_size
+        path = segment_path(self.folders.segments, start)
         try:
-            file = self._files.open(path, writable=False)
+            file = self.files.open(path, writable=False)
         except FileNotFoundError:
             # deleted by retention, or by a person; the next start reports that
             cursor.position = cursor.limit
@@ -214,13 +201,13 @@ class Scrubber:
         if scan.end >= stop:
             return None
         reason = scan.reason or "zeros where an entry must be"
-        return DamagedLogError(self._node, path, scan.end, start + scan.end, reason)
+        return DamagedLogError(self.node, path, scan.end, start + scan.end, reason)
 
     def _zero_behind_filler(self, name: str, position: int) -> None:
         """Restore the zeros after a filler. They are zeros by definition, so no peer is needed."""
-        file = self._files.open(self._folders.segments / name)
+        file = self.files.open(self.folders.segments / name)
         try:
-            end = last_nonzero(file, position, self._log.segment_size)
+            end = last_nonzero(file, position, self.log.segment_size)
             if end == position:
                 return
             write_zeros(file, position, end)
@@ -229,36 +216,36 @@ class Scrubber:
             raise StorageFailedError(file.path, error) from None
         finally:
             file.close()
-        self._counts.found += 1
-        self._counts.repaired += 1
-        self._counts.last = f"{name} at byte {position}: no zeros behind a filler; zeroed"
-        logger.warning("zeros behind a filler restored node=%s path=%s", self._node, name)
+        self.repair.counts.found += 1
+        self.repair.counts.repaired += 1
+        self.repair.counts.last = f"{name} at byte {position}: no zeros behind a filler; zeroed"
+        logger.warning("zeros behind a filler restored node=%s path=%s", self.node, name)
 
     def _check_index(self, sketch: SegmentSketch) -> None:
         """Rebuild the index file of a sealed segment if it is damaged or missing."""
-        start, folder = sketch.start, self._folders.indexes
+        start, folder = sketch.start, self.folders.indexes
         try:
-            read_index(self._files, folder, start)
+            read_index(self.files, folder, start)
             return
         except FileNotFoundError:
             reason = "missing"
         except (LayoutError, OSError) as error:
             reason = str(error)
         try:
-            file = self._files.open(segment_path(self._folders.segments, start), writable=False)
+            file = self.files.open(segment_path(self.folders.segments, start), writable=False)
         except FileNotFoundError:
             return
         try:
-            size = self._log.segment_size
+            size = self.log.segment_size
             scan = scan_segment(file, start, size, sketch.chained, limit=size)
         finally:
             file.close()
         if scan.sealed and scan.segment.last_index == sketch.info.last_index:
-            write_index(self._files, folder, scan.segment)
-            self._counts.found += 1
-            self._counts.repaired += 1
-            self._counts.last = f"the index of {start:020d}: {reason}; rebuilt"
-            logger.warning("entry index rebuilt node=%s segment=%020d reason=%r", self._node, start, reason)
+            write_index(self.files, folder, scan.segment)
+            self.repair.counts.found += 1
+            self.repair.counts.repaired += 1
+            self.repair.counts.last = f"the index of {start:020d}: {reason}; rebuilt"
+            logger.warning("entry index rebuilt node=%s segment=%020d reason=%r", self.node, start, reason)
 
 
 def _is_cached(file: File, size: int, position: int) -> bool:

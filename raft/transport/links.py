@@ -235,18 +235,15 @@ class Transport(Generic[ControlItem, AppendItem]):
         for incoming in ended:
             incoming.end()
 
-    def drop_other_incarnations(self, peer: NodeId, incarnation: int) -> None:
-        """End the incoming streams of a peer's former data folder. Frames still in them must not count."""
+    def end_incoming(self, peer: NodeId, incarnation: int | None = None) -> None:
+        """End the streams that `peer` opened to this node, except those of `incarnation`. It may reconnect.
+
+        Frames of a former data folder that are still in them must not count.
+        """
         for incoming in list(self._incoming[peer]):
             if incoming.incarnation != incarnation:
                 self._incoming[peer].discard(incoming)
                 incoming.end()
-
-    def end_incoming(self, peer: NodeId) -> None:
-        """End the streams that `peer` opened to this node. It may reconnect."""
-        for incoming in list(self._incoming[peer]):
-            self._incoming[peer].discard(incoming)
-            incoming.end()
 
     def is_connected(self, peer: NodeId) -> bool:
         """Return whether this node and `peer` are connected in both directions."""

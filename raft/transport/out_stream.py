@@ -177,7 +177,6 @@ class OutStream(Generic[Item]):
         self.peer = peer
         self.connected = False
         self.is_closed_there = False  # the last attempt was refused or timed out
-        self.dropped = 0
         self._owner = owner
         self._make_frame = make_frame
         self._queue: deque[Item] = deque(maxlen=limit)  # when full, the oldest item is dropped
@@ -220,17 +219,10 @@ class OutStream(Generic[Item]):
     def put(self, item: Item) -> None:
         """Send one item. It is dropped if the stream is down: Raft sends again."""
         stream = self._stream
-        if not self.connected or stream is None or not stream.is_open:
-            self.dropped += 1
-            return
-        if len(self._queue) == self._queue.maxlen:
-            self.dropped += 1
-        self._queue.append(item)
-        if stream.may_send:
-            self._write()
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        if self.connected and stream is not None and stream.is_open:
+            self._queue.append(item)
+            if stream.may_send:
+                self._write()
 
     def _write(self) -> None:
         queue, stream = self._queue, self._stream

@@ -23,7 +23,6 @@ from ledgermq.raft.log import rewrite as log_repair
 from ledgermq.raft.log.segment_keeper import LogFolders
 from ledgermq.raft.repair import refetch
 from ledgermq.raft.reset import receiver as reset_receiver
-from ledgermq.raft.reset import segment_pins
 from ledgermq.raft.reset import sender as reset_sender
 from ledgermq.raft.reset.decision import Resets
 from ledgermq.raft.types import LogIndex, NodeId, Term
@@ -71,8 +70,8 @@ def simulated_modules(world: World) -> tuple[Patch, ...]:
         (refetch, "time", clock),
         (refetch, "grpc", grpc_module),
         (log_repair, "secrets", secrets),
-        (segment_pins, "IDLE_SECONDS", idle),
-        (segment_pins, "TOTAL_SECONDS", total),
+        (reset_sender, "IDLE_SECONDS", idle),
+        (reset_sender, "TOTAL_SECONDS", total),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.raft.reset.segment_pins import IDLE_SECONDS, TOTAL_SECONDS, SegmentPins
+from ledgermq.raft.reset.sender import IDLE_SECONDS, TOTAL_SECONDS, SegmentPins
 from ledgermq.raft.types import LogIndex, NodeId
 
 N2, N3 = NodeId("n2"), NodeId("n3")

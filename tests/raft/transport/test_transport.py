@@ -223,10 +223,9 @@ async def test_a_node_of_another_group_is_refused_and_both_sides_say_why_once(
 
 
 async def test_what_is_sent_while_the_peer_is_away_is_dropped_not_kept(one: Peer, two: Peer) -> None:
-    link = one.transport.links[two.id]
-    link.control.put(b"lost")
-    assert link.control.dropped == 1
-    assert len(link.control) == 0
+    control = one.transport.links[two.id].control
+    control.put(b"lost")
+    assert not control._queue
 
 
 async def test_a_peer_whose_port_closes_counts_as_gone_and_is_found_again(one: Peer, two: Peer) -> None:
@@ -248,7 +247,7 @@ async def test_a_peer_whose_port_closes_counts_as_gone_and_is_found_again(one: P
 async def test_the_streams_of_a_replaced_incarnation_end(one: Peer, two: Peer) -> None:
     await both_up(one, two)
     assert two.transport.is_heard(one.id)
-    two.transport.drop_other_incarnations(one.id, incarnation=2)
+    two.transport.end_incoming(one.id, incarnation=2)
     assert not two.transport.is_heard(one.id)
     await one.until(lambda: len(one.up) < 2)
 
@@ -355,7 +354,7 @@ async def test_nothing_is_heard_from_a_folder_that_is_replaced_while_its_greetin
 
     def replaced(incoming: _Incoming, hello: Hello) -> None:
         accepted(incoming, hello)
-        one.transport.drop_other_incarnations(two.id, incarnation=2)
+        one.transport.end_incoming(two.id, incarnation=2)
 
     monkeypatch.setattr(_Incoming, "accepted", replaced)
     async with Visitor(one.transport.bind) as visitor:
