@@ -145,9 +145,8 @@ class StartRepair:
             if rounds_without >= PATIENCE and await self._may_give_up_vote(result, repair):
                 await in_thread(partial(self._log.give_up_vote, repair, note))
                 logger.warning(
-                    "vote given up until everything is here again node=%s cut_after=%d: nobody knows what "
-                    "this node "
-                    "acknowledged behind it", self.config.node_id, repair.before.index,
+                    "vote given up until everything is here again node=%s cut_after=%d: it is not known what "
+                    "this node acknowledged behind it", self.config.node_id, repair.before.index,
                 )  # fmt: skip
                 return
             told.waiting_for = result.waiting_for(repair.next_index)

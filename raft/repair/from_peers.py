@@ -57,7 +57,7 @@ class RoundResult:
             elif offer.commit_index < index:
                 leader = f"follows {offer.leader_id}" if offer.leader_id else "knows of no leader"
                 parts.append(f"{offer.peer}: has committed up to entry {offer.commit_index}, {leader}")
-        return f"a member that has entry {index} committed ({'; '.join(parts) or 'nobody answers'})"
+        return f"a member that has entry {index} committed ({'; '.join(parts) or 'none answers'})"
 
 
 async def run_round(

@@ -68,7 +68,7 @@ EXEMPT: Final = {
     "broker/state/rebuild.py QueueRebuild._bridge": "whole units of 20 bytes",
     "spark_jobs/consume_queue_checks.py QueueFiles.read": "whole units of 20 bytes",
     "broker/reading/log_reader.py LogReader._section_of": (
-        "fixed offsets in 64 bytes; the entry is verified before anybody believes it"
+        "fixed offsets in 64 bytes; the entry is verified before it is used"
     ),
     "broker/admin/message_search.py _system": "the caller is told of a DecodeError",
     "broker/admin/message_search.py MessageQueries._place_of": "a fixed offset in a header that is there",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .broker_life import Answer, Request
-from .broker_model import Group, Topic
+from .broker_model import ConsumerGroup, Topic
 
 if TYPE_CHECKING:
     from .broker_world import BrokerWorld
@@ -116,6 +116,13 @@ class Client:
         topics = list(self.world.model.topics.values())
         return self.rng.choice(topics) if topics else None
 
-    def a_group(self, name: str) -> Group | None:
+    def a_consumer_group(self, name: str) -> ConsumerGroup | None:
         """Return the consumer group of that name."""
-        return next((group for group in self.world.model.groups.values() if group.name == name), None)
+        return next(
+            (
+                consumer_group
+                for consumer_group in self.world.model.groups.values()
+                if consumer_group.name == name
+            ),
+            None,
+        )

@@ -54,9 +54,9 @@ PULLING = "pull"
 class Consumer(Client):
     """Receives under leases. Acknowledges most messages, lets some leases expire, moves or returns some."""
 
-    def __init__(self, world: BrokerWorld, group: str, *, sessions: bool, filters: bool) -> None:
+    def __init__(self, world: BrokerWorld, consumer_group: str, *, sessions: bool, filters: bool) -> None:
         super().__init__(world)
-        self._group = group
+        self._group = consumer_group
         self._sessions = sessions
         self._filters = filters
         self._session = self.rng.getrandbits(60) | 1 if sessions else 0
@@ -64,8 +64,8 @@ class Consumer(Client):
         self._number = self.rng.getrandbits(32)
 
     def step(self) -> None:
-        topic, group = self.a_topic(), self.a_group(self._group)
-        if topic is None or group is None:
+        topic, consumer_group = self.a_topic(), self.a_consumer_group(self._group)
+        if topic is None or consumer_group is None:
             self.soon()
             return
         rng = self.rng
@@ -73,7 +73,7 @@ class Consumer(Client):
             self._show_life()
         self._attempt += rng.random() < 0.8
         request = ReceiveRequest(
-            group.group_id,
+            consumer_group.group_id,
             topic.topic_id,
             rng.choice((1, 3, 32)),
             rng.choice((200, 800, 3000)),
@@ -166,8 +166,8 @@ class Drainer(Consumer):
 
     think_ms = (20, 60)
 
-    def __init__(self, world: BrokerWorld, group: str) -> None:
-        super().__init__(world, group, sessions=False, filters=False)
+    def __init__(self, world: BrokerWorld, consumer_group: str) -> None:
+        super().__init__(world, consumer_group, sessions=False, filters=False)
 
     @property
     def may_go_on(self) -> bool:
@@ -175,27 +175,29 @@ class Drainer(Consumer):
 
     def left(self) -> str:
         """Return what the consumer group has not finished; "" if nothing is left."""
-        model, group = self.world.model, self.a_group(self._group)
-        if group is None:
+        model, consumer_group = self.world.model, self.a_consumer_group(self._group)
+        if consumer_group is None:
             return ""
         for topic in model.topics.values():
             for queue_id in range(topic.queues):
                 key = (topic.topic_id, queue_id)
-                found, end = model.positions.get((group.group_id, *key)), model.queues[key].end
+                found, end = model.positions.get((consumer_group.group_id, *key)), model.queues[key].end
                 if found is None or found.committed < end or found.parked:
                     return f"queue {key} of group {self._group}: {found}, its end is {end}"
         return ""
 
     def step(self) -> None:
-        topic, group = self.a_topic(), self.a_group(self._group)
-        if topic is None or group is None or not self.left():
+        topic, consumer_group = self.a_topic(), self.a_consumer_group(self._group)
+        if topic is None or consumer_group is None or not self.left():
             self.world.after(100 * MS, self._go_on)
             return
-        if rows := parked_rows(self.world, group.group_id):
-            command = ReleaseParked(group.group_id, position_rows(rows))
+        if rows := parked_rows(self.world, consumer_group.group_id):
+            command = ReleaseParked(consumer_group.group_id, position_rows(rows))
             self.ask("command", command, lambda answer, newest: self.soon())
             return
-        request = ReceiveRequest(group.group_id, topic.topic_id, 32, 2000, attempt_id=f"drain-{self._group}")
+        request = ReceiveRequest(
+            consumer_group.group_id, topic.topic_id, 32, 2000, attempt_id=f"drain-{self._group}"
+        )
         self.ask("receive", request, partial(self._on_received, request))
 
     def _on_received(self, request: ReceiveRequest, answer: Answer, _newest: bool) -> None:
@@ -236,7 +238,7 @@ class Puller(Client):
         )  # fmt: skip
 
     def _on_fetched(self, key: tuple[int, int], asked: int, answer: Answer, _newest: bool) -> None:
-        group = self.a_group(PULLING)
+        consumer_group = self.a_consumer_group(PULLING)
         if answer.status != "ok":
             self.soon()
             return
@@ -252,7 +254,7 @@ class Puller(Client):
         for place, row in enumerate(rows):
             self.world.on_seen(*key, begin + place, tuple(row))
         self._offsets[key] = begin + len(rows)
-        if group is None or self.rng.random() < 0.5:
+        if consumer_group is None or self.rng.random() < 0.5:
             self.soon()
             return
         offset, reset = self._offsets[key], self.rng.random() < 0.1
@@ -260,7 +262,7 @@ class Puller(Client):
             offset = self._offsets[key] = self.rng.randint(0, offset)
         elif self.rng.random() < 0.1:
             offset = self.rng.randint(0, offset)  # an old commit that arrives late: it must not count
-        command = CommitOffsets(group.group_id, position_rows([(*key, offset)]), reset)
+        command = CommitOffsets(consumer_group.group_id, position_rows([(*key, offset)]), reset)
         self.ask("command", command, lambda answer, newest: self.soon())
 
 
@@ -280,13 +282,17 @@ class Administrator(Client):
         if self.world.parking == "yes":
             if model.level < PARKED_MESSAGES:
                 return FeatureLevel(PARKED_MESSAGES)
-            group = self.a_group(rng.choice(LEASING)[0])
-            if group and rng.random() < 0.2 and (rows := parked_rows(self.world, group.group_id)):
+            consumer_group = self.a_consumer_group(rng.choice(LEASING)[0])
+            if (
+                consumer_group
+                and rng.random() < 0.2
+                and (rows := parked_rows(self.world, consumer_group.group_id))
+            ):
                 count = rng.randint(1, len(rows))
-                return ReleaseParked(group.group_id, position_rows(rng.sample(rows, count)))
+                return ReleaseParked(consumer_group.group_id, position_rows(rng.sample(rows, count)))
         more = [(EXCLUSIVE, self.world.exclusive_start, False)] if self.world.member_count else []
         for name, start, fifo in (*LEASING, (PULLING, EARLIEST, False), *more):
-            if self.a_group(name) is None:
+            if self.a_consumer_group(name) is None:
                 return CreateGroup(name, start, self.world.max_attempts, fifo)
         if len(model.topics) < 2:
             return CreateTopic(f"t{rng.randrange(4)}", rng.randint(1, 3), retention_ms=rng.choice((0, 5000)))
@@ -298,8 +304,8 @@ class Administrator(Client):
         if what < 0.65:
             return DeleteTopic(topic.topic_id)
         if what < 0.68:
-            group = self.a_group(rng.choice(LEASING)[0])
-            return None if group is None else DeleteGroup(group.group_id)
+            consumer_group = self.a_consumer_group(rng.choice(LEASING)[0])
+            return None if consumer_group is None else DeleteGroup(consumer_group.group_id)
         if what < 0.75:
             return SetTopicRetention(topic.topic_id, rng.choice((0, 1000)))
         if what < 0.8 and self.world.evicts:
@@ -313,13 +319,13 @@ class Administrator(Client):
 
     def _set_back(self, topic: Topic) -> Command | None:
         """Set the position of a leasing group to a random offset: it gets messages again."""
-        group = self.a_group(self.rng.choice(LEASING)[0])
-        if group is None:
+        consumer_group = self.a_consumer_group(self.rng.choice(LEASING)[0])
+        if consumer_group is None:
             return None
         queue_id = self.rng.randrange(topic.queues)
         end = self.world.model.queues[topic.topic_id, queue_id].end
         rows = position_rows([(topic.topic_id, queue_id, self.rng.randint(0, end))])
-        return CommitOffsets(group.group_id, rows, self.rng.random() < 0.5)
+        return CommitOffsets(consumer_group.group_id, rows, self.rng.random() < 0.5)
 
 
 class Operator(Client):

@@ -14,7 +14,7 @@ _NOBODY = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
-class Group:
+class ConsumerGroup:
     """`members`: name -> (join's entry, log time, topics, the rest). `owners`: queue -> (member, epoch)."""
 
     members: dict[str, tuple[int, int, tuple[str, ...], tuple[Any, ...]]] = field(default_factory=dict)
@@ -25,30 +25,30 @@ class MemberModel:
     """All consumer groups with members, and every owner that a queue ever had."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, ConsumerGroup] = {}
         self.owned: dict[tuple[int, Key, int], str] = {}  # consumer group, queue, epoch -> owner
         self.newest: dict[tuple[int, Key], int] = {}  # consumer group, queue -> its last epoch
 
     def join(self, raw: bytes, index: int, stamp: int) -> tuple[int, bool]:
         group_id, timeout, release, count = struct.unpack_from("<IIIH", raw)
         name, allocation, zone, tags, *topics = _texts(raw, 14, 4 + count)
-        group = self.groups.setdefault(group_id, Group())
-        joined, at = group.members[name][:2] if name in group.members else (index, stamp)
+        consumer_group = self.groups.setdefault(group_id, ConsumerGroup())
+        joined, at = consumer_group.members[name][:2] if name in consumer_group.members else (index, stamp)
         member = (joined, at, tuple(topics), (allocation, zone, tags, timeout, release))
-        changed = group.members.get(name) != member
-        group.members[name] = member
+        changed = consumer_group.members.get(name) != member
+        consumer_group.members[name] = member
         return group_id, changed
 
     def leave(self, raw: bytes, index: int) -> list[bool]:
         group_id, count = struct.unpack_from("<IH", raw)
-        group = self.groups.get(group_id, Group())
+        consumer_group = self.groups.get(group_id, ConsumerGroup())
         answers = []
         for name in _texts(raw, 6, count):
-            answers.append(group.members.pop(name, None) is not None)
-            for key, (owner, _) in group.owners.items():
+            answers.append(consumer_group.members.pop(name, None) is not None)
+            for key, (owner, _) in consumer_group.owners.items():
                 if owner == name:
-                    group.owners[key] = ("", index)
-        if not group.members:
+                    consumer_group.owners[key] = ("", index)
+        if not consumer_group.members:
             self.groups.pop(group_id, None)
         return answers
 
@@ -56,12 +56,14 @@ class MemberModel:
         group_id, count = struct.unpack_from("<IH", raw)
         names = _texts(raw, 6, count)
         at = 6 + sum(2 + len(name.encode()) for name in names)
-        group, answers = self.groups.get(group_id, Group()), []
+        consumer_group, answers = self.groups.get(group_id, ConsumerGroup()), []
         for topic, queue, epoch, place in _ASSIGNMENT.iter_unpack(raw[at:]):
             name = "" if place == _NOBODY else names[place]
-            known = group.owners.get((topic, queue), ("", 0))[1]
+            known = consumer_group.owners.get((topic, queue), ("", 0))[1]
             good = (topic, queue) in queues and known == epoch and group_id in self.groups
-            good = good and (not name or (name in group.members and group.members[name][0] < index))
+            good = good and (
+                not name or (name in consumer_group.members and consumer_group.members[name][0] < index)
+            )
             answers.append(good)
             if good:
                 self._own(group_id, (topic, queue), name, index)
@@ -69,17 +71,17 @@ class MemberModel:
 
     def may_commit(self, group_id: int, key: Key, topic: str, epoch: int, *, reset: bool) -> bool:
         """Return whether an offset may be moved under an epoch, or (0) without ownership."""
-        group = self.groups.get(group_id, Group())
-        owner, current = group.owners.get(key, ("", 0))
+        consumer_group = self.groups.get(group_id, ConsumerGroup())
+        owner, current = consumer_group.owners.get(key, ("", 0))
         if epoch:
             return bool(owner) and epoch == current
-        return reset or not (owner or any(topic in member[2] for member in group.members.values()))
+        return reset or not (owner or any(topic in member[2] for member in consumer_group.members.values()))
 
     def renew(self, group_id: int, key: Key, index: int) -> None:
         """Renew the epoch after a reset of the offset from outside."""
-        group = self.groups.get(group_id)
-        if group is not None and group.owners.get(key, ("", 0))[0]:
-            self._own(group_id, key, group.owners[key][0], index)
+        consumer_group = self.groups.get(group_id)
+        if consumer_group is not None and consumer_group.owners.get(key, ("", 0))[0]:
+            self._own(group_id, key, consumer_group.owners[key][0], index)
 
     def _own(self, group_id: int, key: Key, name: str, index: int) -> None:
         self.groups[group_id].owners[key] = (name, index)
@@ -91,8 +93,10 @@ class MemberModel:
             demand(known == name, f"B epochs: {known} and {name} own {key} of group {group_id} under {index}")
 
     def remove_topic(self, number: int) -> None:
-        for group in self.groups.values():
-            group.owners = {key: owner for key, owner in group.owners.items() if key[0] != number}
+        for consumer_group in self.groups.values():
+            consumer_group.owners = {
+                key: owner for key, owner in consumer_group.owners.items() if key[0] != number
+            }
 
 
 def _texts(raw: bytes, at: int, count: int) -> list[str]:

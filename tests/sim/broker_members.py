@@ -42,8 +42,8 @@ class GroupMember(Client):
         return not self.world.is_quiet
 
     def step(self) -> None:
-        group, rng = self.a_group(EXCLUSIVE), self.rng
-        if group is None:
+        consumer_group, rng = self.a_consumer_group(EXCLUSIVE), self.rng
+        if consumer_group is None:
             self.soon()
             return
         calm, topics = self.world.is_draining, ["t0", "t1", "t2", "t3"]
@@ -51,13 +51,15 @@ class GroupMember(Client):
             self.world.after(rng.choice((300, 3000)) * MS, self._go_on)  # silent for a while
             return
         if not calm and rng.random() < 0.003:
-            self.ask("command", DeleteGroup(group.group_id), lambda answer, newest: self.soon())
+            self.ask("command", DeleteGroup(consumer_group.group_id), lambda answer, newest: self.soon())
             return
         wanted = tuple(topics if calm or rng.random() < 0.95 else topics[:2])
-        join = JoinGroup(group.group_id, self.name, wanted, "", "", "", self._timeout_ms, self._release_ms)
+        join = JoinGroup(
+            consumer_group.group_id, self.name, wanted, "", "", "", self._timeout_ms, self._release_ms
+        )
         leave = not calm and rng.random() < 0.02
         released, self._revoked = (() if self._lazy and not calm else self._revoked), ()
-        self.ask("member", (join, released, leave), partial(self._on_told, group.group_id))
+        self.ask("member", (join, released, leave), partial(self._on_told, consumer_group.group_id))
 
     def _on_told(self, group_id: int, answer: Answer, _newest: bool) -> None:
         view = answer.value if answer.status == "ok" else None
@@ -82,15 +84,24 @@ class GroupMember(Client):
 def unshared(world: BrokerWorld, members: list[GroupMember]) -> str:
     """Return what a consumer group of live members lacks: an owner of a queue, a fair share; or ""."""
     model = world.model
-    group_id = next((group.group_id for group in model.groups.values() if group.name == EXCLUSIVE), 0)
+    group_id = next(
+        (
+            consumer_group.group_id
+            for consumer_group in model.groups.values()
+            if consumer_group.name == EXCLUSIVE
+        ),
+        0,
+    )
     if not members or not group_id:
         return ""
-    group = model.members.groups.get(group_id)
+    consumer_group = model.members.groups.get(group_id)
     names = {member.name for member in members}
-    if group is None or set(group.members) != names:
-        return f"the members {sorted(names)} of group {group_id}: {group}"
+    if consumer_group is None or set(consumer_group.members) != names:
+        return f"the members {sorted(names)} of group {group_id}: {consumer_group}"
     for topic in model.topics.values():
-        owners = [group.owners.get((topic.topic_id, queue), ("", 0))[0] for queue in range(topic.queues)]
+        owners = [
+            consumer_group.owners.get((topic.topic_id, queue), ("", 0))[0] for queue in range(topic.queues)
+        ]
         counts = [owners.count(name) for name in names]
         if "" in owners or max(counts) - min(counts) > 1:
             return f"the owners of topic {topic.topic_id}: {owners}"

@@ -88,7 +88,7 @@ class Topic:
 
 
 @dataclass(slots=True)
-class Group:
+class ConsumerGroup:
     group_id: int
     name: str
     start: int
@@ -110,7 +110,7 @@ class BrokerModel:
         self.index = 0
         self.stamp = 0
         self.topics: dict[int, Topic] = {}
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, ConsumerGroup] = {}
         self.queues: dict[tuple[int, int], Queue] = {}
         self.positions: dict[tuple[int, int, int], Position] = {}
         self.streams: dict[tuple[int, int, int], Stream] = {}
@@ -228,21 +228,21 @@ class BrokerModel:
     def _create_group(self, raw: bytes, _version: int) -> tuple[int, bool]:
         start, attempts, fifo = struct.unpack_from("<qIB", raw)
         name = _text(raw, 13)
-        for group in self.groups.values():
-            if group.name == name:
-                return group.group_id, False
-        group = Group(self.next_group, name, start, bool(fifo), attempts)
+        for consumer_group in self.groups.values():
+            if consumer_group.name == name:
+                return consumer_group.group_id, False
+        consumer_group = ConsumerGroup(self.next_group, name, start, bool(fifo), attempts)
         self.next_group += 1
-        self.groups[group.group_id] = group
-        return group.group_id, True
+        self.groups[consumer_group.group_id] = consumer_group
+        return consumer_group.group_id, True
 
     def _delete_group(self, raw: bytes, _version: int) -> tuple[int, bool]:
         (number,) = struct.unpack("<I", raw)
-        group = self.groups.pop(number, None)
+        consumer_group = self.groups.pop(number, None)
         for key in [key for key in self.positions if key[0] == number]:
             del self.positions[key]
         self.members.groups.pop(number, None)
-        return (number if group else 0), group is not None
+        return (number if consumer_group else 0), consumer_group is not None
 
     def _set_retention(self, raw: bytes, _version: int) -> tuple[int, bool]:
         number, keep = struct.unpack("<Iq", raw)
@@ -254,8 +254,8 @@ class BrokerModel:
 
     # --- consumption ----------------------------------------------------------------------------------------
     def _join(self, raw: bytes, _version: int) -> tuple[int, bool]:
-        (group,) = struct.unpack_from("<I", raw)
-        return self.members.join(raw, self.index, self.stamp) if group in self.groups else (0, False)
+        (consumer_group,) = struct.unpack_from("<I", raw)
+        return self.members.join(raw, self.index, self.stamp) if consumer_group in self.groups else (0, False)
 
     def _leave(self, raw: bytes, _version: int) -> list[bool]:
         return self.members.leave(raw, self.index)
@@ -264,13 +264,18 @@ class BrokerModel:
         return self.members.assign(raw, self.index, self.queues)
 
     def _commit(self, raw: bytes, version: int) -> list[bool]:
-        group, _, reset = struct.unpack_from("<IIB", raw)
+        consumer_group, _, reset = struct.unpack_from("<IIB", raw)
         accepted, renewed = [], []
         for topic, queue, offset, *epochs in (_POSITION if version == 1 else _OWNED).iter_unpack(raw[9:]):
-            stored, found = self.queues.get((topic, queue)), self.positions.get((group, topic, queue))
+            stored, found = (
+                self.queues.get((topic, queue)),
+                self.positions.get((consumer_group, topic, queue)),
+            )
             epoch, name = (epochs or [0])[0], self.topics[topic].name if topic in self.topics else ""
-            good = stored is not None and group in self.groups
-            good = good and self.members.may_commit(group, (topic, queue), name, epoch, reset=bool(reset))
+            good = stored is not None and consumer_group in self.groups
+            good = good and self.members.may_commit(
+                consumer_group, (topic, queue), name, epoch, reset=bool(reset)
+            )
             accepted.append(good)
             if stored is None or not good:
                 continue
@@ -279,43 +284,43 @@ class BrokerModel:
             offset = min(max(offset, stored.begin), stored.end)
             if found is None or reset:
                 stay = {} if found is None else {at: each for at, each in found.parked.items() if at < offset}
-                self.positions[group, topic, queue] = Position(offset, parked=stay)
-                self.reset_at[group, topic, queue] = self.index
+                self.positions[consumer_group, topic, queue] = Position(offset, parked=stay)
+                self.reset_at[consumer_group, topic, queue] = self.index
             elif offset > found.committed:
                 found.leases = {at: lease for at, lease in found.leases.items() if at >= offset}
                 found.position, found.lost = max(found.position, offset), 0
                 _finish_first(found)
         for key in renewed:
-            self.members.renew(group, key, self.index)
+            self.members.renew(consumer_group, key, self.index)
         return accepted
 
     def _set_positions(self, raw: bytes, _version: int) -> list[bool]:
-        (group,) = struct.unpack_from("<I", raw)
+        (consumer_group,) = struct.unpack_from("<I", raw)
         accepted = []
         for topic, queue, offset in _POSITION.iter_unpack(raw[9:]):
             stored = self.queues.get((topic, queue))
-            accepted.append(stored is not None and group in self.groups)
-            if stored is not None and group in self.groups:
+            accepted.append(stored is not None and consumer_group in self.groups)
+            if stored is not None and consumer_group in self.groups:
                 bounded = min(max(offset, stored.begin), stored.end)
-                self.positions.setdefault((group, topic, queue), Position(bounded))
+                self.positions.setdefault((consumer_group, topic, queue), Position(bounded))
         return accepted
 
     def _grant(self, raw: bytes, _version: int) -> dict[int, list[tuple[int, int]]]:
         """Return, per queue, the granted offsets with their attempts."""
-        group, topic, invisible, session, count = struct.unpack_from("<IIqQI", raw)
+        consumer_group, topic, invisible, session, count = struct.unpack_from("<IIqQI", raw)
         deadline = NEVER if session else self.stamp + invisible
         at, granted = 28, {}
         for _ in range(count):
             queue, start, end, number = struct.unpack_from("<IqqI", raw, at)
             offsets = struct.unpack_from(f"<{number}q", raw, at + 24)
             at += 24 + 8 * number
-            found = self.positions.get((group, topic, queue))
+            found = self.positions.get((consumer_group, topic, queue))
             if found is None:
                 continue
             given = self._grant_in(found, start, end, offsets, deadline, session)
             for offset, attempt in given:
-                self._judge_attempt((group, topic, queue, offset), attempt, found)
-                self.granted[self.index, group, topic, queue, offset] = attempt
+                self._judge_attempt((consumer_group, topic, queue, offset), attempt, found)
+                self.granted[self.index, consumer_group, topic, queue, offset] = attempt
             if given:
                 granted[queue] = given
                 found.lost = 0
@@ -343,11 +348,11 @@ class BrokerModel:
 
     def _judge_attempt(self, place: tuple[int, int, int, int], attempt: int, found: Position) -> None:
         """Check that no message is granted too often (in order, those after a failing one may be)."""
-        group = self.groups[place[0]]
+        consumer_group = self.groups[place[0]]
         full = len(found.parked) == PARKED_MAX
         demand(
-            self.level < PARKING or group.fifo or full or attempt <= group.attempts,
-            f"B attempts: {place} is granted as attempt {attempt} of {group.attempts}",
+            self.level < PARKING or consumer_group.fifo or full or attempt <= consumer_group.attempts,
+            f"B attempts: {place} is granted as attempt {attempt} of {consumer_group.attempts}",
         )
 
     def _park(self, raw: bytes, _version: int) -> list[bool]:
@@ -356,19 +361,20 @@ class BrokerModel:
         touched: list[tuple[Position, int, int, int]] = []
         room: dict[int, int] = {}
         group_id, topic, reason = struct.unpack_from("<IIB", raw)
-        group = self.groups.get(group_id)
+        consumer_group = self.groups.get(group_id)
         for queue, offset, lease_id, attempts in _PARK.iter_unpack(raw[9:]):
             found = self.positions.get((group_id, topic, queue))
-            lease = None if found is None or group is None else found.leases.get(offset)
+            lease = None if found is None or consumer_group is None else found.leases.get(offset)
             good = lease is not None and lease.lease_id == lease_id and not lease.acked
-            if good and found is not None and lease is not None and group is not None:
+            if good and found is not None and lease is not None and consumer_group is not None:
                 left = room.setdefault(queue, PARKED_MAX - len(found.parked))
                 room[queue] = left - 1
                 good = left > 0
                 demand(
-                    reason != 1 or (lease.attempt >= group.attempts and lease.deadline <= self.stamp),
+                    reason != 1
+                    or (lease.attempt >= consumer_group.attempts and lease.deadline <= self.stamp),
                     f"B attempts: entry {self.index} parks {(topic, queue, offset)}, attempt {lease.attempt} "
-                    f"of {group.attempts}, which ends at {lease.deadline}, now is {self.stamp}",
+                    f"of {consumer_group.attempts}, which ends at {lease.deadline}, now is {self.stamp}",
                 )
                 if good:
                     touched.append((found, offset, max(lease.attempt, attempts), reason))
@@ -377,21 +383,21 @@ class BrokerModel:
             if found.leases.pop(offset, None) is not None:
                 found.parked[offset] = (self.stamp, attempts, why, self.index)
         for found in {id(each[0]): each[0] for each in touched}.values():
-            if group is not None and group.fifo:
+            if consumer_group is not None and consumer_group.fifo:
                 for lease in found.leases.values():
                     lease.attempt = 0
                 _finish_first(found)
         return verdicts
 
     def _release_parked(self, raw: bytes, _version: int) -> list[bool]:
-        (group,) = struct.unpack_from("<I", raw)
+        (consumer_group,) = struct.unpack_from("<I", raw)
         rows = list(_POSITION.iter_unpack(raw[9:]))
         verdicts = []
         for topic, queue, offset in rows:
-            found = self.positions.get((group, topic, queue))
+            found = self.positions.get((consumer_group, topic, queue))
             verdicts.append(found is not None and offset in found.parked)
         for topic, queue, offset in rows:
-            found = self.positions.get((group, topic, queue))
+            found = self.positions.get((consumer_group, topic, queue))
             if found is not None and found.parked.pop(offset, None) is not None:
                 found.leases[offset] = Lease(0, self.stamp, 0, 0, released=True)
         return verdicts
@@ -399,16 +405,16 @@ class BrokerModel:
     def _rows(
         self, raw: bytes, layout: struct.Struct
     ) -> Iterator[tuple[Position | None, Any, bool, tuple[int, ...]]]:
-        group, topic, flag = struct.unpack_from("<IIB", raw)
+        consumer_group, topic, flag = struct.unpack_from("<IIB", raw)
         for row in layout.iter_unpack(raw[9:]):
-            found = self.positions.get((group, topic, row[0]))
-            yield found, (group, topic), bool(flag), row
+            found = self.positions.get((consumer_group, topic, row[0]))
+            yield found, (consumer_group, topic), bool(flag), row
 
     def _ack(self, raw: bytes, _version: int) -> list[bool]:
         """Judge each row by the state before the command."""
         verdicts, touched = [], []
-        for found, (group, _), force, (_, offset, lease_id) in self._rows(raw, _LEASE):
-            if found is None or group not in self.groups:
+        for found, (consumer_group, _), force, (_, offset, lease_id) in self._rows(raw, _LEASE):
+            if found is None or consumer_group not in self.groups:
                 verdicts.append(False)
                 continue
             lease = found.leases.get(offset)
@@ -418,7 +424,7 @@ class BrokerModel:
             good = lease.lease_id == lease_id and (force or lease.deadline > self.stamp or lease.acked)
             verdicts.append(good)
             if good:
-                touched.append((found, lease, self.groups[group].fifo))
+                touched.append((found, lease, self.groups[consumer_group].fifo))
         for _, lease, _ in touched:
             lease.acked = True
         for found, _, fifo in touched:
@@ -431,7 +437,9 @@ class BrokerModel:
 
     def _change(self, raw: bytes, _version: int) -> list[bool]:
         verdicts, touched = [], []
-        for found, (group, topic), _, (queue, offset, lease_id, invisible) in self._rows(raw, _CHANGE):
+        for found, (consumer_group, topic), _, (queue, offset, lease_id, invisible) in self._rows(
+            raw, _CHANGE
+        ):
             lease = None if found is None else found.leases.get(offset)
             good = (
                 lease is not None
@@ -442,7 +450,7 @@ class BrokerModel:
             verdicts.append(good)
             if good and lease is not None:
                 touched.append((lease, self.stamp + invisible))
-                self.granted[self.index, group, topic, queue, offset] = lease.attempt
+                self.granted[self.index, consumer_group, topic, queue, offset] = lease.attempt
         for lease, deadline in touched:
             lease.deadline, lease.lease_id, lease.session = deadline, self.index, 0
         return verdicts
@@ -504,7 +512,7 @@ class BrokerModel:
         self.level = max(self.level, level)
 
     def _set_mode(self, raw: bytes, version: int) -> tuple[int, bool]:
-        demand(version == 1, "model: nobody here removes a broker group on a condition")
+        demand(version == 1, "model: no client here removes a broker group on a condition")
         changed, self.mode = raw[0] != self.mode, raw[0]
         return 0, changed
 

@@ -262,14 +262,15 @@ class BrokerWorld:
                 {
                     m.name: (m.joined, m.joined_at, m.topics,
                              (m.allocation, m.zone, m.filter, m.session_timeout_ms, m.release_ms))
-                    for m in group.members.values()
+                    for m in consumer_group.members.values()
                 },
-                {key: (owner.member, owner.epoch) for key, owner in group.owners.items()},
+                {key: (owner.member, owner.epoch) for key, owner in consumer_group.owners.items()},
             )
-            for group_id, group in state.memberships.copy().items()
+            for group_id, consumer_group in state.memberships.copy().items()
         }  # fmt: skip
         wanted = {
-            number: (group.members, group.owners) for number, group in self.model.members.groups.items()
+            number: (consumer_group.members, consumer_group.owners)
+            for number, consumer_group in self.model.members.groups.items()
         }
         demand(
             found == wanted,

@@ -95,7 +95,7 @@ class Calm:
             if successor is not None and successor.core.term > term:
                 return
         raise InvariantError(
-            f"E10: nobody leads {RESIGN_US // 1000} ms after a resignation: {world.describe()}"
+            f"E10: no node leads {RESIGN_US // 1000} ms after a resignation: {world.describe()}"
         )
 
     def _leader(self) -> SimNode:

@@ -104,7 +104,7 @@ class Horizon:
         holders = [node.name for node in nodes if node.has_durable(index, invariants.committed[index])]
         demand(
             invariants.is_quorum(holders),
-            f"I14: {when}, entry {index} is durable only on {', '.join(holders) or 'nobody'}",
+            f"I14: {when}, entry {index} is durable only on {', '.join(holders) or 'no node'}",
         )
 
     def on_life(self, node: SimNode) -> None:

@@ -222,7 +222,7 @@ class Invariants:
         demand(
             self.is_quorum(holders),
             f"I6 durable quorum: {node.name} commits {index}, durable only on "
-            f"{', '.join(holders) or 'nobody'}",
+            f"{', '.join(holders) or 'no node'}",
         )
 
     def compare_disks(self) -> None:

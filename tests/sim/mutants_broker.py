@@ -275,7 +275,7 @@ broker_mutant(
 )  # fmt: skip
 
 
-def _none_is_exhausted(self: Selector, group: Any, found: Consumption, now: int) -> np.ndarray:
+def _none_is_exhausted(self: Selector, consumer_group: Any, found: Consumption, now: int) -> np.ndarray:
     return found.leases[:0]
 
 
@@ -312,10 +312,10 @@ broker_mutant(
 )  # fmt: skip
 
 
-def _whoever_knows(self: Selector, group: Any, found: Consumption, now: int) -> np.ndarray:
+def _whoever_knows(self: Selector, consumer_group: Any, found: Consumption, now: int) -> np.ndarray:
     level, self._state.feature_level = self._state.feature_level, 99
     try:
-        return _exhausted(self, group, found, now)
+        return _exhausted(self, consumer_group, found, now)
     finally:
         self._state.feature_level = level
 

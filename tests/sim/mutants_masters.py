@@ -60,6 +60,6 @@ patch_mutant(
 patch_mutant(
     "SlavesJudgeEachOther",
     "V1, K12",
-    "A slave refuses another one that came back with the master's consent, because nobody told it.",
+    "A slave refuses another one that came back with the master's consent, because it was not told.",
     (RaftConfig, "not_judged", frozenset()),
 )

@@ -132,7 +132,7 @@ class ShowsTheTailThatItHadBeforeACut(RaftCore):
 
 @core_mutant("E7")
 class CampaignsWithoutAPreVote(RaftCore):
-    """Whoever hears no leader raises the term at once."""
+    """A node that hears no leader raises the term at once."""
 
     def tick(self) -> None:
         super().tick()
@@ -150,7 +150,7 @@ class ProtectsNoLeader(RaftCore):
 
 @core_mutant("E9, P3")
 class TakesTheTermOfAPreVote(RaftCore):
-    """The question whether one would vote raises the term of whoever is asked."""
+    """The question whether one would vote raises the term of the node that is asked."""
 
     def step(self, message: Message) -> None:
         super().step(message)
@@ -221,7 +221,7 @@ class TakesStrangersForMembers(RaftCore):
 
 @core_mutant("E14")
 class LeadsWithoutAQuorum(RaftCore):
-    """A leader that nobody answers leads on."""
+    """A leader without answers leads on."""
 
     def tick(self) -> None:
         if self.leading is not None:

@@ -113,7 +113,7 @@ def _minority(network: Network, names: list[str], _rng: random.Random) -> None:
     network.cut(names[:few], names[few:])
 
 
-def _nobody(network: Network, names: list[str], _rng: random.Random) -> None:
+def _all_apart(network: Network, names: list[str], _rng: random.Random) -> None:
     network.only([], names)
 
 
@@ -140,6 +140,6 @@ def _one_link(network: Network, names: list[str], rng: random.Random) -> None:
 
 SHAPES: Final = {
     "isolation": _isolate_one, "deaf": _deaf, "mute": _mute, "halves": _halves, "minority": _minority,
-    "nobody": _nobody, "chain": _chain, "ring": _ring, "bridge": _bridge, "one link": _one_link,
+    "all apart": _all_apart, "chain": _chain, "ring": _ring, "bridge": _bridge, "one link": _one_link,
 }  # fmt: skip
 """Shapes of a cut network. The first of the (shuffled) names is the isolated node, or the bridge."""

@@ -35,7 +35,7 @@ class Node:
         self.is_dead = False
 
 
-class Group:
+class BrokerGroup:
     """Usage: `run(until_ms)`; then inspect `leads`, the (ms, name) of each election won."""
 
     def __init__(self, seed: int, stalls: Stalls) -> None:
@@ -127,51 +127,51 @@ def some_of(names: tuple[str, ...], low: float, high: float, *, runs: float = 20
     ids=["all", "all shortly", "all for long", "two", "two for long", "one"],
 )
 def test_a_starved_group_changes_its_leader_at_most_once_a_minute(seed: int, stalls: Stalls) -> None:
-    group = Group(seed, stalls)
-    group.run(1_000)
-    assert len(group.leads) <= 1
-    group.run(15_000)  # it learns how late messages arrive
-    learnt = len(group.leads)
-    group.run(75_000)
-    assert len(group.leads) - learnt <= 1, group.leads
-    assert learnt <= 4, group.leads
+    broker_group = BrokerGroup(seed, stalls)
+    broker_group.run(1_000)
+    assert len(broker_group.leads) <= 1
+    broker_group.run(15_000)  # it learns how late messages arrive
+    learnt = len(broker_group.leads)
+    broker_group.run(75_000)
+    assert len(broker_group.leads) - learnt <= 1, broker_group.leads
+    assert learnt <= 4, broker_group.leads
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_group_that_is_well_waits_no_longer_for_a_silent_leader(seed: int) -> None:
-    group = Group(seed, lambda rng, name: None)
-    group.run(20_000)
-    _, leader = group.leads[-1]
-    group.nodes[leader].is_dead = True
-    group.run(22_000)
-    at, successor = group.leads[-1]
+    broker_group = BrokerGroup(seed, lambda rng, name: None)
+    broker_group.run(20_000)
+    _, leader = broker_group.leads[-1]
+    broker_group.nodes[leader].is_dead = True
+    broker_group.run(22_000)
+    at, successor = broker_group.leads[-1]
     assert successor != leader
     assert at - 20_000 < 850, "the longest election timeout, and a round of votes"
-    assert all(node.core.patience == 0 for node in group.nodes.values())
+    assert all(node.core.patience == 0 for node in broker_group.nodes.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_patience_has_an_end_when_a_starved_leader_dies(seed: int) -> None:
-    group = Group(seed, all_of(100, 500))
-    group.run(30_000)
-    _, leader = group.leads[-1]
-    before = len(group.leads)
-    group.nodes[leader].is_dead = True
-    group.run(60_000)
-    assert len(group.leads) > before
+    broker_group = BrokerGroup(seed, all_of(100, 500))
+    broker_group.run(30_000)
+    _, leader = broker_group.leads[-1]
+    before = len(broker_group.leads)
+    broker_group.nodes[leader].is_dead = True
+    broker_group.run(60_000)
+    assert len(broker_group.leads) > before
     assert all(
         node.core.shortest_timeout <= 40 + node.core.config.patience_ticks_max
-        for node in group.nodes.values()
+        for node in broker_group.nodes.values()
     )
 
 
 def test_patience_is_forgotten_when_there_is_cpu_again() -> None:
-    group = Group(1, all_of(100, 500))
-    group.run(20_000)
-    assert any(node.core.patience for node in group.nodes.values())
-    group._stalls = lambda rng, name: None
-    group.run(20_000 + 2 * 15_000 + 2_000)
-    assert all(node.core.patience == 0 for node in group.nodes.values())
+    broker_group = BrokerGroup(1, all_of(100, 500))
+    broker_group.run(20_000)
+    assert any(node.core.patience for node in broker_group.nodes.values())
+    broker_group._stalls = lambda rng, name: None
+    broker_group.run(20_000 + 2 * 15_000 + 2_000)
+    assert all(node.core.patience == 0 for node in broker_group.nodes.values())
 
 
 def test_one_pause_is_no_habit() -> None:
@@ -180,6 +180,6 @@ def test_one_pause_is_no_habit() -> None:
     def once(rng: random.Random, name: str) -> tuple[float, float] | None:
         return (1.0, 1500.0) if pauses.pop(name, 0) else None
 
-    group = Group(1, once)
-    group.run(10_000)
-    assert all(node.core.patience == 0 for node in group.nodes.values())
+    broker_group = BrokerGroup(1, once)
+    broker_group.run(10_000)
+    assert all(node.core.patience == 0 for node in broker_group.nodes.values())

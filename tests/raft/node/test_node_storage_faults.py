@@ -91,7 +91,7 @@ async def test_a_fault_in_the_middle_of_a_stop_silences_the_node_and_ends_the_ha
     monkeypatch.setattr(node._core, "transfer_leadership", lambda to=None: NodeId("n0"))
     stopping = asyncio.create_task(node.stop())
     await cluster.until(lambda: node._stopping)
-    assert not stopping.done(), "nobody takes the lead"
+    assert not stopping.done(), "no node takes the lead"
     node.fail("the disk failed")
     assert (node.fault, cluster.fatal[first]) == ("the disk failed", "the disk failed")
     assert node._core.is_silent
