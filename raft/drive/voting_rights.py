@@ -315,7 +315,7 @@ class VotingRights:
         if rejoin.target is None:
             known = self._others <= self._accepted_by and rejoin.is_known_to_all(self.hellos)
             if known and self._aiming is None and core.leader_id is not None:
-                self._aiming = asyncio.get_running_loop().create_task(self._aim())
+                self._begin_to_aim()
         elif rejoin.is_done(
             durable=core.stable_index,
             commit=core.commit_index,
@@ -342,6 +342,9 @@ class VotingRights:
             await asyncio.wait([self._identifying])  # its thread writes to the folder
         async with self._lock:  # a greeting may be being stored
             pass
+
+    def _begin_to_aim(self) -> None:
+        self._aiming = asyncio.get_running_loop().create_task(self._aim())
 
     async def _aim(self) -> None:
         try:

@@ -85,6 +85,12 @@ class Cluster:
             await node.start()
             self.nodes[name] = node
 
+    async def begin(self, *payloads: bytes) -> None:
+        """Start all nodes, and commit and apply these entries everywhere."""
+        await self.start()
+        await self.send(*payloads)
+        await self.settle()
+
     async def kill(self, *names: str) -> None:
         for name in names:
             await kill(self.nodes.pop(name))

@@ -1,6 +1,6 @@
-"""Greetings, incarnations and voting rights in the simulation: a shell around raft/folder/bootstrap.py.
+"""Greetings, incarnations and voting rights in the simulation: the real `VotingRights`, over events.
 
-Does with events what `VotingRights` and the transport do with coroutines and streams. Greetings are packets
+Does with events what it and the transport do with coroutines and streams: store, ask, greet. Greetings are packets
 that are repeated until they are answered. The member record is stored in simulated time before any greeting
 is answered. Frames count only if they come from the run of a node whose greeting was accepted.
 """
@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from ledgermq.raft.drive.voting_rights import VotingRights
 from ledgermq.raft.errors import DamagedFrameError
-from ledgermq.raft.folder.bootstrap import (
-    MemberRecord,
-    Refusers,
-    Rejoin,
-    find_group_id,
-    is_vouched_for,
-    known_group_ids,
-    may_become_voter,
-)
-from ledgermq.raft.folder.opening import is_learner
+from ledgermq.raft.folder.bootstrap import is_vouched_for
 from ledgermq.raft.transport.checked_frame import CHECKED_FRAMES
 from ledgermq.raft.transport.hello import (
     Hello,
@@ -58,57 +50,41 @@ class Greeting(NamedTuple):
         return self.answers > 0
 
 
-class Membership:
-    """One life's view of the group."""
+class Membership(VotingRights):
+    """One life's view of the broker group: the real rights, over events instead of coroutines."""
 
     def __init__(self, life: Life) -> None:
+        async def never() -> LogIndex:
+            raise AssertionError("the life asks for read indexes")
+
+        super().__init__(
+            life.node.config, life.storage, life.core, promote=life.promote, announce=self.announce,
+            read_index=never, on_new_incarnation=lambda peer, _: self._forget_streams(peer),
+            on_learner=life.peer_replaced, on_left_behind=lambda reign: None, on_outdated=life.fail,
+        )  # fmt: skip
         self._life = life
-        storage, config = life.storage, life.node.config
-        self._me = config.node_id
-        peers = [peer.node_id for peer in config.peers]
-        # nodes that decide this node's standing
-        self._others = frozenset(config.voters if config.is_slave else peers)
-        self._members = frozenset(member.node_id for member in config.members)
-        known = {node: number for node, number in storage.identity.members.items() if number}
-        others = {n: i for n, i in known.items() if n != self._me}
-        self._record = MemberRecord(config.group, others, not_judged=config.not_judged)
-        self._is_learner = is_learner(storage)
-        former = storage.identity.former.get(self._me, ())
-        self._refusers = Refusers(self._me, former, 1 if config.is_slave else len(self._members) // 2 + 1)
-        self._rejoin = Rejoin(self._me, storage.incarnation, self._others)
-        self._aiming = False
+        self._aims = False
         self._storing = False
         self._waiting: list[Greeting] = []
-        self._promotion_seq: int | None = None
-        self._was_voter = life.core.is_voter
-        self.group_id = storage.identity.group_id
-        self.hellos: dict[NodeId, Hello] = {}
-        self.accepted_by: dict[NodeId, bool] = {}  # peers that accepted the greeting of this run
+        self._known_group_id = life.storage.identity.group_id
         self.accepted_run: dict[str, int] = {}  # peer -> run whose frames count
 
     @property
-    def standing(self) -> Standing:
-        """Standing of this node as a voter."""
-        if self._was_voter:
-            return Standing.VOTER
-        return Standing.LEARNER if self._is_learner else Standing.FRESH
+    def group_id(self) -> int:
+        """Id of the broker group, once it is durable here."""
+        return self._known_group_id
 
-    def hello(self) -> Hello:
+    @property
+    def accepted_by(self) -> set[NodeId]:
+        """Peers that accepted the greeting of this run."""
+        return self._accepted_by
+
+    def _forget_streams(self, peer: NodeId) -> None:
+        self.accepted_run.pop(peer, None)
+
+    def own_hello(self) -> Hello:
         """Return this node's greeting."""
-        config = self._life.node.config
-        return Hello(
-            cluster_id=config.cluster_id,
-            group=config.group,
-            node_id=self._me,
-            incarnation=self._life.storage.incarnation,
-            segment_size=config.segment_size,
-            standing=self.standing,
-            term=self._life.core.term,
-            group_id=self.group_id,
-            known_incarnations=dict(self._record.known),
-            replication=config.replication,
-            reign=config.reign,
-        )
+        return self.hello(None, 0.0, 0.0)
 
     # --- greeting -------------------------------------------------------------------------------------------
     def greet_all(self) -> None:
@@ -120,7 +96,7 @@ class Membership:
             self._life.later(GREET_AGAIN_US, "greet")
 
     def _greet(self, peer: NodeId) -> None:
-        self._send(peer, encode_greeting(self.hello()), 0)
+        self._send(peer, encode_greeting(self.own_hello()), 0)
 
     def _send(self, peer: str, data: bytes, answers: int) -> None:
         node = self._life.node
@@ -132,7 +108,7 @@ class Membership:
     def announce(self) -> None:
         """Tell every peer what changed about this node."""
         for peer in self._life.peers:
-            self._life.send_news(peer, self.hello())
+            self._life.send_news(peer, self.own_hello())
 
     def on_greeting(self, greeting: Greeting) -> None:
         """Judge a greeting or a reply. The reply to it may have to wait for the disk."""
@@ -152,7 +128,7 @@ class Membership:
         if refusal is not None:
             self._refuse(greeting, refusal)
         elif self._record.would_change(hello):
-            self._store(greeting, hello)
+            self._store_member(greeting, hello)
         else:
             self._admit(greeting, hello)
 
@@ -166,7 +142,7 @@ class Membership:
         return refusal
 
     def _refusal_of(self, hello: Hello) -> Refusal | None:
-        mine = self.hello()
+        mine = self.own_hello()
         vouched = is_vouched_for(hello, self.hellos, len(self._members)) and mine.standing is Standing.LEARNER
         return refusal_of(mine, hello, self._members) or self._record.refusal_of(hello, vouched=vouched)
 
@@ -180,16 +156,15 @@ class Membership:
         if reply.hello.standing == Standing.LEARNER.value:
             return None  # its own record may be the old one
         if kind is RefusalKind.INCARNATION and self.group_id in (0, reply.hello.group_id):
-            right = self._refusers.are_right(Hello.from_proto(reply.hello))
-            if right or not self.group_id:
-                self._life.fail(reply.refusal)
+            sender = Hello.from_proto(reply.hello)
+            self.weigh_refusal(sender.node_id, Refusal(kind, reply.refusal), sender)
         return None
 
     def _refuse(self, greeting: Greeting, refusal: Refusal) -> None:
         if not greeting.is_answer:
-            self._send(greeting.from_, encode_reply(self.hello(), refusal, CHECKED_FRAMES), greeting.run)
+            self._send(greeting.from_, encode_reply(self.own_hello(), refusal, CHECKED_FRAMES), greeting.run)
 
-    def _store(self, greeting: Greeting, hello: Hello) -> None:
+    def _store_member(self, greeting: Greeting, hello: Hello) -> None:
         if self._life.disk.broken:
             return
         changed = {**self._record.known, hello.node_id: hello.incarnation}
@@ -205,7 +180,7 @@ class Membership:
         greeting, hello, changed = stored
         self._storing = False
         if self._record.known.get(hello.node_id):
-            self.accepted_run.pop(hello.node_id, None)  # streams of the former incarnation end
+            self._on_new_incarnation(hello.node_id, hello.incarnation)  # streams of the former one end
         self._record.known = changed
         self.announce()
         self._admit(greeting, hello)
@@ -220,71 +195,37 @@ class Membership:
             self._life.peer_replaced(peer)
         self.accepted_run[peer] = greeting.run
         if greeting.run > known_run and known_run:
-            self.accepted_by.pop(peer, None)  # its streams are new, and so are those to it
+            self.accepted_by.discard(peer)  # its streams are new, and so are those to it
             self._greet(peer)
             self._life.later(GREET_AGAIN_US, "greet")
         if greeting.is_answer:
-            self.accepted_by[peer] = True
+            self.accepted_by.add(peer)
         else:
-            self._send(peer, encode_reply(self.hello(), None, CHECKED_FRAMES), greeting.run)
+            self._send(peer, encode_reply(self.own_hello(), None, CHECKED_FRAMES), greeting.run)
         self.learn(hello)
 
     # --- rights ---------------------------------------------------------------------------------------------
-    def learn(self, hello: Hello) -> None:
-        """Record news about an admitted peer."""
-        if self._record.known.get(hello.node_id) == hello.incarnation:
-            self.hellos[hello.node_id] = hello
-            self._identify()
-            self.advance()
-
-    def advance(self) -> None:
-        """Check whether this node may vote by now."""
-        life = self._life
-        if self._was_voter or self._promotion_seq is not None or life.core.fault is not None:
-            return
-        if len(known_group_ids(self.hellos.values())) > 1:
-            return
-        if self.standing is Standing.FRESH:
-            if may_become_voter(self._me, life.storage.incarnation, self._others, self.hellos):
-                self._promote()
-            return
-        core, rejoin = life.core, self._rejoin
-        if rejoin.target is None:
-            known = self._others <= self.accepted_by.keys() and rejoin.is_known_to_all(self.hellos)
-            if known and not self._aiming and core.leader_id is not None:
-                self._aiming = life.ask_read(AIM)
-        elif rejoin.is_done(
-            durable=core.stable_index,
-            commit=core.commit_index,
-            term=core.term,
-            leader=core.leader_id,
-            voted_for=core.leader_id,
-        ):
-            self._promote()
+    def _begin_to_aim(self) -> None:
+        if not self._aims:
+            self._aims = self._life.ask_read(AIM)
 
     def on_aim(self, index: LogIndex | None) -> None:
         """Handle the leader's commit index (None: no leader answered)."""
-        self._aiming = False
+        self._aims = False
         if index is not None:
             self._rejoin.aim(index, self.hellos)
         self.advance()
 
-    def _promote(self) -> None:
-        self._promotion_seq = self._life.promote()
-
     def note_durable(self, seq: int) -> None:
         """Record that persist operations up to `seq` are done, possibly including a promotion."""
         if self._promotion_seq is not None and not self._was_voter and seq >= self._promotion_seq:
-            self._was_voter = True
             self._life.node.promoted()
-            self._identify()
-            self.announce()
+        super().note_durable(seq)
 
     def _identify(self) -> None:
         if self.group_id or self._storing or self._life.disk.broken:
             return
-        makes = not self._life.node.config.is_slave
-        group_id = find_group_id(self.hello(), self._others, self.hellos, may_make=makes)
+        group_id = self._find_group_id()
         if not group_id:
             return
         try:
@@ -297,7 +238,7 @@ class Membership:
     def on_identified(self, group_id: int) -> None:
         """Handle that the group id is durable here."""
         self._storing = False
-        self.group_id = group_id
+        self._known_group_id = group_id
         self.announce()
         waiting, self._waiting = self._waiting, []
         for each in waiting:

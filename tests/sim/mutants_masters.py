@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping
 from ledgermq.raft.config import RaftConfig
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.quorum import Majority
+from ledgermq.raft.drive import voting_rights
 from ledgermq.raft.folder import bootstrap
 from ledgermq.raft.transport.hello import Hello
 from ledgermq.raft.types import LogIndex, NodeId
 
-from . import membership
 from .mutant_list import core_mutant, patch_mutant
 
 
@@ -54,7 +54,7 @@ patch_mutant(
     "SlavesMakeTheGroupsId",
     "V1",
     "A slave, which asks its master only, makes the group's id itself: another one than the master makes.",
-    (membership, "find_group_id", _make_it),
+    (voting_rights, "find_group_id", _make_it),
 )
 
 patch_mutant(

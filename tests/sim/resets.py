@@ -159,7 +159,7 @@ class SimResets:
         rights: Any = life.membership
         self.real = Resets(
             node.config, node.files, life.core, life.log, driver, port, rights, SimTransfer(node),
-            hello=lambda _to: life.membership.hello(), on_decided=self._on_decided, fail=self._fail,
+            hello=lambda _to: life.membership.own_hello(), on_decided=self._on_decided, fail=self._fail,
         )  # fmt: skip
 
     def offered(self, offer: ResetOffered) -> None:

@@ -53,9 +53,7 @@ async def test_a_new_node_that_starts_again_tells_whom_it_has_met_before(cluster
 async def test_an_empty_disk_under_a_voters_id_stops_with_the_way_out(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
-    await cluster.settle()
+    await cluster.begin(b"one")
     await cluster.kill("n3")
     shutil.rmtree(tmp_path / "n3")
     await cluster.start("n3")
@@ -73,9 +71,7 @@ async def test_an_empty_disk_under_a_voters_id_stops_with_the_way_out(
 async def test_two_empty_disks_cannot_outvote_the_one_that_remembers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
-    await cluster.settle()
+    await cluster.begin(b"one")
     await cluster.kill("n1", "n2", "n3")
     for name in ("n2", "n3"):
         shutil.rmtree(tmp_path / name)
@@ -111,9 +107,7 @@ async def test_a_node_that_rejoins_fetches_everything_and_votes_again(
 async def test_a_node_that_rejoins_with_its_old_disk_keeps_the_old_data_aside(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
-    await cluster.settle()
+    await cluster.begin(b"one")
     await cluster.kill("n3")
     await cluster.start("n3", rejoin=True)
     await cluster.until(lambda: standing(cluster, "n3") is Standing.VOTER, "n3 votes again")
@@ -129,9 +123,7 @@ async def test_a_node_that_rejoins_with_its_old_disk_keeps_the_old_data_aside(
 async def test_a_learner_does_not_vote_while_a_member_that_must_know_it_is_away(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
-    await cluster.settle()
+    await cluster.begin(b"one")
     await cluster.kill("n3")
     leader = await cluster.leader()
     other = next(name for name in cluster.nodes if name != leader)
@@ -147,8 +139,7 @@ async def test_a_learner_does_not_vote_while_a_member_that_must_know_it_is_away(
 
 @pytest.mark.cluster("n1")
 async def test_a_node_alone_in_its_group_cannot_rejoin(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     await cluster.stop("n1")
     with pytest.raises(DataFolderError, match="nobody has its data"):
         await cluster.start("n1", rejoin=True)
@@ -172,9 +163,7 @@ async def test_a_port_in_use_changes_nothing(cluster: Cluster, tmp_path: Path) -
 async def test_with_async_flush_a_node_whose_machine_rebooted_catches_up_before_it_votes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
-    await cluster.settle()
+    await cluster.begin(b"one")
     victim = next(name for name, node in cluster.nodes.items() if not node.is_leader)
     old = cluster.nodes[victim].storage.incarnation
     await cluster.kill(victim)

@@ -18,8 +18,7 @@ def broken(*_arguments: Any, **_named: Any) -> None:
 async def test_an_entry_that_the_core_counted_and_the_log_does_not_hold_faults_the_node(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     first = await cluster.leader()
     node = cluster.nodes[first]
     monkeypatch.setattr(node.log, "stage_entry", broken)
@@ -36,8 +35,7 @@ async def test_an_entry_that_the_core_counted_and_the_log_does_not_hold_faults_t
 async def test_a_message_that_the_core_cannot_handle_faults_the_node_and_the_others_go_on(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     leader = await cluster.leader()
     follower = next(name for name in cluster.nodes if name != leader)
     node = cluster.nodes[follower]

@@ -48,8 +48,7 @@ def run_two(
 
 
 async def test_all_members_make_the_same_group_id_and_keep_it(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     made = await one_id(cluster)
     await cluster.kill("n1", "n2", "n3")
     await cluster.start()
@@ -57,8 +56,7 @@ async def test_all_members_make_the_same_group_id_and_keep_it(cluster: Cluster) 
 
 
 async def test_a_node_that_rejoins_takes_the_group_id_of_the_others(cluster: Cluster, tmp_path: Path) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     made = await one_id(cluster)
     await cluster.kill("n3")
     shutil.rmtree(tmp_path / "n3")
@@ -70,8 +68,7 @@ async def test_a_node_that_rejoins_takes_the_group_id_of_the_others(cluster: Clu
 async def test_nodes_whose_records_are_older_than_group_ids_agree_on_one(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     made = await one_id(cluster)
     await cluster.kill("n1", "n2", "n3")
     files = RealFileSystem()
@@ -88,8 +85,7 @@ def test_a_node_of_another_group_at_a_members_address_counts_as_unreachable_and_
 ) -> None:
     async def scenario(mine: Cluster, other: Cluster) -> None:
         for cluster in (mine, other):
-            await cluster.start()
-            await cluster.send(b"one")
+            await cluster.begin(b"one")
         assert await one_id(mine) != await one_id(other)
         await mine.stop("n1")
         await other.stop("n1")
@@ -134,8 +130,7 @@ def test_a_node_that_rejoins_does_not_vote_while_two_groups_answer_at_its_peers_
 ) -> None:
     async def scenario(mine: Cluster, other: Cluster) -> None:
         for cluster in (mine, other):
-            await cluster.start()
-            await cluster.send(b"one")
+            await cluster.begin(b"one")
             await one_id(cluster)
         await mine.kill("n1", "n5")
         await other.kill("n1")

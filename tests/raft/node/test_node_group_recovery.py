@@ -23,9 +23,7 @@ ALL = [b"one", b"two", b"three"]
 
 async def lose_the_majority(cluster: Cluster) -> None:
     """Commit `ALL`, stop all nodes, recover n1's folder and set the others aside as `old-n2`, `old-n3`."""
-    await cluster.start()
-    await cluster.send(*ALL)
-    await cluster.settle()
+    await cluster.begin(*ALL)
     await cluster.kill("n1", "n2", "n3")
     for name in ("n2", "n3"):
         (cluster.folder / name).rename(cluster.folder / f"old-{name}")
@@ -72,9 +70,7 @@ async def test_a_recovered_folder_and_its_clones_are_a_group_with_everything_tha
 ) -> None:
     await lose_the_majority(cluster)
     clone(cluster, "n2", "n3")
-    await cluster.start()
-    await cluster.send(b"four")
-    await cluster.settle()
+    await cluster.begin(b"four")
     assert all(cluster.applied(name) == [*ALL, b"four"] for name in cluster.nodes)
     assert all_vote(cluster)
     assert cluster.log_bytes("n1") == cluster.log_bytes("n2") == cluster.log_bytes("n3")
@@ -129,8 +125,7 @@ async def test_a_lost_node_that_comes_back_with_its_old_folder_is_refused_in_wor
     caplog.set_level(logging.ERROR)
     await lose_the_majority(cluster)
     clone(cluster, "n2", "n3")
-    await cluster.start()
-    await cluster.send(b"four")
+    await cluster.begin(b"four")
     await cluster.kill("n2")
     (tmp_path / "n2").rename(tmp_path / "clone-n2")
     (tmp_path / "old-n2").rename(tmp_path / "n2")
@@ -189,8 +184,7 @@ async def test_a_second_clone_for_the_same_node_is_refused(cluster: Cluster, tmp
     await lose_the_majority(cluster)
     shutil.copytree(tmp_path / "n1", tmp_path / "spare")
     clone(cluster, "n2", "n3")
-    await cluster.start()
-    await cluster.send(b"four")
+    await cluster.begin(b"four")
     await cluster.kill("n2")
     shutil.rmtree(tmp_path / "n2")
     clone(cluster, "n2", source="spare")

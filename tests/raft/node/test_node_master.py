@@ -53,11 +53,9 @@ class Masters(Cluster):
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder, replication=Replication.ASYNC_MASTER, master="n1", **settings)
 
-    async def begin(self) -> None:
-        """Start all nodes and commit an entry everywhere."""
-        await self.start()
-        await self.send(*FIRST)
-        await self.settle()
+    async def begin(self, *payloads: bytes) -> None:
+        """Start all nodes, and commit and apply entries everywhere. Every node knows the group id then."""
+        await super().begin(*(payloads or FIRST))
         await self.until(lambda: all(node.hello().group_id for node in self.nodes.values()), "group ids")
 
     async def promote(
@@ -348,8 +346,7 @@ async def test_a_group_with_a_master_is_promoted_not_recovered(cluster: Masters,
 
 def test_a_folder_of_a_quorum_group_is_not_promoted(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
-        await cluster.start()
-        await cluster.send(*FIRST)
+        await cluster.begin(*FIRST)
         await cluster.kill("n1", "n2", "n3")
         with pytest.raises(GroupRecoveryError, match="cannot be promoted"):
             change(tmp_path / "n2", promote_folder)

@@ -14,8 +14,7 @@ from ..node_cluster import Cluster
 
 async def replace_n1(cluster: Cluster) -> bytes:
     """Let n1 come back under a new incarnation. Returns the identity that n2 had before."""
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     await cluster.until(
         lambda: all(n.group_id for n in cluster.nodes.values()), "every node knows the group id"
     )

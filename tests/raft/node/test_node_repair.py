@@ -33,6 +33,12 @@ OFTEN: dict[str, Any] = {"scrub_interval_s": 0.2, "scrub_bytes_per_second": 256 
 NEVER: dict[str, Any] = {"scrub_bytes_per_second": 0}
 
 
+async def start_filled(cluster: Cluster, count: int = 14) -> None:
+    """Start all nodes and fill their logs."""
+    await cluster.start()
+    await fill(cluster, count)
+
+
 async def fill(cluster: Cluster, count: int = 14) -> None:
     """More than two segments."""
     rng = random.Random(3)
@@ -81,12 +87,11 @@ async def settle_equal(cluster: Cluster, *names: str) -> None:
 
 @pytest.mark.parametrize("stop", ["clean", "killed"])
 @pytest.mark.parametrize("where", ["sealed segment", "open segment", "filler", "last entry", "whole segment"])
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_damage_found_at_the_start_is_fetched_from_the_others(
     cluster: Cluster, tmp_path: Path, where: str, stop: str
 ) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     last = cluster.nodes["n3"].last_index
     begin, end = {
         "sealed segment": (300_000, 300_003),
@@ -113,12 +118,11 @@ async def test_damage_found_at_the_start_is_fetched_from_the_others(
     assert not (tmp_path / "n3" / "repair").exists()
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_without_its_peers_a_damaged_node_waits_says_for_what_and_goes_on_when_they_come(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await cluster.start()
-    await fill(cluster, 7)
+    await start_filled(cluster, 7)
     await cluster.stop("n1", "n2", "n3")
     drop_indexes(cluster, "n3")
     flip(cluster, "n3", 300_000)
@@ -133,10 +137,9 @@ async def test_without_its_peers_a_damaged_node_waits_says_for_what_and_goes_on_
     await settle_equal(cluster)
 
 
-@pytest.mark.cluster("n1", **NEVER)
+@pytest.mark.cluster.with_args("n1", **NEVER)
 async def test_a_node_alone_refuses_to_start(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster, 7)
+    await start_filled(cluster, 7)
     await cluster.stop("n1")
     drop_indexes(cluster, "n1")
     flip(cluster, "n1", 300_000)
@@ -144,7 +147,7 @@ async def test_a_node_alone_refuses_to_start(cluster: Cluster) -> None:
         await cluster.start("n1")
 
 
-@pytest.mark.cluster(flush="async_timed", **NEVER)
+@pytest.mark.cluster.with_args(flush="async_timed", **NEVER)
 async def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_that_votes_again(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,10 +188,9 @@ async def test_damage_at_the_tail_of_an_asynchronous_node_makes_it_a_learner_tha
         assert known[node.config.node_id] == node.storage.incarnation
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_damage_met_while_applying_is_repaired_without_ending_the_node(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     await cluster.stop("n3")
     flip(cluster, "n3", 300_000)  # a clean stop: the index is trusted, and apply finds the damage
     flip(cluster, "n3", SEGMENT + 300_000)
@@ -198,10 +200,9 @@ async def test_damage_met_while_applying_is_repaired_without_ending_the_node(clu
     assert not cluster.fatal
 
 
-@pytest.mark.cluster(**OFTEN)
+@pytest.mark.cluster.with_args(**OFTEN)
 async def test_the_scrubber_finds_what_nobody_reads_and_repairs_it(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     leader = await cluster.leader()
     # A different place on each, including the leader.
     for number, name in enumerate(sorted(cluster.nodes), 1):
@@ -223,12 +224,11 @@ async def test_the_scrubber_finds_what_nobody_reads_and_repairs_it(cluster: Clus
     assert cluster.nodes["n1"].status().log_check.found == check.found
 
 
-@pytest.mark.cluster(**OFTEN)
+@pytest.mark.cluster.with_args(**OFTEN)
 async def test_the_scrubber_puts_back_the_zeros_behind_a_filler_and_a_damaged_index(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     good = cluster.log_bytes("n2")
     flip(cluster, "n1", SEGMENT - 1000)
     index = tmp_path / "n1" / "entryindex" / f"{0:020d}"
@@ -239,10 +239,9 @@ async def test_the_scrubber_puts_back_the_zeros_behind_a_filler_and_a_damaged_in
     await cluster.until(lambda: index.read_bytes() == was, "the index is rebuilt")
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_a_leader_that_sends_damaged_entries_finds_out_and_repairs_itself(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     await cluster.stop("n1", "n2", "n3")
     await cluster.start("n1", "n2")
     leader = await cluster.leader()
@@ -254,11 +253,10 @@ async def test_a_leader_that_sends_damaged_entries_finds_out_and_repairs_itself(
     assert cluster.nodes[leader].status().log_check.repaired == 1
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_two_of_three_members_are_made_whole_by_the_third_without_a_leader(cluster: Cluster) -> None:
     """Committed entries are recorded with the floor, so a member can send them before there is a majority."""
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     await settle_on_disk(cluster)
     await cluster.kill("n1", "n2", "n3")
     for name, offset in (("n1", 100_000), ("n2", 500_000)):
@@ -292,7 +290,7 @@ class _FailingFile(RealFile):
         super().fdatasync()
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_a_failed_flush_of_a_repair_ends_the_node(cluster: Cluster) -> None:
     disk = FailingSync()
     await cluster.start("n1", "n2")
@@ -306,15 +304,14 @@ async def test_a_failed_flush_of_a_repair_ends_the_node(cluster: Cluster) -> Non
     assert not disk.armed
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_a_defect_in_a_repair_ends_the_node_instead_of_stalling_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken_round(*_: object) -> None:
         raise ZeroDivisionError
 
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     monkeypatch.setattr("ledgermq.raft.repair.while_running.run_round", broken_round)
     flip(cluster, "n3", 300_000)
     error = cluster.nodes["n3"].log.damage_at(300_000, "a test")
@@ -322,10 +319,9 @@ async def test_a_defect_in_a_repair_ends_the_node_instead_of_stalling_it(
     assert "defect of LedgerMQ" in await cluster.nodes["n3"].wait_fatal()
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_damage_behind_what_is_committed_ends_the_node(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster, 2)
+    await start_filled(cluster, 2)
     node = cluster.nodes["n1"]
     error = node.log.damage_at(node.log.end_offset - 1, "a test")
     error.offset = node.log.end_offset + 8
@@ -333,10 +329,9 @@ async def test_damage_behind_what_is_committed_ends_the_node(cluster: Cluster) -
     assert "a test" in await node.wait_fatal()
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_only_members_of_the_same_group_get_entries(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster, 2)
+    await start_filled(cluster, 2)
     asker, asked = cluster.config("n2"), Member(NodeId("n1"), cluster.members[0].address)
     progress = pb.RepairProgress()
     mine = cluster.nodes["n2"].storage.identity.group_id
@@ -357,12 +352,11 @@ async def test_only_members_of_the_same_group_get_entries(cluster: Cluster) -> N
             await RefetchClient(config, group_id).ask(member, LogIndex(1), 100, progress)
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_a_node_that_is_starting_can_be_stopped_while_it_waits(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await fill(cluster, 7)
+    await start_filled(cluster, 7)
     await cluster.stop("n1", "n2", "n3")
     drop_indexes(cluster, "n3")
     flip(cluster, "n3", 300_000)
@@ -377,8 +371,7 @@ async def test_a_node_that_is_starting_can_be_stopped_while_it_waits(
 
 
 async def test_a_deleted_folder_of_segments_is_fetched_from_the_others(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     await settle_on_disk(cluster)
     await cluster.kill("n3")
     shutil.rmtree(cluster.folder / "n3" / "commitlog")

@@ -84,8 +84,7 @@ async def test_a_failed_fsync_silences_the_node_for_ever_and_the_others_go_on(cl
 async def test_a_fault_in_the_middle_of_a_stop_silences_the_node_and_ends_the_hand_over(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     first = await cluster.leader()
     node = cluster.nodes.pop(first)
     monkeypatch.setattr(node._core, "transfer_leadership", lambda to=None: NodeId("n0"))

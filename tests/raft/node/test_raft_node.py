@@ -26,9 +26,7 @@ from ..node_cluster import SEGMENT, Cluster, RecordingStateMachine
 
 @pytest.mark.cluster("n1")
 async def test_a_single_node_leads_and_commits_alone(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one", b"two")
-    await cluster.settle()
+    await cluster.begin(b"one", b"two")
     assert cluster.applied("n1") == [b"one", b"two"]
 
 
@@ -44,9 +42,7 @@ async def test_three_new_nodes_elect_a_leader_and_hold_identical_logs(cluster: C
 
 
 async def test_entries_that_fill_several_segments_are_identical_everywhere(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(*(bytes([n]) * (SEGMENT // 5) for n in range(12)))
-    await cluster.settle()
+    await cluster.begin(*(bytes([n]) * (SEGMENT // 5) for n in range(12)))
     logs = {cluster.log_bytes(name) for name in cluster.nodes}
     assert len(logs) == 1
     assert len(logs.pop()) > 2 * SEGMENT
@@ -97,8 +93,7 @@ async def test_an_entry_above_the_limit_is_refused_and_nothing_is_appended(clust
 
 
 async def test_a_killed_leader_is_replaced_and_catches_up_when_it_returns(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"before")
+    await cluster.begin(b"before")
     first = await cluster.leader()
     await cluster.kill(first)
     await cluster.send(*(b"without %d" % n for n in range(30)))
@@ -113,19 +108,15 @@ async def test_a_killed_leader_is_replaced_and_catches_up_when_it_returns(cluste
 
 
 async def test_what_was_committed_survives_the_death_of_all_nodes(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one", b"two")
+    await cluster.begin(b"one", b"two")
     await cluster.kill("n1", "n2", "n3")
-    await cluster.start()
-    await cluster.send(b"three")
-    await cluster.settle()
+    await cluster.begin(b"three")
     for name in cluster.nodes:
         assert cluster.applied(name) == [b"one", b"two", b"three"]
 
 
 async def test_without_a_majority_nothing_is_committed_and_with_one_it_goes_on(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     leader = await cluster.leader()
     others = [name for name in cluster.nodes if name != leader]
     await cluster.kill(*others)
@@ -139,8 +130,7 @@ async def test_without_a_majority_nothing_is_committed_and_with_one_it_goes_on(c
 
 
 async def test_a_planned_stop_hands_the_lead_over(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     first = await cluster.leader()
     term = cluster.nodes[first].term
     await cluster.stop(first)
@@ -150,8 +140,7 @@ async def test_a_planned_stop_hands_the_lead_over(cluster: Cluster) -> None:
 
 
 async def test_the_lead_can_be_given_to_a_named_node(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     first = await cluster.leader()
     target = next(name for name in sorted(cluster.nodes) if name != first)
     assert await cluster.nodes[first].transfer_leadership(cluster.nodes[target].config.node_id) == target
@@ -182,9 +171,7 @@ async def test_a_state_machine_that_fails_faults_its_node_only(cluster: Cluster)
 
 
 async def test_the_status_shows_every_member_its_progress_and_its_disk(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
-    await cluster.settle()
+    await cluster.begin(b"one")
     node = cluster.nodes[await cluster.leader()]
     await cluster.until(
         lambda: all(
@@ -202,8 +189,7 @@ async def test_the_status_shows_every_member_its_progress_and_its_disk(cluster: 
 
 
 async def test_a_member_that_is_not_reached_is_not_said_to_catch_up(cluster: Cluster) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     node = cluster.nodes[await cluster.leader()]
     gone = next(name for name in cluster.nodes if name != node.config.node_id)
     await cluster.kill(gone)
@@ -235,9 +221,7 @@ async def test_the_status_tells_how_far_the_builds_of_the_others_go_also_of_one_
 async def test_a_node_without_the_folder_of_its_indexes_makes_them_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await cluster.send(*(bytes([n]) * (SEGMENT // 5) for n in range(12)))
-    await cluster.settle()
+    await cluster.begin(*(bytes([n]) * (SEGMENT // 5) for n in range(12)))
     await cluster.stop("n3")
     shutil.rmtree(tmp_path / "n3" / "entryindex")
     await cluster.start("n3")
@@ -250,8 +234,7 @@ async def test_a_node_without_the_folder_of_its_indexes_makes_them_again(
 async def test_a_node_whose_term_and_vote_are_older_than_its_log_does_not_start(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     await cluster.stop("n1")
     hard_state = tmp_path / "n1" / "hardstate"
     old = hard_state.read_bytes()
@@ -274,8 +257,7 @@ async def test_a_node_whose_term_and_vote_are_older_than_its_log_does_not_start(
 async def test_a_node_whose_state_is_ahead_of_its_log_or_behind_its_beginning_does_not_start(
     cluster: Cluster,
 ) -> None:
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     node = cluster.nodes["n1"]
     last = node.log.last_index
     check_state_fits(node.config, last, node.log)
@@ -321,8 +303,7 @@ class Ahead(NamedTuple):
 
 async def _forge(cluster: Cluster, **changes: Any) -> Ahead:
     """Let a follower receive a frame with a heartbeat of its leader and changed fields."""
-    await cluster.start()
-    await cluster.send(b"one")
+    await cluster.begin(b"one")
     leader = await cluster.leader()
     node = cluster.nodes[next(name for name in cluster.nodes if name != leader)]
     heartbeat = Heartbeat(node.term, NodeId(leader), node.config.node_id, LogIndex(0), 0, 0)

@@ -19,7 +19,7 @@ from ledgermq.raft.disk.files import Buffer, RealFile, RealFileSystem
 from ledgermq.raft.repair.refetch import RefetchClient, RefetchError
 from ledgermq.raft.types import LogIndex, NodeId
 
-from ..node.test_node_repair import NEVER, OFTEN, fill, flip, settle_equal
+from ..node.test_node_repair import NEVER, OFTEN, fill, flip, settle_equal, start_filled
 from ..node_cluster import Cluster
 
 
@@ -59,12 +59,11 @@ class _BadFile(RealFile):
         self._disk.bad = {bad for bad in self._disk.bad if not offset <= bad < end}
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_two_damaged_places_of_one_segment_are_both_repaired_before_they_are_applied(
     cluster: Cluster,
 ) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     await cluster.stop("n3")
     flip(cluster, "n3", 300_000)  # a clean stop: the index is trusted, and apply finds the damage
     flip(cluster, "n3", 700_000)
@@ -74,10 +73,9 @@ async def test_two_damaged_places_of_one_segment_are_both_repaired_before_they_a
     assert not cluster.fatal
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_a_sector_that_cannot_be_read_when_its_entry_is_applied_is_repaired(cluster: Cluster) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     await cluster.stop("n3")
     disk = BadSectors(500_000)
     await cluster.start("n3", files=disk)
@@ -86,7 +84,7 @@ async def test_a_sector_that_cannot_be_read_when_its_entry_is_applied_is_repaire
     assert not disk.bad and not cluster.fatal
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_a_page_in_which_the_log_ends_is_repaired_by_the_next_start(cluster: Cluster) -> None:
     """In a running node only the log's writer writes it."""
     disk = BadSectors()
@@ -106,12 +104,11 @@ async def test_a_page_in_which_the_log_ends_is_repaired_by_the_next_start(cluste
     assert not disk.bad and not cluster.fatal
 
 
-@pytest.mark.cluster(**NEVER)
+@pytest.mark.cluster.with_args(**NEVER)
 async def test_a_member_that_is_asked_for_entries_gives_out_no_damaged_ones_and_repairs_its_own(
     cluster: Cluster,
 ) -> None:
-    await cluster.start()
-    await fill(cluster)
+    await start_filled(cluster)
     mine = cluster.nodes["n2"].storage.identity.group_id
     await cluster.until(lambda: cluster.nodes["n1"].storage.identity.group_id == mine != 0)
     await cluster.kill("n1", "n2", "n3")  # data in memory needs no disk
@@ -132,7 +129,7 @@ async def test_a_member_that_is_asked_for_entries_gives_out_no_damaged_ones_and_
             await garbage
 
 
-@pytest.mark.cluster("n1", **OFTEN)
+@pytest.mark.cluster.with_args("n1", **OFTEN)
 async def test_a_defect_of_the_scrubber_ends_the_node_instead_of_leaving_the_log_unread(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +155,7 @@ class BadIndex(RealFileSystem):
         return super().open(path, create=create, writable=writable)
 
 
-@pytest.mark.cluster("n1", **OFTEN)
+@pytest.mark.cluster.with_args("n1", **OFTEN)
 async def test_the_scrubber_replaces_an_index_file_that_cannot_be_read(
     cluster: Cluster, tmp_path: Path
 ) -> None:
