@@ -180,24 +180,25 @@ class LeaderDuties:
 
     async def _move_away(self) -> None:
         try:
-            leader = await self.transfer(None)
-            logger.info("lead handed over node=%s to=%s", self._config.node_id, leader)
-        except (TransferFailedError, NotLeaderError) as error:
-            # The next look tries again.
-            logger.warning("lead not handed over node=%s reason=%r", self._config.node_id, str(error))
+            await self._try_transfer()  # otherwise the next look tries again
         finally:
             self._moving = None
 
     async def hand_over(self) -> None:
         """Transfer leadership. If no node takes it, resign, so that the others need not time out."""
-        node = self._config.node_id
-        try:
-            leader = await self.transfer(None)
-            logger.info("lead handed over node=%s to=%s", node, leader)
-        except (TransferFailedError, NotLeaderError) as error:
-            logger.warning("lead not handed over node=%s reason=%r", node, str(error))
+        if not await self._try_transfer():
             self._driver.feed(self._core.resign)
             await asyncio.sleep(0.02)  # lets the streams send the message
+
+    async def _try_transfer(self) -> bool:
+        """Transfer leadership to any node. Returns whether one took it."""
+        try:
+            leader = await self.transfer(None)
+        except (TransferFailedError, NotLeaderError) as error:
+            logger.warning("lead not handed over node=%s reason=%r", self._config.node_id, str(error))
+            return False
+        logger.info("lead handed over node=%s to=%s", self._config.node_id, leader)
+        return True
 
     async def close(self, reason: str) -> None:
         """End a transfer in progress, also one asked for by an operator."""

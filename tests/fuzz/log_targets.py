@@ -217,16 +217,9 @@ def _frame(data: bytes) -> None:
 
 def _frame_seeds() -> list[bytes]:
     append = AppendEntries(
-        Term(3),
-        _N1,
-        _N2,
-        LogIndex(1),
-        Term(1),
-        LogIndex(2),
-        LogIndex(4),
-        LogIndex(1),
+        Term(3), _N1, _N2, LogIndex(1), Term(1), LogIndex(2), LogIndex(4), LogIndex(1),
         ((LogIndex(2), Term(1)),),
-    )
+    )  # fmt: skip
     control = (
         Heartbeat(Term(3), _N1, _N2, LogIndex(4), 5, 6),
         RequestVote(Term(3), _N1, _N2, LogIndex(4), Term(2)),

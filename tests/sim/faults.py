@@ -39,6 +39,11 @@ OTHER_CLASSES: Final = (
     "network", "skew", "cold_reads", "crash_in_vote", "crash_in_turn", "harass", "figure_8", "power",
     "late_words", "horizon", "crash_in_reset", "flips", "stalls",
 )  # fmt: skip
+#: Attributes of Faults that are 0 without a class.
+_SHARES: Final = {
+    "cold_reads": "cold_share", "crash_in_vote": "crash_in_vote", "crash_in_turn": "crash_in_turn",
+    "crash_in_reset": "crash_in_reset", "harass": "harass_leaders", "power": "power_share",
+}  # fmt: skip
 CLASSES: Final = (*MEAN_MS, *OTHER_CLASSES)
 _DISK: Final = (
     "disk_error", "disk_full", "slow_disk", "read_error", "bit_flip", "misdirect", "wipe", "old_disk",
@@ -120,12 +125,9 @@ class Faults:
             self.mean_ms.pop(name, None)
         if "network" in without:
             self.world.network.calm()
-        self.cold_share = 0.0 if "cold_reads" in without else self.cold_share
-        self.crash_in_vote = 0.0 if "crash_in_vote" in without else self.crash_in_vote
-        self.crash_in_turn = 0.0 if "crash_in_turn" in without else self.crash_in_turn
-        self.crash_in_reset = 0.0 if "crash_in_reset" in without else self.crash_in_reset
-        self.harass_leaders = 0.0 if "harass" in without else self.harass_leaders
-        self.power_share = 0.0 if "power" in without else self.power_share
+        for name, share in _SHARES.items():
+            if name in without:
+                setattr(self, share, 0.0)
 
     def _prefer_figure_8(self) -> None:
         """One entry per message, and every leader is soon alone: tails of several terms meet (figure 8)."""
@@ -190,6 +192,9 @@ class Faults:
     def _is_quiet(self) -> bool:
         return any(begin <= self.world.now < end for begin, end in self.quiet)
 
+    def _strikes(self, share: float) -> bool:
+        return self.active and share > 0 and self.rng.random() < share and not self._is_quiet()
+
     def tell(self, what: str) -> None:
         """Record an event, for people."""
         if len(self.told) < TOLD_AT_MOST:
@@ -232,22 +237,12 @@ class Faults:
 
     def on_vote_write(self, node: SimNode) -> None:
         """Handle a write of term and vote: power may fail before it is done, or just after."""
-        if (
-            self.active
-            and self.crash_in_vote
-            and self.rng.random() < self.crash_in_vote
-            and not self._is_quiet()
-        ):
+        if self._strikes(self.crash_in_vote):
             self.world.later(self.rng.randint(1, node.files.sync_delay_us[1]), node.name, "crash")
 
     def on_turn(self, node: SimNode, end: int) -> None:
         """Handle the start of a flusher turn: power may fail at any of its calls."""
-        if (
-            self.active
-            and self.crash_in_turn
-            and self.rng.random() < self.crash_in_turn
-            and not self._is_quiet()
-        ):
+        if self._strikes(self.crash_in_turn):
             self.world.later(self.rng.randint(0, max(0, end - self.world.now)), node.name, "crash")
 
     def on_recovery(self, node: SimNode, end: int) -> None:

@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
 SOAK_BATCH = 40
 _SHOWN = 30  # number of events to show for a failure
+#: Numbers of an outcome that are summed.
+_COUNTED = (
+    "events", "disk_calls", "committed", "crashes", "rejoins", "resets", "segments_deleted", "repairs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -180,14 +184,8 @@ class Total:
     def add(self, outcome: Outcome) -> None:
         """Add one outcome."""
         self.seeds += 1
-        self.events += outcome.events
-        self.disk_calls += outcome.disk_calls
-        self.committed += outcome.committed
-        self.crashes += outcome.crashes
-        self.rejoins += outcome.rejoins
-        self.resets += outcome.resets
-        self.segments_deleted += outcome.segments_deleted
-        self.repairs += outcome.repairs
+        for name in _COUNTED:
+            setattr(self, name, getattr(self, name) + getattr(outcome, name))
         if outcome.error:
             self.violations.append(outcome.seed)
 
@@ -218,12 +216,7 @@ def soak(book: Path, seconds: float, *, workers: int = WORKERS) -> Total:
                 total.add(outcome)
                 if outcome.error:
                     print(report(outcome, shrinks=False), flush=True)
-            line: dict[str, Any] = {
-                "commit": commit_id(),
-                "first": seeds[0],
-                "last": seeds[-1],
-                **asdict(batch),
-            }
+            line = {"commit": commit_id(), "first": seeds[0], "last": seeds[-1], **asdict(batch)}
             line["seconds"] = round(time.monotonic() - started, 1)
             with book.open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -224,15 +224,9 @@ def test_image_begins_behind_the_base_of_the_manifest_and_gives_up_a_log_that_is
     base = Manifest(first_index=LogIndex(8), first_offset=0, prev_term=Term(1), prev_crc=77, prev_timestamp=1)
     write_manifest(files, FOLDER.parent / "manifest", base)
     entry = encode_entry(
-        EntryKind.RECORDS,
-        [b"x"],
-        section_count=1,
-        index=8,
-        term=1,
-        physical_offset=0,
-        timestamp=1,
+        EntryKind.RECORDS, [b"x"], section_count=1, index=8, term=1, physical_offset=0, timestamp=1,
         prev_crc=77,
-    )
+    )  # fmt: skip
     file = files.open(PATH)
     file.pwritev([entry], 0)
     file.fdatasync()
