@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ..config import RaftConfig
 from ..core.machine import RaftCore
@@ -22,86 +23,77 @@ from ..core.outputs import FollowerBehind, FollowerLostEntries, Role
 from ..errors import NotLeaderError, TransferFailedError
 from ..metrics import RaftMetrics
 from ..state_machine import StateMachine
-from ..types import LogIndex, NodeId, Term
+from ..types import NO_INDEX, LogIndex, NodeId, Term
 from .driver import Driver
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class LeaderDuties:
     """RaftNode passes it the core's events and the progress of apply."""
 
-    def __init__(
-        self,
-        config: RaftConfig,
-        core: RaftCore,
-        driver: Driver,
-        state_machine: StateMachine,
-        metrics: RaftMetrics,
-        fail: Callable[[str], None],
-    ) -> None:
-        self.ready_term: Term | None = None  # term led by this node whose no-op is applied; None: not ready
-        self._config = config
-        self._core = core
-        self._driver = driver
-        self._state_machine = state_machine
-        self._elections = metrics.counter("ledgermq_raft_elections_total")
-        self._changes = metrics.counter("ledgermq_raft_leader_changes_total")
-        self._fail = fail
-        self._noop_index = LogIndex(0)
-        self._transfer: asyncio.Future[NodeId] | None = None
-        self._target: NodeId | None = None  # target of that transfer; None: any node
-        self._gone: set[NodeId] = set()  # peers that were connected and are unreachable now
-        self._stood_at: LogIndex | None = None  # durable index at the last look, if more was committed
-        self._moving: asyncio.Task[None] | None = None
-        self._look_timer: asyncio.TimerHandle | None = None
+    config: RaftConfig
+    core: RaftCore
+    driver: Driver
+    state_machine: StateMachine
+    metrics: RaftMetrics
+    fail: Callable[[str], None]
+    ready_term: Term | None = None  # term led by this node whose no-op is applied; None: not ready
+    _noop_index: LogIndex = NO_INDEX
+    _transfer: asyncio.Future[NodeId] | None = None
+    _target: NodeId | None = None  # target of that transfer; None: any node
+    _gone: set[NodeId] = field(default_factory=set)  # peers that were connected and are unreachable now
+    _stood_at: LogIndex | None = None  # durable index at the last look, if more was committed
+    _moving: asyncio.Task[None] | None = None
+    _look_timer: asyncio.TimerHandle | None = None
 
     def gained(self, term: Term, noop_index: LogIndex, applied_index: LogIndex) -> None:
         """Note that this node leads `term`. It is ready once its no-op is applied."""
         self._noop_index = noop_index
-        self._elections.inc()
-        logger.info("leads node=%s group=%s term=%d", self._config.node_id, self._config.group, term)
+        self.metrics.counter("ledgermq_raft_elections_total").inc()
+        logger.info("leads node=%s group=%s term=%d", self.config.node_id, self.config.group, term)
         self.applied(applied_index)  # alone in its broker group: the no-op may already be applied
 
     def lost(self, term: Term) -> None:
         """Note that this node no longer leads `term`."""
         self.ready_term = None
         self._noop_index = LogIndex(0)
-        logger.info("leads no longer node=%s term=%d", self._config.node_id, term)
-        self._guarded(lambda: self._state_machine.on_leader_lost(term))
+        logger.info("leads no longer node=%s term=%d", self.config.node_id, term)
+        self._guarded(lambda: self.state_machine.on_leader_lost(term))
 
     def changed(self, leader: NodeId | None, term: Term) -> None:
         """Note that another leader is known, or none."""
         if leader is None:  # logged because time lines of failovers need the moment a leader is presumed dead
-            logger.info("no leader node=%s term=%d", self._config.node_id, term)
+            logger.info("no leader node=%s term=%d", self.config.node_id, term)
         else:
-            self._changes.inc()
-            logger.info("leader node=%s leader=%s term=%d", self._config.node_id, leader, term)
-            if leader != self._config.node_id and self._transfer is not None and not self._transfer.done():
+            self.metrics.counter("ledgermq_raft_leader_changes_total").inc()
+            logger.info("leader node=%s leader=%s term=%d", self.config.node_id, leader, term)
+            if leader != self.config.node_id and self._transfer is not None and not self._transfer.done():
                 self._transfer.set_result(leader)
-        self._guarded(lambda: self._state_machine.on_leader_changed(leader, term))
+        self._guarded(lambda: self.state_machine.on_leader_changed(leader, term))
 
     def applied(self, index: LogIndex) -> None:
         """Note that entries up to `index` are applied, possibly including the no-op of this node's term."""
         if self.ready_term is None and self._noop_index and index >= self._noop_index:
-            term, now = self._core.term, self._driver.next_timestamp()
+            term, now = self.core.term, self.driver.next_timestamp()
             self.ready_term = term
-            self._guarded(lambda: self._state_machine.on_leader_ready(term, now))
+            self._guarded(lambda: self.state_machine.on_leader_ready(term, now))
 
     async def transfer(self, to: NodeId | None) -> NodeId:
         """Transfer leadership. See RaftNode.transfer_leadership."""
         if self._transfer is not None:
             raise TransferFailedError("another hand-over is under way; wait for it")
-        self._driver.settle()
-        target = self._core.transfer_leadership(to)
+        self.driver.settle()
+        target = self.core.transfer_leadership(to)
         if target is None:
             raise TransferFailedError("no follower is near enough to take over; see ledgermq cluster status")
         if not isinstance(target, str):
             raise NotLeaderError(target.leader_hint)
         self._transfer, self._target = asyncio.get_running_loop().create_future(), target
-        self._driver.pump()
+        self.driver.pump()
         self._end_if_gone()
-        limit_ms = self._config.election_ms_max
+        limit_ms = self.config.election_ms_max
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 return await self._transfer
@@ -127,7 +119,7 @@ class LeaderDuties:
 
         Call it every few seconds. A disk that is merely slow flushes something in that time.
         """
-        core, stood_at = self._core, self._stood_at
+        core, stood_at = self.core, self._stood_at
         is_behind = core.role is Role.LEADER and core.stable_index < core.commit_index
         self._stood_at = core.stable_index if is_behind else None
         if is_behind and core.stable_index == stood_at:
@@ -142,29 +134,29 @@ class LeaderDuties:
 
         Call it every few seconds. `needs_entries_to`: see StateTransfer; 0: the state is complete.
         """
-        core = self._core
+        core = self.core
         if needs_entries_to and core.role is Role.LEADER and len(core.quorum.voters) > 1:
             self._begin_to_move(f"state is not whole before entry {needs_entries_to}")
 
     def _begin_to_move(self, reason: str) -> None:
         if self._moving is None:
-            logger.warning("%s node=%s: handing the lead over", reason, self._config.node_id)
+            logger.warning("%s node=%s: handing the lead over", reason, self.config.node_id)
             self._moving = asyncio.get_running_loop().create_task(self._move_away())
 
     def stream_stuck(self) -> None:
         """Schedule a check after a stalled stream of appends was reopened."""
         if self._look_timer is None:
             loop = asyncio.get_running_loop()
-            delay_s = self._config.stream_limits().stall_s / 2
+            delay_s = self.config.stream_limits().stall_s / 2
             self._look_timer = loop.call_later(delay_s, self._look_at_streams)
 
     def _look_at_streams(self) -> None:
         """Resign if appends reach no majority of the peers heard. Repeats until all streams make progress."""
         self._look_timer = None
-        core, driver = self._core, self._driver
+        core, driver = self.core, self.driver
         if driver.closed or core.role is not Role.LEADER or not driver.has_stuck_streams():
             return
-        limit = self._config.election_ms_min // self._config.tick_ms
+        limit = self.config.election_ms_min // self.config.tick_ms
         heard = {p.node_id for p in core.progress() if p.contact_ticks < limit and not p.is_learner}
         cut_off = {peer for peer in heard if driver.is_cut_off(peer)}
         if core.quorum.is_reached([core.node_id, *heard - cut_off]) or not core.quorum.is_reached(
@@ -187,7 +179,7 @@ class LeaderDuties:
     async def hand_over(self) -> None:
         """Transfer leadership. If no node takes it, resign, so that the others need not time out."""
         if not await self._try_transfer():
-            self._driver.feed(self._core.resign)
+            self.driver.feed(self.core.resign)
             await asyncio.sleep(0.02)  # lets the streams send the message
 
     async def _try_transfer(self) -> bool:
@@ -195,9 +187,9 @@ class LeaderDuties:
         try:
             leader = await self.transfer(None)
         except (TransferFailedError, NotLeaderError) as error:
-            logger.warning("lead not handed over node=%s reason=%r", self._config.node_id, str(error))
+            logger.warning("lead not handed over node=%s reason=%r", self.config.node_id, str(error))
             return False
-        logger.info("lead handed over node=%s to=%s", self._config.node_id, leader)
+        logger.info("lead handed over node=%s to=%s", self.config.node_id, leader)
         return True
 
     async def close(self, reason: str) -> None:
@@ -234,5 +226,5 @@ class LeaderDuties:
         try:
             call()
         except Exception as error:  # replicas would diverge after any failure, so the node stops
-            logger.exception("state machine failed node=%s", self._config.node_id)
-            self._fail(f"state machine failed: {error!r}")
+            logger.exception("state machine failed node=%s", self.config.node_id)
+            self.fail(f"state machine failed: {error!r}")

@@ -87,8 +87,8 @@ class Watched(LeaderDuties):
     """Counts leadership transfers."""
 
     def __init__(self) -> None:
-        self.core = SimpleNamespace(role=Role.LEADER, stable_index=5, commit_index=5)
-        core: Any = self.core
+        self.fake = SimpleNamespace(role=Role.LEADER, stable_index=5, commit_index=5)
+        core: Any = self.fake
         nothing: Any = SimpleNamespace(counter=lambda name: None, node_id="n1")
         super().__init__(nothing, core, nothing, nothing, nothing, lambda reason: None)
         self.hand_overs = 0
@@ -102,7 +102,7 @@ class Watched(LeaderDuties):
 
     async def looks(self, *seen: tuple[int, int]) -> int:
         """Look at these pairs of durable and committed index, one after the other. Returns the transfers."""
-        for self.core.stable_index, self.core.commit_index in seen:
+        for self.fake.stable_index, self.fake.commit_index in seen:
             self.look_at_disk()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -119,7 +119,7 @@ def test_a_group_that_is_idle_is_no_disk_that_stands_still() -> None:
 
 def test_a_follower_hands_nothing_over() -> None:
     watched = Watched()
-    watched.core.role = Role.FOLLOWER
+    watched.fake.role = Role.FOLLOWER
     assert asyncio.run(watched.looks((5, 9), (5, 9), (5, 9))) == 0
 
 
@@ -128,7 +128,7 @@ def test_a_voter_that_is_alone_keeps_the_lead_while_its_state_is_made_whole() ->
 
     async def looks(voters: tuple[str, ...], needed: int) -> int:
         watched = Watched()
-        watched.core.quorum = SimpleNamespace(voters=voters)
+        watched.fake.quorum = SimpleNamespace(voters=voters)
         watched.look_at_state(LogIndex(needed))
         await asyncio.sleep(0)
         return watched.hand_overs

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ledgermq.raft.ports import unix_door
+from ledgermq.raft.ports import front as port_front
 from ledgermq.raft.ports.counts import Refused
 from ledgermq.raft.ports.front import FrontLimits, take_port
 
@@ -74,7 +74,7 @@ async def test_who_finds_no_room_waits_and_is_served(caplog: pytest.LogCaptureFi
 async def test_who_waits_for_too_long_is_refused_and_the_log_has_one_line_for_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix_door, "DOOR_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(port_front, "DOOR_TIMEOUT_S", 0.05)
 
     async with opened() as port:
         callers = [await port.call() for _ in range(CALLERS)]
