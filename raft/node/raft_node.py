@@ -167,67 +167,47 @@ class RaftNode:
 
     def _assemble(self, applied: LogIndex) -> None:
         """Build everything that needs the open storage. `applied`: up to where the state is built."""
-        storage, log = self.storage, self.storage.log
+        storage, log, metrics, transfer = self.storage, self.storage.log, self.metrics, self._state_transfer
         config = self.config = self.config.under(storage.identity.reign)
-        transfer = self._state_transfer
         check_state_fits(config, applied, log, transfer.counts_on_log_to if transfer else NO_INDEX)
-        view = view_of(log, applied, transfer.needs_entries_to if transfer else LogIndex(0))
-        self._core = RaftCore(config.core_config(), storage.hard_state, view, random.Random(config.seed))
+        view = view_of(log, applied, transfer.needs_entries_to if transfer else NO_INDEX)
+        core = self._core = RaftCore(
+            config.core_config(), storage.hard_state, view, random.Random(config.seed)
+        )
         log_time = LogTime()
         log_time.restore(log.last_timestamp)
-        self.care = LogCare(
-            config, self._files, storage, self._core, self.metrics, self._refetch,
-            on_repaired=self._on_repaired, on_failed=self.fail,
+        care = self.care = LogCare(
+            config, self._files, storage, core, metrics, self._refetch, on_repaired=self._on_repaired,
+            on_failed=self.fail,
         )  # fmt: skip
-        self._applier = Applier(
+        applier = self._applier = Applier(
             log, self._state_machine, applied, config.apply_slice_bytes, self._on_applied, self.fail,
-            self.care.damage_at_apply,
+            care.damage_at_apply,
         )  # fmt: skip
-        self._driver = Driver(
-            config.node_id,
-            self._core,
-            log,
-            log_time,
-            self._transport,
-            self._applier,
-            self.metrics,
+        driver = self._driver = Driver(config.node_id, core, log, log_time, self._transport, applier, metrics)
+        leadership = self._leadership = LeaderDuties(
+            config, core, driver, self._state_machine, metrics, self.fail
         )
-        self._leadership = LeaderDuties(
-            config, self._core, self._driver, self._state_machine, self.metrics, self.fail
-        )
-        timeout_s = 2 * config.election_ms_max / 1000
-        self._reads = ReadBatcher(self._core, self._driver.feed, timeout_s)
-        self._rights = VotingRights(
-            config,
-            storage,
-            self._core,
-            promote=self._promote,
-            announce=self._announce,
-            read_index=self._reads.read_index,
-            on_new_incarnation=self._transport.end_incoming,
-            on_learner=self._driver.peer_replaced,
-            on_outdated=self.fail,
+        reads = self._reads = ReadBatcher(core, driver.feed, 2 * config.election_ms_max / 1000)
+        rights = self._rights = VotingRights(
+            config, storage, core, promote=self._promote, announce=self._announce,
+            read_index=reads.read_index, on_new_incarnation=self._transport.end_incoming,
+            on_learner=driver.peer_replaced, on_outdated=self.fail,
             on_left_behind=lambda reign: self._resets.succession.left_behind(reign),
-        )
-        self._ticker = Ticker(
-            config.tick_ms, config.election_ms_min / 2, self._driver.ticks, self._note_lateness,
-            self._core.quiet_ticks,
         )  # fmt: skip
-        self._resets = Resets(
-            config, self._files, self._core, log, self._driver, self._transport, self._rights, transfer,
+        self._ticker = Ticker(
+            config.tick_ms, config.election_ms_min / 2, driver.ticks, self._note_lateness, core.quiet_ticks
+        )
+        resets = self._resets = Resets(
+            config, self._files, core, log, driver, self._transport, rights, transfer,
             hello=self.hello, on_decided=self.reset_decided.set, fail=self.fail,
         )  # fmt: skip
-        self._view = StatusView(
-            config, storage, self._core, self._driver, self._applier, self._rights, self.metrics, self._files,
-            self._resets.is_resetting, self.care.repair, self._refetch.repairing,
+        status = self._view = StatusView(
+            config, storage, core, driver, applier, rights, metrics, self._files, resets.is_resetting,
+            care.repair, self._refetch.repairing,
         )  # fmt: skip
-        self._events = CoreEvents(
-            self._core, self._applier, self._leadership, self._reads, self._rights, self._resets, self._view,
-            self.care, self.fail,
-        )  # fmt: skip
-        self._gate = PeerGate(
-            self._core, self._driver, self._rights, self._leadership, self._view, self.metrics
-        )
+        self._events = CoreEvents(core, applier, leadership, reads, rights, resets, status, care, self.fail)
+        self._gate = PeerGate(core, driver, rights, leadership, status, metrics)
 
     def _note_lateness(self, seconds: float) -> None:
         self.metrics.histogram("ledgermq_event_loop_lateness_seconds").observe(seconds)
