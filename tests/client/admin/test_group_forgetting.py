@@ -63,113 +63,94 @@ class TwoNameservers(FakeCluster):
         return f"{super().address},{self.second_address}"
 
 
-def test_a_lost_group_is_forgotten_at_every_nameserver_and_the_others_go_on_as_if_it_had_never_been() -> None:
-    async def scenario() -> None:
-        async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
-            left, gone = cluster.groups
-            await cluster.expire(gone)
-            lost = await admin.lost_group("g1")
-            assert (lost.gone.topics, lost.alone) == (("news", "orders"), ["news"])
-            forgotten = await admin.forget_group("g1")
-            assert sorted(forgotten.nameservers) == sorted(cluster.address.split(","))
-            assert not forgotten.silent
-            for address in cluster.address.split(","):
-                async with Admin(address) as one:
-                    assert await one.gone_groups() == []
-                    assert [info.name for info in await one.topics()] == ["orders"]
-            await admin.delete_topic("orders")
-            assert left.topics == {}
-            with pytest.raises(UsageError, match='no nameserver remembers a broker group "g1"'):
-                await admin.forget_group("g1")
-
-    run(scenario())
-
-
-def test_a_group_comes_back_by_itself_after_it_was_forgotten() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
-            await cluster.expire(cluster.groups[1])
+async def test_a_lost_group_is_forgotten_at_every_nameserver_and_the_others_go_on_as_if_it_had_never_been() -> (
+    None
+):
+    async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
+        left, gone = cluster.groups
+        await cluster.expire(gone)
+        lost = await admin.lost_group("g1")
+        assert (lost.gone.topics, lost.alone) == (("news", "orders"), ["news"])
+        forgotten = await admin.forget_group("g1")
+        assert sorted(forgotten.nameservers) == sorted(cluster.address.split(","))
+        assert not forgotten.silent
+        for address in cluster.address.split(","):
+            async with Admin(address) as one:
+                assert await one.gone_groups() == []
+                assert [info.name for info in await one.topics()] == ["orders"]
+        await admin.delete_topic("orders")
+        assert left.topics == {}
+        with pytest.raises(UsageError, match='no nameserver remembers a broker group "g1"'):
             await admin.forget_group("g1")
-            await cluster.revive(cluster.groups[1])
-            assert [info.name for info in await admin.topics()] == ["news", "orders"]
-
-    run(scenario())
 
 
-def test_the_last_group_is_forgotten_when_no_other_one_is_up() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
-            for group in cluster.groups:
-                await cluster.expire(group)
-            assert (await admin.lost_group("g0")).alone == ["orders"]
+async def test_a_group_comes_back_by_itself_after_it_was_forgotten() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        await cluster.expire(cluster.groups[1])
+        await admin.forget_group("g1")
+        await cluster.revive(cluster.groups[1])
+        assert [info.name for info in await admin.topics()] == ["news", "orders"]
+
+
+async def test_the_last_group_is_forgotten_when_no_other_one_is_up() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        for group in cluster.groups:
+            await cluster.expire(group)
+        assert (await admin.lost_group("g0")).alone == ["orders"]
+        await admin.forget_group("g0")
+        with pytest.raises(UsageError, match="Those that are down: g1"):
             await admin.forget_group("g0")
-            with pytest.raises(UsageError, match="Those that are down: g1"):
-                await admin.forget_group("g0")
-
-    run(scenario())
 
 
-def test_a_group_of_which_a_node_lives_is_not_forgotten() -> None:
-    async def scenario() -> None:
-        async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
-            gone = cluster.groups[1]
-            with pytest.raises(UsageError, match=r"is not lost: the nameserver .* lists its nodes n1"):
-                await admin.forget_group("g1")
-            await FakeCluster.expire(cluster, gone)  # the second one still hears it
-            with pytest.raises(UsageError, match=f"the nameserver {cluster.second_address} lists its nodes"):
-                await admin.forget_group("g1")
-            await cluster.expire(gone)
-            node = cluster.node(group="g1")
-            await node.start(int(node.address.rpartition(":")[2]))  # and reaches no nameserver
-            with pytest.raises(UsageError, match=f"its node n1 answers at {node.address}"):
-                await admin.forget_group("g1")
-            assert await admin.gone_groups() == ["g1"]
-
-    run(scenario())
+async def test_a_group_of_which_a_node_lives_is_not_forgotten() -> None:
+    async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
+        gone = cluster.groups[1]
+        with pytest.raises(UsageError, match=r"is not lost: the nameserver .* lists its nodes n1"):
+            await admin.forget_group("g1")
+        await FakeCluster.expire(cluster, gone)  # the second one still hears it
+        with pytest.raises(UsageError, match=f"the nameserver {cluster.second_address} lists its nodes"):
+            await admin.forget_group("g1")
+        await cluster.expire(gone)
+        node = cluster.node(group="g1")
+        await node.start(int(node.address.rpartition(":")[2]))  # and reaches no nameserver
+        with pytest.raises(UsageError, match=f"its node n1 answers at {node.address}"):
+            await admin.forget_group("g1")
+        assert await admin.gone_groups() == ["g1"]
 
 
-def test_a_stranger_at_the_address_of_a_lost_group_does_not_keep_it() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, FakeCluster(FakeGroup("g1x")) as other:
-            await cluster.expire(cluster.groups[1])
-            stranger = other.node(group="g1x")
-            await stranger.stop()
-            await stranger.start(int(cluster.node(group="g1").address.rpartition(":")[2]))
-            async with GroupAdmin(cluster.address) as admin:
-                assert (await admin.forget_group("g1")).nameservers
-
-    run(scenario())
+async def test_a_stranger_at_the_address_of_a_lost_group_does_not_keep_it() -> None:
+    async with two_groups() as cluster, FakeCluster(FakeGroup("g1x")) as other:
+        await cluster.expire(cluster.groups[1])
+        stranger = other.node(group="g1x")
+        await stranger.stop()
+        await stranger.start(int(cluster.node(group="g1").address.rpartition(":")[2]))
+        async with GroupAdmin(cluster.address) as admin:
+            assert (await admin.forget_group("g1")).nameservers
 
 
-def test_a_node_that_comes_back_in_the_last_moment_keeps_its_group_where_it_is_registered(
+async def test_a_node_that_comes_back_in_the_last_moment_keeps_its_group_where_it_is_registered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
-            gone = cluster.groups[1]
-            await cluster.expire(gone)
-            lost = await admin.lost_group("g1")
+    async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
+        gone = cluster.groups[1]
+        await cluster.expire(gone)
+        lost = await admin.lost_group("g1")
 
-            async def looked(name: str) -> Any:
-                FakeCluster.register(cluster, gone)
-                return lost
+        async def looked(name: str) -> Any:
+            FakeCluster.register(cluster, gone)
+            return lost
 
-            monkeypatch.setattr(admin, "lost_group", looked)
-            forgotten = await admin.forget_group("g1")
-            assert forgotten.nameservers == [cluster.second_address]
-            (refused,) = forgotten.silent.values()
-            assert "broker group g1 lives: n1 of it is registered" in str(refused)
-
-    run(scenario())
+        monkeypatch.setattr(admin, "lost_group", looked)
+        forgotten = await admin.forget_group("g1")
+        assert forgotten.nameservers == [cluster.second_address]
+        (refused,) = forgotten.silent.values()
+        assert "broker group g1 lives: n1 of it is registered" in str(refused)
 
 
-def test_without_a_nameserver_nothing_is_forgotten() -> None:
-    async def scenario() -> None:
-        async with GroupAdmin("127.0.0.1:1") as admin:
-            with pytest.raises(NameserversDownError):
-                await admin.forget_group("g1")
-
-    run(scenario())
+async def test_without_a_nameserver_nothing_is_forgotten() -> None:
+    async with GroupAdmin("127.0.0.1:1") as admin:
+        with pytest.raises(NameserversDownError):
+            await admin.forget_group("g1")
 
 
 def test_an_older_nameserver_says_how_it_forgets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 
@@ -40,22 +39,19 @@ def test_a_line_without_an_end_takes_no_more_memory_than_the_limit() -> None:
     assert len(cutter._rest) <= 14
 
 
-def test_a_line_is_there_before_the_input_ends() -> None:
-    async def scenario() -> None:
-        read, write = os.pipe()
-        with os.fdopen(read, "rb") as source, os.fdopen(write, "wb", buffering=0) as sink:
-            lines = lines_of(source, 100)
-            sink.write(b"one\ntw")
-            assert await anext(lines) == b"one"
-            sink.write(b"o\n")
-            assert await anext(lines) == b"two"
-            sink.close()
-            assert [line async for line in lines] == []
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+async def test_a_line_is_there_before_the_input_ends() -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as source, os.fdopen(write, "wb", buffering=0) as sink:
+        lines = lines_of(source, 100)
+        sink.write(b"one\ntw")
+        assert await anext(lines) == b"one"
+        sink.write(b"o\n")
+        assert await anext(lines) == b"two"
+        sink.close()
+        assert [line async for line in lines] == []
 
 
-def test_no_more_is_read_than_is_taken() -> None:
+async def test_no_more_is_read_than_is_taken() -> None:
     class Endless(io.RawIOBase):
         reads = 0
 
@@ -63,11 +59,8 @@ def test_no_more_is_read_than_is_taken() -> None:
             self.reads += 1
             return b"x\n" * (size // 2)
 
-    async def scenario() -> None:
-        source = Endless()
-        lines = lines_of(source, 100)
-        for _ in range(10):
-            assert await anext(lines) == b"x"
-        assert source.reads == 1
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    source = Endless()
+    lines = lines_of(source, 100)
+    for _ in range(10):
+        assert await anext(lines) == b"x"
+    assert source.reads == 1

@@ -113,45 +113,36 @@ def test_a_folder_of_one_group_gets_another_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("group", "node"), [("g1", "n9"), ("g7", "n5")])
-def test_a_group_is_not_added_under_a_name_that_one_has_which_joined_the_cluster(
+async def test_a_group_is_not_added_under_a_name_that_one_has_which_joined_the_cluster(
     tmp_path: Path, group: str, node: str
 ) -> None:
     """Its folder is another one: only the nameserver hears of it, a moment after it was started."""
-
-    async def scenario() -> None:
-        first = LocalCluster(tmp_path)
-        before = first.prepare(3, free_ports_only=True)
-        first.stop()
-        second = LocalCluster(tmp_path)
-        second.prepare(None, 2)
-        server = NameServer({"default": before.nameserver}, 10_000)
-        checking = asyncio.create_task(asyncio.to_thread(second.check_added))
-        await server.start()
-        route = route_pb2.GroupRoute(cluster="local", group=group)
-        route.nodes.add(node_id=node, alive=True)
-        server.table.register(node, "i", route, True, 0)
-        with pytest.raises(
-            UsageError, match=rf"{group} \({node}\) belongs to this cluster already"
-        ) as refused:
-            await checking
-        assert f"ledgermq up --data OTHER --join {before.nameserver}" in refused.value.next_step
-        second.stop()
-        await server.stop(0)
-        assert read_plan(tmp_path / "cluster.json") == before
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    first = LocalCluster(tmp_path)
+    before = first.prepare(3, free_ports_only=True)
+    first.stop()
+    second = LocalCluster(tmp_path)
+    second.prepare(None, 2)
+    server = NameServer({"default": before.nameserver}, 10_000)
+    checking = asyncio.create_task(asyncio.to_thread(second.check_added))
+    await server.start()
+    route = route_pb2.GroupRoute(cluster="local", group=group)
+    route.nodes.add(node_id=node, alive=True)
+    server.table.register(node, "i", route, True, 0)
+    with pytest.raises(UsageError, match=rf"{group} \({node}\) belongs to this cluster already") as refused:
+        await checking
+    assert f"ledgermq up --data OTHER --join {before.nameserver}" in refused.value.next_step
+    second.stop()
+    await server.stop(0)
+    assert read_plan(tmp_path / "cluster.json") == before
 
 
-def test_a_group_is_added_when_no_other_has_its_name() -> None:
-    async def scenario() -> None:
-        server = NameServer({"default": "127.0.0.1:0"}, 10_000)
-        await server.start()
-        server.table.register("n1", "i", route_pb2.GroupRoute(cluster="local", group="g0"), True, 0)
-        address = server.addresses["default"]
-        assert await asyncio.to_thread(groups_there, address, ["g1"], ["n4"], 0.3) == {}
-        await server.stop(0)
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+async def test_a_group_is_added_when_no_other_has_its_name() -> None:
+    server = NameServer({"default": "127.0.0.1:0"}, 10_000)
+    await server.start()
+    server.table.register("n1", "i", route_pb2.GroupRoute(cluster="local", group="g0"), True, 0)
+    address = server.addresses["default"]
+    assert await asyncio.to_thread(groups_there, address, ["g1"], ["n4"], 0.3) == {}
+    await server.stop(0)
 
 
 def test_a_folder_is_not_started_with_fewer_groups_than_it_has(tmp_path: Path) -> None:

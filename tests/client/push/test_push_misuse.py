@@ -12,7 +12,7 @@ from ledgermq.client import MessageView, PushConsumer, PushOptions, QueueLimits,
 from ledgermq.client.errors import UsageError
 
 from ..fakes import FakeCluster, FakeGroup
-from ..push_listeners import Seen, consumer_of, fill, numbers, run, until_committed
+from ..push_listeners import Seen, consumer_of, fill, numbers, until_committed
 
 
 class Odd(BaseException):
@@ -24,48 +24,42 @@ def later(**wrong: Any) -> RetryLater:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_listener_may_empty_its_list_and_what_it_failed_at_comes_again(orderly: bool) -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        done: list[bytes] = []
-        failed: list[bytes] = []
+async def test_a_listener_may_empty_its_list_and_what_it_failed_at_comes_again(orderly: bool) -> None:
+    group = FakeGroup(topics={"orders": 1})
+    done: list[bytes] = []
+    failed: list[bytes] = []
 
-        async def listener(messages: list[MessageView]) -> None:
-            while messages:
-                body = messages.pop(0).body
-                if body == b"2" and not failed:
-                    failed.append(body)
-                    raise RuntimeError("not now")
-                done.append(body)
+    async def listener(messages: list[MessageView]) -> None:
+        while messages:
+            body = messages.pop(0).body
+            if body == b"2" and not failed:
+                failed.append(body)
+                raise RuntimeError("not now")
+            done.append(body)
 
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, numbers(5))
-            async with consumer_of(cluster, listener, orderly=orderly) as consumer:
-                await consumer.subscribe("orders")
-                await until_committed(group, 5)
-        assert set(done) == set(numbers(5))
-
-    run(scenario())
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, numbers(5))
+        async with consumer_of(cluster, listener, orderly=orderly) as consumer:
+            await consumer.subscribe("orders")
+            await until_committed(group, 5)
+    assert set(done) == set(numbers(5))
 
 
-def test_a_listener_that_empties_its_list_gets_more() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        options = PushOptions(batch_size=2, commit_interval_ms=5, limits=QueueLimits(messages=4))
+async def test_a_listener_that_empties_its_list_gets_more() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    options = PushOptions(batch_size=2, commit_interval_ms=5, limits=QueueLimits(messages=4))
 
-        async def listener(messages: list[MessageView]) -> None:
-            messages.clear()
+    async def listener(messages: list[MessageView]) -> None:
+        messages.clear()
 
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, numbers(40))
-            async with consumer_of(cluster, listener, options=options) as consumer:
-                await consumer.subscribe("orders")
-                await until_committed(group, 40)
-                await fill(cluster, numbers(10))
-                await until_committed(group, 50)
-                assert consumer.statistics().queues[0].unfinished == 0
-
-    run(scenario())
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, numbers(40))
+        async with consumer_of(cluster, listener, options=options) as consumer:
+            await consumer.subscribe("orders")
+            await until_committed(group, 40)
+            await fill(cluster, numbers(10))
+            await until_committed(group, 50)
+            assert consumer.statistics().queues[0].unfinished == 0
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -83,90 +77,78 @@ def test_a_listener_that_empties_its_list_gets_more() -> None:
         (lambda messages: True, "the listener returned True"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_told_and_its_messages_come_again(
+async def test_an_answer_that_makes_no_sense_is_told_and_its_messages_come_again(
     answer: Any, says: str, orderly: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        seen: list[bytes] = []
+    group = FakeGroup(topics={"orders": 1})
+    seen: list[bytes] = []
 
-        async def listener(messages: list[MessageView]) -> Any:
-            seen.extend(message.body for message in messages)
-            return answer(messages) if len(seen) == 3 else None
+    async def listener(messages: list[MessageView]) -> Any:
+        seen.extend(message.body for message in messages)
+        return answer(messages) if len(seen) == 3 else None
 
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, numbers(3))
-            async with consumer_of(cluster, listener, orderly=orderly) as consumer:
-                await consumer.subscribe("orders")
-                await until_committed(group, 3)
-        assert seen == numbers(3) * 2
-        assert says in caplog.text
-
-    run(scenario())
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, numbers(3))
+        async with consumer_of(cluster, listener, orderly=orderly) as consumer:
+            await consumer.subscribe("orders")
+            await until_committed(group, 3)
+    assert seen == numbers(3) * 2
+    assert says in caplog.text
 
 
-def test_whatever_a_listener_raises_its_messages_come_again() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        calls = 0
+async def test_whatever_a_listener_raises_its_messages_come_again() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    calls = 0
 
-        async def listener(messages: list[MessageView]) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 1:
-                raise Odd
+    async def listener(messages: list[MessageView]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise Odd
 
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, [b"a"])
-            async with consumer_of(cluster, listener) as consumer:
-                await consumer.subscribe("orders")
-                await until_committed(group, 1)
-        assert calls == 2
-
-    run(scenario())
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, [b"a"])
+        async with consumer_of(cluster, listener) as consumer:
+            await consumer.subscribe("orders")
+            await until_committed(group, 1)
+    assert calls == 2
 
 
-def test_an_ordinary_function_ends_the_consumer_at_its_first_call_and_nothing_is_committed() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        calls: list[int] = []
+async def test_an_ordinary_function_ends_the_consumer_at_its_first_call_and_nothing_is_committed() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    calls: list[int] = []
 
-        def listener(messages: list[MessageView]) -> None:
-            calls.append(len(messages))
+    def listener(messages: list[MessageView]) -> None:
+        calls.append(len(messages))
 
-        options = PushOptions(retry_ms=0, commit_interval_ms=5, max_attempts=2)
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, [b"a"])
-            async with consumer_of(cluster, listener, options=options) as consumer:
-                await consumer.subscribe("orders")
-                with pytest.raises(UsageError, match="Write async def"):
-                    await consumer.run()
-        assert (calls, group.commits) == ([1], [])
-
-    run(scenario())
+    options = PushOptions(retry_ms=0, commit_interval_ms=5, max_attempts=2)
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, [b"a"])
+        async with consumer_of(cluster, listener, options=options) as consumer:
+            await consumer.subscribe("orders")
+            with pytest.raises(UsageError, match="Write async def"):
+                await consumer.run()
+    assert (calls, group.commits) == ([1], [])
 
 
-def test_a_hook_that_is_an_ordinary_function_ends_the_consumer_too() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        handed: list[MessageView] = []
+async def test_a_hook_that_is_an_ordinary_function_ends_the_consumer_too() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    handed: list[MessageView] = []
 
-        async def listener(messages: list[MessageView]) -> None:
-            raise RuntimeError("never")
+    async def listener(messages: list[MessageView]) -> None:
+        raise RuntimeError("never")
 
-        def hook(message: MessageView, error: Exception | None) -> None:
-            handed.append(message)
+    def hook(message: MessageView, error: Exception | None) -> None:
+        handed.append(message)
 
-        options = PushOptions(retry_ms=0, commit_interval_ms=5, max_attempts=1)
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, [b"a"])
-            async with consumer_of(cluster, listener, options=options, on_exhausted=hook) as consumer:
-                await consumer.subscribe("orders")
-                with pytest.raises(UsageError, match="Write async def"):
-                    await consumer.run()
-        assert (len(handed), group.commits) == (1, [])
-
-    run(scenario())
+    options = PushOptions(retry_ms=0, commit_interval_ms=5, max_attempts=1)
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, [b"a"])
+        async with consumer_of(cluster, listener, options=options, on_exhausted=hook) as consumer:
+            await consumer.subscribe("orders")
+            with pytest.raises(UsageError, match="Write async def"):
+                await consumer.run()
+    assert (len(handed), group.commits) == (1, [])
 
 
 def test_pauses_double_also_when_the_first_one_is_none() -> None:
@@ -179,45 +161,41 @@ def test_pauses_double_also_when_the_first_one_is_none() -> None:
 
 @pytest.mark.parametrize("by", ["itself", "a task of it"])
 @pytest.mark.parametrize("commit_interval_ms", [0, 60_000])
-def test_a_listener_may_close_its_consumer_and_counts_as_finished(by: str, commit_interval_ms: int) -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
+async def test_a_listener_may_close_its_consumer_and_counts_as_finished(
+    by: str, commit_interval_ms: int
+) -> None:
+    group = FakeGroup(topics={"orders": 1})
 
-        async def listener(messages: list[MessageView]) -> None:
-            closing = consumer.close()
-            await (closing if by == "itself" else asyncio.create_task(closing))
+    async def listener(messages: list[MessageView]) -> None:
+        closing = consumer.close()
+        await (closing if by == "itself" else asyncio.create_task(closing))
 
-        options = PushOptions(commit_interval_ms=commit_interval_ms)
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, numbers(3))
-            async with consumer_of(cluster, listener, options=options) as consumer:
-                await consumer.subscribe("orders")
-                await consumer.run()
-            assert group.committed["billing", "orders", 0] == 3
-            assert group.coordinators["billing"].members == {}
-
-    run(scenario())
-
-
-def test_who_waits_for_the_end_may_give_up_and_wait_again() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, [b"a"])
-            seen = Seen()
-            seen.gate.clear()
-            consumer = consumer_of(cluster, seen)
+    options = PushOptions(commit_interval_ms=commit_interval_ms)
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, numbers(3))
+        async with consumer_of(cluster, listener, options=options) as consumer:
             await consumer.subscribe("orders")
-            await seen.until(1)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await consumer.close()
-            seen.gate.set()
-            await consumer.close()
-            assert group.committed["billing", "orders", 0] == 1
-            assert group.coordinators["billing"].members == {}
+            await consumer.run()
+        assert group.committed["billing", "orders", 0] == 3
+        assert group.coordinators["billing"].members == {}
 
-    run(scenario())
+
+async def test_who_waits_for_the_end_may_give_up_and_wait_again() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, [b"a"])
+        seen = Seen()
+        seen.gate.clear()
+        consumer = consumer_of(cluster, seen)
+        await consumer.subscribe("orders")
+        await seen.until(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await consumer.close()
+        seen.gate.set()
+        await consumer.close()
+        assert group.committed["billing", "orders", 0] == 1
+        assert group.coordinators["billing"].members == {}
 
 
 @pytest.mark.parametrize(
@@ -230,11 +208,8 @@ def test_who_waits_for_the_end_may_give_up_and_wait_again() -> None:
         ({"start": "9" * 19}, "start is '9999999999999999999'"),
     ],
 )
-def test_arguments_of_the_wrong_kind_are_refused_before_anything_is_tried(
+async def test_arguments_of_the_wrong_kind_are_refused_before_anything_is_tried(
     wrong: dict[str, Any], says: str
 ) -> None:
-    async def scenario() -> None:
-        with pytest.raises(UsageError, match=says):
-            PushConsumer("127.0.0.1:1", group="billing", **{"listener": Seen(), **wrong})
-
-    run(scenario())
+    with pytest.raises(UsageError, match=says):
+        PushConsumer("127.0.0.1:1", group="billing", **{"listener": Seen(), **wrong})

@@ -37,173 +37,141 @@ async def traced(cluster: FakeCluster) -> list[TraceEvent]:
     return events
 
 
-def test_every_way_to_send_is_traced_with_id_place_and_labels() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            async with Producer(cluster.address, trace=True) as producer:
-                receipts = [
-                    await producer.send("orders", b"plain"),
-                    await producer.send("orders", b"labelled", tag="new", keys=["order-7", "k"]),
-                    await producer.send("orders", b"in order", message_group="one"),
-                    *await producer.send_batch(Message("orders", b"batch") for _ in range(20)),
-                ]
-                assert producer.send_oneway("orders", b"one way")
-            events = await traced(cluster)
-        assert [(each.kind, each.result, each.broker_group) for each in events] == [
-            ("send", "stored", "g0")
-        ] * 24
-        by_id = {each.message_id: each for each in events}
-        for receipt in receipts:
-            event = by_id[receipt.message_id]
-            assert (event.queue_id, event.queue_offset) == (receipt.queue_id, receipt.queue_offset)
-        labelled = by_id[receipts[1].message_id]
-        assert (labelled.tag, labelled.keys, labelled.topic) == ("new", ("order-7", "k"), "orders")
-
-    run(scenario())
+async def test_every_way_to_send_is_traced_with_id_place_and_labels() -> None:
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        async with Producer(cluster.address, trace=True) as producer:
+            receipts = [
+                await producer.send("orders", b"plain"),
+                await producer.send("orders", b"labelled", tag="new", keys=["order-7", "k"]),
+                await producer.send("orders", b"in order", message_group="one"),
+                *await producer.send_batch(Message("orders", b"batch") for _ in range(20)),
+            ]
+            assert producer.send_oneway("orders", b"one way")
+        events = await traced(cluster)
+    assert [(each.kind, each.result, each.broker_group) for each in events] == [("send", "stored", "g0")] * 24
+    by_id = {each.message_id: each for each in events}
+    for receipt in receipts:
+        event = by_id[receipt.message_id]
+        assert (event.queue_id, event.queue_offset) == (receipt.queue_id, receipt.queue_offset)
+    labelled = by_id[receipts[1].message_id]
+    assert (labelled.tag, labelled.keys, labelled.topic) == ("new", ("order-7", "k"), "orders")
 
 
-def test_a_producer_that_does_not_trace_writes_nothing_there() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            await fill(cluster, [b"a"])
-            assert await traced(cluster) == []
-
-    run(scenario())
+async def test_a_producer_that_does_not_trace_writes_nothing_there() -> None:
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        await fill(cluster, [b"a"])
+        assert await traced(cluster) == []
 
 
-def test_a_retry_that_met_the_first_copy_and_a_refusal_are_told() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            async with Producer(cluster.address, trace=True) as producer:
-                cluster.node().drop_answers = 1
-                assert (await producer.send("orders", b"twice")).duplicate
-                cluster.node().refusals.append(pb.Refusal(code=pb.MESSAGE_TOO_LARGE, message="too large"))
-                with pytest.raises(Exception, match="too large"):
-                    await producer.send("orders", b"refused", tag="t")
-            events = await traced(cluster)
-        assert [each.result for each in events] == ["duplicate", "refused"]
-        assert "too large" in events[1].error
-        assert events[1].queue_offset == -1
-
-    run(scenario())
+async def test_a_retry_that_met_the_first_copy_and_a_refusal_are_told() -> None:
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        async with Producer(cluster.address, trace=True) as producer:
+            cluster.node().drop_answers = 1
+            assert (await producer.send("orders", b"twice")).duplicate
+            cluster.node().refusals.append(pb.Refusal(code=pb.MESSAGE_TOO_LARGE, message="too large"))
+            with pytest.raises(Exception, match="too large"):
+                await producer.send("orders", b"refused", tag="t")
+        events = await traced(cluster)
+    assert [each.result for each in events] == ["duplicate", "refused"]
+    assert "too large" in events[1].error
+    assert events[1].queue_offset == -1
 
 
-def test_an_unknown_outcome_is_told_as_unknown() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            async with Producer(cluster.address, trace=True, timeout_ms=300) as producer:
-                await producer.send("orders", b"warm")
-                cluster.node().may_answer.clear()
-                with pytest.raises(SendTimeoutError):
-                    await producer.send("orders", b"who knows", tag="t")
-                cluster.node().may_answer.set()
-            assert [each.result for each in await traced(cluster)] == ["stored", "unknown"]
-
-    run(scenario())
+async def test_an_unknown_outcome_is_told_as_unknown() -> None:
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        async with Producer(cluster.address, trace=True, timeout_ms=300) as producer:
+            await producer.send("orders", b"warm")
+            cluster.node().may_answer.clear()
+            with pytest.raises(SendTimeoutError):
+                await producer.send("orders", b"who knows", tag="t")
+            cluster.node().may_answer.set()
+        assert [each.result for each in await traced(cluster)] == ["stored", "unknown"]
 
 
-def test_attempts_of_a_listener_are_told_one_by_one() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics=TOPICS)
-        failures = 0
+async def test_attempts_of_a_listener_are_told_one_by_one() -> None:
+    group = FakeGroup(topics=TOPICS)
+    failures = 0
 
-        async def listener(messages: list[MessageView]) -> None:
-            nonlocal failures
-            if any(message.body == b"bad" for message in messages) and failures < 2:
-                failures += 1
-                raise ValueError("no such order")
+    async def listener(messages: list[MessageView]) -> None:
+        nonlocal failures
+        if any(message.body == b"bad" for message in messages) and failures < 2:
+            failures += 1
+            raise ValueError("no such order")
 
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, [b"bad"], tag="t")
-            async with consumer_of(cluster, listener, trace=True) as consumer:
-                await consumer.subscribe("orders")
-                await until_committed(group, 1)
-            events = await traced(cluster)
-        assert [(each.kind, each.result, each.attempt) for each in events] == [
-            ("consume", "failed", 1), ("consume", "failed", 2), ("consume", "consumed", 3),
-        ]  # fmt: skip
-        assert events[0].error == "ValueError: no such order"
-        assert (events[0].tag, events[0].queue_offset, events[0].stored_ms) == ("t", 0, 1)
-
-    run(scenario())
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, [b"bad"], tag="t")
+        async with consumer_of(cluster, listener, trace=True) as consumer:
+            await consumer.subscribe("orders")
+            await until_committed(group, 1)
+        events = await traced(cluster)
+    assert [(each.kind, each.result, each.attempt) for each in events] == [
+        ("consume", "failed", 1), ("consume", "failed", 2), ("consume", "consumed", 3),
+    ]  # fmt: skip
+    assert events[0].error == "ValueError: no such order"
+    assert (events[0].tag, events[0].queue_offset, events[0].stored_ms) == ("t", 0, 1)
 
 
-def test_what_is_given_up_is_told() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics=TOPICS)
+async def test_what_is_given_up_is_told() -> None:
+    group = FakeGroup(topics=TOPICS)
 
-        async def listener(messages: list[MessageView]) -> None:
-            raise ValueError("never")
+    async def listener(messages: list[MessageView]) -> None:
+        raise ValueError("never")
 
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, [b"bad"])
-            options = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=2, max_attempts=1)
-            async with consumer_of(cluster, listener, options=options, trace=True) as consumer:
-                await consumer.subscribe("orders")
-                await until_committed(group, 1)
-            assert [each.result for each in await traced(cluster)] == ["failed", "skipped"]
-
-    run(scenario())
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, [b"bad"])
+        options = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=2, max_attempts=1)
+        async with consumer_of(cluster, listener, options=options, trace=True) as consumer:
+            await consumer.subscribe("orders")
+            await until_committed(group, 1)
+        assert [each.result for each in await traced(cluster)] == ["failed", "skipped"]
 
 
-def test_what_a_pull_consumer_hands_out_is_told_once() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            await fill(cluster, [b"a", b"b", b"c"])
-            async with PullConsumer(cluster.address, trace=True) as consumer:
-                await consumer.subscribe("orders")
-                await consumer.poll(1)
-                async for message in consumer:
-                    if message.body == b"c":
-                        break
-            events = await traced(cluster)
-        assert [(each.kind, each.queue_offset) for each in events] == [("receive", at) for at in range(3)]
-
-    run(scenario())
+async def test_what_a_pull_consumer_hands_out_is_told_once() -> None:
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        await fill(cluster, [b"a", b"b", b"c"])
+        async with PullConsumer(cluster.address, trace=True) as consumer:
+            await consumer.subscribe("orders")
+            await consumer.poll(1)
+            async for message in consumer:
+                if message.body == b"c":
+                    break
+        events = await traced(cluster)
+    assert [(each.kind, each.queue_offset) for each in events] == [("receive", at) for at in range(3)]
 
 
-def test_leases_are_told_from_their_receipt_to_their_end() -> None:
-    async def scenario() -> None:
-        async with MessagingCluster(FakeGroup(topics=TOPICS)) as cluster:
-            async with SimpleConsumer(cluster.address, group="billing", trace=True) as consumer:
-                await consumer.subscribe("orders")
-                cluster.messages.add(b"a", b"b")
-                first, second = await consumer.receive()
-                await consumer.ack(first)
-                await consumer.change_invisible(second, 0)
-            events = await traced(cluster)
-        assert [(each.kind, each.result) for each in events] == [
-            ("receive", "delivered"), ("receive", "delivered"), ("consume", "consumed"), ("consume", "given back"),
-        ]  # fmt: skip
-        assert [events[0].message_id, events[1].message_id] == [each.message_id for each in events[2:]]
-
-    run(scenario())
+async def test_leases_are_told_from_their_receipt_to_their_end() -> None:
+    async with MessagingCluster(FakeGroup(topics=TOPICS)) as cluster:
+        async with SimpleConsumer(cluster.address, group="billing", trace=True) as consumer:
+            await consumer.subscribe("orders")
+            cluster.messages.add(b"a", b"b")
+            first, second = await consumer.receive()
+            await consumer.ack(first)
+            await consumer.change_invisible(second, 0)
+        events = await traced(cluster)
+    assert [(each.kind, each.result) for each in events] == [
+        ("receive", "delivered"), ("receive", "delivered"), ("consume", "consumed"), ("consume", "given back"),
+    ]  # fmt: skip
+    assert [events[0].message_id, events[1].message_id] == [each.message_id for each in events[2:]]
 
 
-def test_a_consumer_of_the_trace_topic_leaves_no_trace() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            async with Producer(cluster.address, trace=True) as producer:
-                await producer.send("orders", b"a")
-            async with PullConsumer(cluster.address, trace=True) as consumer:
-                await consumer.subscribe(TRACE_TOPIC)
-                await consumer.poll()
-            assert len(await traced(cluster)) == 1
-
-    run(scenario())
+async def test_a_consumer_of_the_trace_topic_leaves_no_trace() -> None:
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        async with Producer(cluster.address, trace=True) as producer:
+            await producer.send("orders", b"a")
+        async with PullConsumer(cluster.address, trace=True) as consumer:
+            await consumer.subscribe(TRACE_TOPIC)
+            await consumer.poll()
+        assert len(await traced(cluster)) == 1
 
 
-def test_a_cluster_that_keeps_no_traces_takes_messages_all_the_same(
+async def test_a_cluster_that_keeps_no_traces_takes_messages_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with (
-            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
-            Producer(cluster.address, trace=True) as producer,
-        ):
-            assert (await producer.send("orders", b"a")).queue_offset == 0
-
-    run(scenario())
+    async with (
+        FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
+        Producer(cluster.address, trace=True) as producer,
+    ):
+        assert (await producer.send("orders", b"a")).queue_offset == 0
     assert "Do the brokers keep traces (trace_topic = true)?" in caplog.text
 
 
@@ -214,80 +182,68 @@ async def search(cluster: FakeCluster, **wanted: str) -> TraceReport:
     return await find_traces(cluster.address, since_ms=1, until_ms=None, **wanted)
 
 
-def test_the_search_puts_the_steps_of_a_message_together() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics=TOPICS)
-        seen = Seen()
-        async with FakeCluster(group) as cluster:
-            async with Producer(cluster.address, group="checkout", trace=True) as producer:
-                receipt = await producer.send("orders", b"wanted", keys=["order-7"])
-                other = await producer.send("orders", b"other", keys=["order-8"])
-            async with consumer_of(cluster, seen, trace=True, options=QUICK) as consumer:
-                await consumer.subscribe("orders")
-                await until_committed(group, 2)
-            (found,) = (await search(cluster, message_id=receipt.message_id.lower())).traces
-            assert [(each.source.client, each.event.result) for each in found.steps] == [
-                ("producer", "stored"), ("push", "consumed"),
-            ]  # fmt: skip
-            assert [each.source.group for each in found.steps] == ["checkout", "billing"]
-            assert (found.stored_ms, found.queue_offset, found.size) == (1, 0, 6)
-            by_key = (await search(cluster, key="order-8")).traces
-            assert [each.message_id for each in by_key] == [other.message_id]
-            nothing = await search(cluster, key="order-9")
-            assert (nothing.traces, nothing.incomplete) == ([], "")
-            assert nothing.read > 0
-
-    run(scenario())
+async def test_the_search_puts_the_steps_of_a_message_together() -> None:
+    group = FakeGroup(topics=TOPICS)
+    seen = Seen()
+    async with FakeCluster(group) as cluster:
+        async with Producer(cluster.address, group="checkout", trace=True) as producer:
+            receipt = await producer.send("orders", b"wanted", keys=["order-7"])
+            other = await producer.send("orders", b"other", keys=["order-8"])
+        async with consumer_of(cluster, seen, trace=True, options=QUICK) as consumer:
+            await consumer.subscribe("orders")
+            await until_committed(group, 2)
+        (found,) = (await search(cluster, message_id=receipt.message_id.lower())).traces
+        assert [(each.source.client, each.event.result) for each in found.steps] == [
+            ("producer", "stored"), ("push", "consumed"),
+        ]  # fmt: skip
+        assert [each.source.group for each in found.steps] == ["checkout", "billing"]
+        assert (found.stored_ms, found.queue_offset, found.size) == (1, 0, 6)
+        by_key = (await search(cluster, key="order-8")).traces
+        assert [each.message_id for each in by_key] == [other.message_id]
+        nothing = await search(cluster, key="order-9")
+        assert (nothing.traces, nothing.incomplete) == ([], "")
+        assert nothing.read > 0
 
 
-def test_a_trace_stands_when_its_message_is_deleted_and_rubbish_is_passed_over() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics=TOPICS)
-        async with FakeCluster(group) as cluster:
-            await fill(cluster, [b"no trace at all"], topic=TRACE_TOPIC)
-            async with Producer(cluster.address, trace=True) as producer:
-                receipt = await producer.send("orders", b"gone")
-            queue = group.queues[group.topics["orders"][0], 0]
-            queue.begin, queue.sections = 1, []
-            (found,) = (await search(cluster, message_id=receipt.message_id)).traces
-            assert (len(found.steps), found.size, found.stored_ms) == (1, -1, 0)
-
-    run(scenario())
+async def test_a_trace_stands_when_its_message_is_deleted_and_rubbish_is_passed_over() -> None:
+    group = FakeGroup(topics=TOPICS)
+    async with FakeCluster(group) as cluster:
+        await fill(cluster, [b"no trace at all"], topic=TRACE_TOPIC)
+        async with Producer(cluster.address, trace=True) as producer:
+            receipt = await producer.send("orders", b"gone")
+        queue = group.queues[group.topics["orders"][0], 0]
+        queue.begin, queue.sections = 1, []
+        (found,) = (await search(cluster, message_id=receipt.message_id)).traces
+        assert (len(found.steps), found.size, found.stored_ms) == (1, -1, 0)
 
 
-def test_the_search_says_when_a_part_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_search_says_when_a_part_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgermq.client.admin.trace_query._SILENCE_MS", 1)
     monkeypatch.setattr("ledgermq.client.admin.trace_query._LOOK_MS", 50)
-
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            async with Producer(cluster.address, trace=True) as producer:
-                receipt = await producer.send("orders", b"a")
-            cluster.node().running.clear()
-            report = await search(cluster, message_id=receipt.message_id)
-            cluster.node().running.set()
-            assert (report.traces, report.incomplete) == ([], "broker group g0 does not answer")
-
-    run(scenario())
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        async with Producer(cluster.address, trace=True) as producer:
+            receipt = await producer.send("orders", b"a")
+        cluster.node().running.clear()
+        report = await search(cluster, message_id=receipt.message_id)
+        cluster.node().running.set()
+        assert (report.traces, report.incomplete) == ([], "broker group g0 does not answer")
 
 
-def test_a_broker_group_that_is_away_hides_no_traces_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_group_that_is_away_hides_no_traces_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ledgermq.client.admin.trace_query._LOOK_MS", 300)
-
-    async def scenario() -> None:
-        drained = FakeGroup("g1", TOPICS)
-        drained.mode = pb.MODE_DRAINING  # so that what is sent goes to the other one
-        async with FakeCluster(FakeGroup("g0", TOPICS), drained) as cluster:
-            true = TraceEvent("consume", "0A", "gone", 1, "consumed", keys=("order-7",))
-            await tell(cluster, true)
-            await cluster.node(group="g1").stop()
-            searches: list[dict[str, str]] = [{"message_id": "0A"}, {"key": "order-7"}]
-            for wanted in searches:
-                report = await search(cluster, **wanted)
-                assert [len(each.steps) for each in report.traces] == [1]
-                assert report.incomplete == "broker group g1 does not answer"
-
-    run(scenario())
+    drained = FakeGroup("g1", TOPICS)
+    drained.mode = pb.MODE_DRAINING  # so that what is sent goes to the other one
+    async with FakeCluster(FakeGroup("g0", TOPICS), drained) as cluster:
+        true = TraceEvent("consume", "0A", "gone", 1, "consumed", keys=("order-7",))
+        await tell(cluster, true)
+        await cluster.node(group="g1").stop()
+        searches: list[dict[str, str]] = [{"message_id": "0A"}, {"key": "order-7"}]
+        for wanted in searches:
+            report = await search(cluster, **wanted)
+            assert [len(each.steps) for each in report.traces] == [1]
+            assert report.incomplete == "broker group g1 does not answer"
 
 
 def test_a_broker_group_without_a_leader_hides_no_traces_of_the_others(
@@ -314,24 +270,23 @@ def test_a_broker_group_without_a_leader_hides_no_traces_of_the_others(
     run(scenario())
 
 
-def test_traces_of_an_id_are_looked_up_and_the_topic_is_read_where_the_index_does_not_know_all() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            node = cluster.node()
-            async with Producer(cluster.address, trace=True) as producer:
-                wanted = await producer.send("orders", b"wanted")
-            async with Producer(cluster.address, trace=True) as producer:
-                await producer.send("orders", b"other")
-            report = await search(cluster, message_id=wanted.message_id)
-            assert [len(each.steps) for each in report.traces] == [1]
-            assert (report.read, node.fetches) == (1, 0), "the topic was not read"
-            node.unsearched = 100
-            report = await search(cluster, message_id=wanted.message_id)
-            assert [len(each.steps) for each in report.traces] == [1], "no step comes twice"
-            assert report.read == 2
-            assert node.fetches > 0
-
-    run(scenario())
+async def test_traces_of_an_id_are_looked_up_and_the_topic_is_read_where_the_index_does_not_know_all() -> (
+    None
+):
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        node = cluster.node()
+        async with Producer(cluster.address, trace=True) as producer:
+            wanted = await producer.send("orders", b"wanted")
+        async with Producer(cluster.address, trace=True) as producer:
+            await producer.send("orders", b"other")
+        report = await search(cluster, message_id=wanted.message_id)
+        assert [len(each.steps) for each in report.traces] == [1]
+        assert (report.read, node.fetches) == (1, 0), "the topic was not read"
+        node.unsearched = 100
+        report = await search(cluster, message_id=wanted.message_id)
+        assert [len(each.steps) for each in report.traces] == [1], "no step comes twice"
+        assert report.read == 2
+        assert node.fetches > 0
 
 
 LIAR = TraceSource("push", "liars", "somebody", "host", 1)
@@ -359,40 +314,34 @@ async def tell(cluster: FakeCluster, event: TraceEvent) -> None:
         ({"kind": "explode"}, False),
     ],
 )
-def test_what_a_trace_says_of_a_place_is_compared_with_what_stands_there(
+async def test_what_a_trace_says_of_a_place_is_compared_with_what_stands_there(
     what: dict[str, object], kept: bool
 ) -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics=TOPICS)
-        group.store_timestamp = 7
-        async with FakeCluster(group) as cluster:
-            async with Producer(cluster.address, trace=True) as producer:
-                receipt = await producer.send("orders", b"wanted")
-                await producer.send("orders", b"other message")
-            true = TraceEvent(
-                "consume", receipt.message_id, "orders", 1, "consumed",
-                broker_group="g0", queue_id=0, queue_offset=0, stored_ms=999,
-            )  # fmt: skip
-            await tell(cluster, TraceEvent(**{**true._asdict(), **what}))
-            report = await search(cluster, message_id=receipt.message_id)
-            (found,) = report.traces
-            assert sorted(each.source.client for each in found.steps) == ["producer"] + ["push"] * kept
-            assert report.skipped == (not kept)
-            assert (found.queue, found.queue_offset) == (("orders", "g0", 0), 0)
-            assert (found.stored_ms, found.size) == (7, 6), "not what somebody says"
-
-    run(scenario())
+    group = FakeGroup(topics=TOPICS)
+    group.store_timestamp = 7
+    async with FakeCluster(group) as cluster:
+        async with Producer(cluster.address, trace=True) as producer:
+            receipt = await producer.send("orders", b"wanted")
+            await producer.send("orders", b"other message")
+        true = TraceEvent(
+            "consume", receipt.message_id, "orders", 1, "consumed",
+            broker_group="g0", queue_id=0, queue_offset=0, stored_ms=999,
+        )  # fmt: skip
+        await tell(cluster, TraceEvent(**{**true._asdict(), **what}))
+        report = await search(cluster, message_id=receipt.message_id)
+        (found,) = report.traces
+        assert sorted(each.source.client for each in found.steps) == ["producer"] + ["push"] * kept
+        assert report.skipped == (not kept)
+        assert (found.queue, found.queue_offset) == (("orders", "g0", 0), 0)
+        assert (found.stored_ms, found.size) == (7, 6), "not what somebody says"
 
 
-def test_a_trace_in_which_nothing_can_be_true_is_none() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-            await fill(cluster, [b"a"])
-            event = TraceEvent(
-                "consume", "0A", "orders", 1, "consumed", broker_group="g0", queue_id=0, queue_offset=0
-            )
-            await tell(cluster, event)
-            report = await search(cluster, message_id="0A")
-            assert (report.traces, report.skipped) == ([], 1)
-
-    run(scenario())
+async def test_a_trace_in_which_nothing_can_be_true_is_none() -> None:
+    async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
+        await fill(cluster, [b"a"])
+        event = TraceEvent(
+            "consume", "0A", "orders", 1, "consumed", broker_group="g0", queue_id=0, queue_offset=0
+        )
+        await tell(cluster, event)
+        report = await search(cluster, message_id="0A")
+        assert (report.traces, report.skipped) == ([], 1)
