@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc, route_pb2
@@ -95,13 +96,11 @@ T = TypeVar("T")
 Stub = admin_pb2_grpc.AdminServiceStub
 
 
+#: Selects a method of the stub, which takes a request and `timeout`.
+Method = Callable[[Stub], Callable[..., Awaitable[T]]]
+
 #: Maximum of parked messages that are searched for an id, per broker group.
 _MAX_PARKED: Final = 10_000
-
-
-async def _release(request: pb.ReleaseParkedRequest, stub: Stub, timeout: float) -> pb.ReleaseParkedResponse:
-    answer: pb.ReleaseParkedResponse = await stub.ReleaseParked(request, timeout=timeout)
-    return answer
 
 
 class Admin:
@@ -198,22 +197,17 @@ class Admin:
         # No topic has that name. Only a leader with a quorum says so, and it is the cheapest such call.
         request = pb.DescribeTopicRequest(topic="")
 
-        async def ask(group: BrokerGroup) -> None:
-            await self._call(group, lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout))
-
-        await check_that_all_answer(groups, ask)
+        await check_that_all_answer(groups, self._in_each(lambda stub: stub.DescribeTopic, request))
         return await change_each(groups, change, again)
 
     def _in_each(
-        self, call: Callable[[Stub, float], Awaitable[T]], change: Any = None, *, absent: Collection[str] = ()
+        self, method: Method[T], request: Message, *, absent: Collection[str] = ()
     ) -> Callable[[BrokerGroup], Awaitable[T | None]]:
         """Return the call to one broker group, which returns None if refused with a code of `absent`."""
 
         async def call_one(group: BrokerGroup) -> T | None:
-            if change is not None:
-                change.perhaps_done = False  # one broker group's result says nothing about the next
             try:
-                return await self._call(group, call, change)
+                return await self._call(group, method, request)
             except RefusedError as error:
                 if error.code not in absent:
                     raise
@@ -221,22 +215,23 @@ class Admin:
 
         return call_one
 
-    async def _call(
-        self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
-    ) -> T:
+    async def _call(self, group: BrokerGroup, method: Method[T], request: Any) -> T:
         """Call the leader of a broker group, or any node: each forwards to its leader.
 
-        `change`: the request, if it must say that an earlier attempt may have taken effect.
+        A request with the field `perhaps_done` says there whether an earlier attempt may have taken effect.
         """
+        tells = "perhaps_done" in request.DESCRIPTOR.fields_by_name
+        if tells:
+            request.perhaps_done = False  # the result in one broker group says nothing about the next
 
         def unknown() -> None:
-            if change is not None:
-                change.perhaps_done = True
+            if tells:
+                request.perhaps_done = True
 
         return await call_broker_group(
             lambda: group,
             self._channels,
-            lambda channel, timeout: call(Stub(channel), timeout),
+            lambda channel, timeout: method(Stub(channel))(request, timeout=timeout),
             timeout_s=self._timeout_s,
             on_unknown=unknown,
         )
@@ -287,7 +282,7 @@ class Admin:
             retention_ms=retention_ms,
             keep_unread=keep_unread,
         )
-        create = self._in_each(lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request)
+        create = self._in_each(lambda stub: stub.CreateTopic, request)
         answers = await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
         await self._routes.until_known(topic, [group.name for group, _ in answers])
         if keep_unread:
@@ -308,9 +303,7 @@ class Admin:
         request = pb.UpdateTopicRequest(topic=topic, retention_ms=retention_ms)
         if keep_unread is not None:
             request.keep_unread = keep_unread
-        update = self._in_each(
-            lambda stub, timeout: stub.UpdateTopic(request, timeout=timeout), absent=_NO_TOPIC
-        )
+        update = self._in_each(lambda stub: stub.UpdateTopic, request, absent=_NO_TOPIC)
         answers = await self._change_all(update)
         if not answers:
             raise await self._topic_not_found(topic)
@@ -321,9 +314,7 @@ class Admin:
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages from every broker group. Raises: TopicNotFoundError."""
         request = pb.DeleteTopicRequest(topic=topic)
-        delete = self._in_each(
-            lambda stub, timeout: stub.DeleteTopic(request, timeout=timeout), request, absent=_NO_TOPIC
-        )
+        delete = self._in_each(lambda stub: stub.DeleteTopic, request, absent=_NO_TOPIC)
         if not await self._change_all(delete, again=_DELETE_AGAIN):
             raise await self._topic_not_found(topic)
 
@@ -331,7 +322,7 @@ class Admin:
     async def topics(self, *, silent: Silent | None = None) -> list[route_pb2.TopicInfo]:
         """Return every topic once, sorted by name. `queue_count` is the sum over all broker groups."""
         request = pb.ListTopicsRequest()
-        ask = self._in_each(lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
+        ask = self._in_each(lambda stub: stub.ListTopics, request)
         found: dict[str, route_pb2.TopicInfo] = {}
         for _, answer in await self._read_all(ask, silent):
             for info in answer.topics:
@@ -346,13 +337,7 @@ class Admin:
         self, topic: str, *, silent: Silent | None = None
     ) -> tuple[route_pb2.TopicInfo, list[tuple[MessageQueue, QueueOffset]]]:
         """Return a topic with the offsets of its queues in every broker group. Raises: TopicNotFoundError."""
-        request = pb.DescribeTopicRequest(topic=topic)
-        ask = self._in_each(
-            lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout), absent=_NO_TOPIC
-        )
-        answers = await self._read_all(ask, silent)
-        if not answers:
-            raise await self._topic_not_found(topic)
+        answers = await self._describe_topic_everywhere(topic, silent)
         queues = [
             (MessageQueue(topic, group.name, each.queue_id), each)
             for group, answer in answers
@@ -369,14 +354,17 @@ class Admin:
         `lost`: messages that retention deleted before the consumer group had consumed them; reset when it
         continues. Name "": no consumer group consumes the topic there. Raises: TopicNotFoundError.
         """
-        request = pb.DescribeTopicRequest(topic=topic)
-        ask = self._in_each(
-            lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout), absent=_NO_TOPIC
-        )
-        answers = await self._read_all(ask, silent)
-        if not answers:
-            raise await self._topic_not_found(topic)
+        answers = await self._describe_topic_everywhere(topic, silent)
         return [(group.name, each) for group, answer in answers for each in answer.consumers]
+
+    async def _describe_topic_everywhere(
+        self, topic: str, silent: Silent | None
+    ) -> list[tuple[BrokerGroup, pb.DescribeTopicResponse]]:
+        request = pb.DescribeTopicRequest(topic=topic)
+        ask = self._in_each(lambda stub: stub.DescribeTopic, request, absent=_NO_TOPIC)
+        if answers := await self._read_all(ask, silent):
+            return answers
+        raise await self._topic_not_found(topic)
 
     async def _topic_not_found(self, topic: str) -> TopicNotFoundError:
         known = [info.name for info in await self.topics(silent={})]
@@ -413,9 +401,7 @@ class Admin:
 
     async def _query(self, request: pb.QueryMessagesRequest, limit: int) -> FoundMessages:
         async def ask(group: BrokerGroup, asked: pb.QueryMessagesRequest) -> pb.QueryMessagesResponse:
-            answer: pb.QueryMessagesResponse = await self._call(
-                group, lambda stub, timeout: stub.QueryMessages(asked, timeout=timeout)
-            )
+            answer: pb.QueryMessagesResponse = await self._call(group, lambda stub: stub.QueryMessages, asked)
             return answer
 
         groups, gone = await self._routes.groups_and_gone()
@@ -448,16 +434,14 @@ class Admin:
         """
         info = pb.ConsumerGroupInfo(name=name, start_position=start, max_attempts=max_attempts, fifo=fifo)
         request = pb.CreateGroupRequest(group=info, if_not_exists=if_not_exists)
-        create = self._in_each(lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
+        create = self._in_each(lambda stub: stub.CreateGroup, request)
         await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
 
     @checked(name=a_consumer_group)
     async def delete_group(self, name: str) -> None:
         """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
         request = pb.DeleteGroupRequest(name=name)
-        delete = self._in_each(
-            lambda stub, timeout: stub.DeleteGroup(request, timeout=timeout), request, absent=_NO_GROUP
-        )
+        delete = self._in_each(lambda stub: stub.DeleteGroup, request, absent=_NO_GROUP)
         if not await self._change_all(delete, again=_DELETE_AGAIN):
             raise await self._group_not_found(name)
 
@@ -466,7 +450,7 @@ class Admin:
         """Return every consumer group once, sorted by name."""
         found: dict[str, pb.ConsumerGroupInfo] = {}
         request = pb.ListConsumerGroupsRequest()
-        ask = self._in_each(lambda stub, timeout: stub.ListGroups(request, timeout=timeout))
+        ask = self._in_each(lambda stub: stub.ListGroups, request)
         for _, answer in await self._read_all(ask, silent):
             for info in answer.groups:
                 found.setdefault(info.name, info)
@@ -511,16 +495,9 @@ class Admin:
         """
         request = pb.GetDeliveriesRequest(group=name, topic=topic, max_parked=max_parked)
 
-        async def call(stub: Stub, timeout: float) -> pb.GetDeliveriesResponse:
-            try:
-                answer: pb.GetDeliveriesResponse = decoded(await stub.GetDeliveries(request, timeout=timeout))
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                    raise
-                return pb.GetDeliveriesResponse()
-            return answer
-
-        answers = await self._read_all(self._in_each(call, absent=NEITHER), silent)
+        answers = await self._read_all(
+            self._in_each(lambda stub: partial(_deliveries, stub), request, absent=NEITHER), silent
+        )
         if not answers:
             raise await self._group_not_found(name, topic)
         return [(group.name, answer) for group, answer in answers]
@@ -554,7 +531,7 @@ class Admin:
         """Release in one broker group. None: it does not know the consumer group or the topic."""
         released, known = 0, False
         for request in requests:
-            ask = self._in_each(partial(_release, request), absent=NEITHER)
+            ask = self._in_each(lambda stub: stub.ReleaseParked, request, absent=NEITHER)
             if (answer := await ask(group)) is not None:
                 known, released = True, released + answer.released
         return released if known else None
@@ -581,9 +558,7 @@ class Admin:
         self, name: str, topic: str, silent: Silent | None
     ) -> list[tuple[BrokerGroup, pb.DescribeGroupResponse]]:
         request = pb.DescribeGroupRequest(name=name, topic=topic)
-        ask = self._in_each(
-            lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout), absent=NEITHER
-        )
+        ask = self._in_each(lambda stub: stub.DescribeGroup, request, absent=NEITHER)
         answers = await self._read_all(ask, silent)
         if not answers:
             raise await self._group_not_found(name, topic)
@@ -620,9 +595,7 @@ class Admin:
             raise UsageError(
                 f"{to!r} is no position", "", 'It must be "earliest", "latest" or ms since the epoch'
             )
-        reset = self._in_each(
-            lambda stub, timeout: stub.ResetOffsets(request, timeout=timeout), absent=NEITHER
-        )
+        reset = self._in_each(lambda stub: stub.ResetOffsets, request, absent=NEITHER)
         if not await self._change_all(reset, again=_RESET_AGAIN):
             raise await self._group_not_found(group, topic)
 
@@ -671,9 +644,7 @@ class Admin:
             raise UsageError(what, f"Known: {known}", "Name the group")
         group = meant[0]
         request = pb.TransferLeadershipRequest(to_node=to_node)
-        answer = await self._call(
-            group, lambda stub, timeout: stub.TransferLeadership(request, timeout=timeout)
-        )
+        answer = await self._call(group, lambda stub: stub.TransferLeadership, request)
         leader: str = answer.leader_id
         return leader
 
@@ -683,10 +654,23 @@ class Admin:
     ) -> list[tuple[str, pb.CleanResponse]]:
         """Delete expired segments in every broker group; return (broker group, what was deleted)."""
         request = pb.CleanRequest(dry_run=dry_run, older_than_ms=older_than_ms, even_unexpired=even_unexpired)
-        clean = self._in_each(lambda stub, timeout: stub.Clean(request, timeout=timeout))
+        clean = self._in_each(lambda stub: stub.Clean, request)
         # Deleting in some broker groups is useful without the others, and a full disk cannot wait for them.
         answers = await change_each(await self.groups(), clean, "It may be repeated as it is")
         return [(group.name, answer) for group, answer in answers]
+
+
+async def _deliveries(
+    stub: Stub, request: pb.GetDeliveriesRequest, timeout: float
+) -> pb.GetDeliveriesResponse:
+    """Ask a node, which may be too old to know the call."""
+    try:
+        answer: pb.GetDeliveriesResponse = await stub.GetDeliveries(request, timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        return pb.GetDeliveriesResponse()
+    return answer
 
 
 def group_not_found(name: str, known: list[str]) -> GroupNotFoundError:

@@ -1,4 +1,4 @@
-"""Growing and shrinking a cluster by broker groups: add, drain, undrain, remove.
+"""Growing and shrinking a cluster by broker groups: add, drain, undrain, remove, forget.
 
     async with GroupAdmin("127.0.0.1:9876") as admin:
         await admin.add_group("g1")
@@ -13,18 +13,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ledgermq.proto import admin_pb2 as pb
-from ledgermq.proto import log_pb2, nameserver_pb2, route_pb2
+from ledgermq.proto import log_pb2, nameserver_pb2, nameserver_pb2_grpc, route_pb2
+from ledgermq.proto.grpc_answers import decoded
 
 from ..arguments import a_flag, a_text, checked, instance_of, texts
 from ..cluster.calls import call_log_service
 from ..cluster.every_group import Silent
-from ..cluster.topic_route import BrokerGroup
-from ..errors import FencedError, LedgerMQError, RouteError, UsageError, shortened
-from ..pauses import NAMESERVER_LOOK_S, NAMESERVER_WAIT_S
+from ..cluster.gone_groups import GoneGroup, gone_of
+from ..cluster.topic_route import BrokerGroup, Node
+from ..errors import (
+    FencedError,
+    LedgerMQError,
+    NameserversDownError,
+    NotANameserverError,
+    RouteError,
+    UsageError,
+    error_of,
+    shortened,
+)
+from ..pauses import ASK_TIMEOUT_S, NAMESERVER_LOOK_S, NAMESERVER_WAIT_S
 from .broker_group_rules import (
     ORDERED_TYPES,
     OtherGroup,
@@ -34,14 +45,30 @@ from .broker_group_rules import (
     compare_topics,
     left_alone,
 )
-from .forget_broker_group import GroupForgetting
+from .consumer_progress import GroupProgress
 
 logger = logging.getLogger(__name__)
 
-#: Nodes learn of a removal with the next heartbeat of their leader at the latest. A node that is down is
-#: dropped after 10 s.
-
 _WHY_NOT = {route_pb2.MODE_DRAINING: "is being drained", route_pb2.MODE_REMOVED: "was removed"}
+
+#: The live broker groups, and the answer that includes gone ones.
+Listed = tuple[nameserver_pb2.ListGroupsResponse, nameserver_pb2.ListGroupsResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class LostGroup:
+    """A broker group without a running node, and its topics as far as the nameservers remember."""
+
+    gone: GoneGroup  # from the nameserver with the latest contact
+    alone: Sequence[str]  # topics that no other broker group has
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Nameservers that dropped a broker group; `silent`: those that may not have, with the errors."""
+
+    nameservers: Sequence[str]
+    silent: Mapping[str, LedgerMQError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +112,7 @@ def reading_text(each: pb.LiveReading) -> str:
     return f'{who} reads topic "{each.topic}", {each.behind:,} messages behind'
 
 
-class GroupAdmin(GroupForgetting):
+class GroupAdmin(GroupProgress):
     """Changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError.
 
     Example:
@@ -263,9 +290,7 @@ class GroupAdmin(GroupForgetting):
             cluster=group.cluster,
             broker_group_id=group.group_id,
         )
-        return await self._call(
-            group, lambda stub, timeout: stub.SetBrokerGroupMode(request, timeout=timeout)
-        )
+        return await self._call(group, lambda stub: stub.SetBrokerGroupMode, request)
 
     # --- how far consumers are ------------------------------------------------------------------------------
 
@@ -418,9 +443,7 @@ class GroupAdmin(GroupForgetting):
 
     async def _begin(self, group: BrokerGroup, consumer_group: str, topic: str) -> None:
         request = pb.DescribeTopicRequest(topic=topic)
-        described = await self._call(
-            group, lambda stub, timeout: stub.DescribeTopic(request, timeout=timeout)
-        )
+        described = await self._call(group, lambda stub: stub.DescribeTopic, request)
         commit = log_pb2.CommitOffsetsRequest(group=consumer_group)
         for queue in described.queues:
             commit.offsets.add(topic=topic, queue_id=queue.queue_id, offset=queue.begin_offset)
@@ -445,25 +468,99 @@ class GroupAdmin(GroupForgetting):
             keep_unread=info.keep_unread,
             if_not_exists=True,
         )
-        answer = await self._call(
-            group, lambda stub, timeout: stub.CreateTopic(request, timeout=timeout), request
-        )
+        answer = await self._call(group, lambda stub: stub.CreateTopic, request)
         if info.keep_unread:
             check_kept(info.name, [(group, answer.topic)])
 
     async def _create_consumer_group(self, group: BrokerGroup, info: pb.ConsumerGroupInfo) -> None:
         request = pb.CreateGroupRequest(group=info, if_not_exists=True)
-        await self._call(group, lambda stub, timeout: stub.CreateGroup(request, timeout=timeout), request)
+        await self._call(group, lambda stub: stub.CreateGroup, request)
 
     async def _topics_of(self, group: str) -> list[route_pb2.TopicInfo]:
         return await self._topics_in(await self.group(group))
 
     async def _consumer_groups_of(self, group: str) -> list[pb.ConsumerGroupInfo]:
         request = pb.ListConsumerGroupsRequest()
-        answer = await self._call(
-            await self.group(group), lambda stub, timeout: stub.ListGroups(request, timeout=timeout)
-        )
+        answer = await self._call(await self.group(group), lambda stub: stub.ListGroups, request)
         return list(answer.groups)
+
+    # --- forget ---------------------------------------------------------------------------------------------
+
+    @checked(name=a_text)
+    async def lost_group(self, name: str) -> LostGroup:
+        """Return what is lost with a broker group.
+
+        Raises: UsageError: one of its nodes is alive, or no nameserver remembers it. NameserversDownError.
+        """
+        answers, _ = await self._routes.ask_every(self._listed)
+        if not answers:
+            raise NameserversDownError(self._routes.nameservers)
+        found: list[GoneGroup] = []
+        for address, (listed, every) in answers.items():
+            if (view := next((each for each in listed.groups if each.group == name), None)) is not None:
+                nodes = [node.node_id for node in view.nodes]
+                raise _lives(name, f"the nameserver {address} lists its nodes {', '.join(nodes)}")
+            found += [each for each in gone_of(listed, every) if each.name == name]
+        if not found:
+            raise _not_remembered(name, answers.values())
+        if len(clusters := sorted({each.group.cluster for each in found})) > 1:
+            raise UsageError(
+                f'clusters {", ".join(clusters)} each have a broker group "{name}" that is down',
+                "Nothing was changed",
+                "Use GroupAdmin(nameservers, cluster=...) in Python, which says which one is meant",
+            )
+        await self._check_nodes(name, found)
+        newest = min(found, key=lambda each: (each.silent_ms is None, each.silent_ms or 0))
+        others = {
+            info.name for listed, _ in answers.values() for view in listed.groups for info in view.topics
+        }
+        return LostGroup(newest, [topic for topic in newest.topics if topic not in others])
+
+    async def _listed(self, stub: nameserver_pb2_grpc.NameServerServiceStub) -> Listed:
+        request = nameserver_pb2.ListGroupsRequest(cluster=self._routes.cluster)
+        listed = decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
+        request.gone_too = request.gone_topics = True
+        return listed, decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
+
+    async def _check_nodes(self, name: str, found: Iterable[GoneGroup]) -> None:
+        """Query the nodes themselves: they may run without reaching a nameserver. Raises: UsageError."""
+        clusters = {each.group.cluster for each in found}
+        nodes = {node.log_address: node for each in found for node in each.group.nodes}
+
+        async def lives(node: Node) -> bool:
+            try:
+                answer = await self.status(node)
+            except LedgerMQError:
+                return False
+            return answer.group == name and answer.cluster in clusters
+
+        for node, is_alive in zip(
+            nodes.values(), await asyncio.gather(*map(lives, nodes.values())), strict=True
+        ):
+            if is_alive:
+                raise _lives(name, f"its node {node.node_id} answers at {node.log_address}")
+
+    @checked(name=a_text)
+    async def forget_group(self, name: str) -> Forgotten:
+        """Remove a permanently lost broker group from the lists of all nameservers. May be repeated.
+
+        Raises: as `lost_group`.
+        """
+        lost = await self.lost_group(name)
+        request = nameserver_pb2.ForgetGroupRequest(cluster=lost.gone.group.cluster, group=name)
+        answers, silent = await self._routes.ask_every(
+            lambda stub: stub.ForgetGroup(request, timeout=ASK_TIMEOUT_S)
+        )
+        for address, error in silent.items():
+            if isinstance(error, NotANameserverError):
+                silent[address] = _too_old(address)
+        done = []
+        for address, answer in answers.items():
+            if answer.refusal.code:
+                silent[address] = error_of(answer.refusal)
+            else:
+                done.append(address)
+        return Forgotten(done, silent)
 
 
 def _not_heard(what: str, silent: Silent, insist: str) -> RouteError:
@@ -474,4 +571,31 @@ def _not_heard(what: str, silent: Silent, insist: str) -> RouteError:
         f"{what} in every broker group is not known: {groups} does not answer, or has no leader ({why})",
         "Nothing was changed",
         f"Repeat it when the group answers again (ledgermq cluster status), or {insist}",
+    )
+
+
+def _lives(name: str, how: str) -> UsageError:
+    return UsageError(
+        f'broker group "{name}" is not lost: {how}',
+        "Nothing was changed",
+        "A nameserver drops a node that has just died within seconds: repeat it then. "
+        "To take a living group out: ledgermq "
+        f"cluster drain {name}, then ledgermq cluster remove-group {name}",
+    )
+
+
+def _not_remembered(name: str, answers: Iterable[Listed]) -> UsageError:
+    gone = sorted({each.name for listed, every in answers for each in gone_of(listed, every)})
+    return UsageError(
+        f'no nameserver remembers a broker group "{name}"',
+        f"Those that are down: {', '.join(gone) or 'none'}. Nothing was changed",
+        "See: ledgermq cluster status",
+    )
+
+
+def _too_old(address: str) -> LedgerMQError:
+    return LedgerMQError(
+        f"the nameserver {address} is of an older version, which cannot forget a group",
+        "",
+        "Start it again: then it remembers none",
     )

@@ -110,7 +110,7 @@ class GroupProgress(Admin):
         asked.CopyFrom(request)
         asked.cluster, asked.broker_group = group.cluster, group.name  # others may have its addresses now
         asked.broker_group_id = group.group_id
-        return await self._call(group, lambda stub, timeout: stub.GetProgress(asked, timeout=timeout))
+        return await self._call(group, lambda stub: stub.GetProgress, asked)
 
     @checked(consumer_group=empty_or(a_consumer_group), topic=empty_or(a_topic), queues=a_flag)
     async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
@@ -146,9 +146,7 @@ class GroupProgress(Admin):
         """Describe a consumer group in broker groups that know it. Also return the errors of silent ones."""
         request = pb.DescribeGroupRequest(name=name, topic=topic)
 
-        ask = self._in_each(
-            lambda stub, timeout: stub.DescribeGroup(request, timeout=timeout), absent=NEITHER
-        )
+        ask = self._in_each(lambda stub: stub.DescribeGroup, request, absent=NEITHER)
         answers, silent = await ask_all(groups, ask)
         return [(group.name, answer) for group, answer in answers if answer is not None], silent
 
@@ -179,7 +177,7 @@ class GroupProgress(Admin):
     async def _topics_in(self, group: BrokerGroup) -> list[route_pb2.TopicInfo]:
         """Return the users' topics. Nodes create the trace topic themselves, if they are configured to."""
         request = pb.ListTopicsRequest()
-        answer = await self._call(group, lambda stub, timeout: stub.ListTopics(request, timeout=timeout))
+        answer = await self._call(group, lambda stub: stub.ListTopics, request)
         return [info for info in answer.topics if info.name != TRACE_TOPIC]
 
     async def _call(

@@ -1,7 +1,7 @@
 """`ledgermq cluster add-group|drain|undrain|remove-group|forget-group`: growing and shrinking a cluster.
 
 Owns: the output, the wait for consumers, and the warnings and questions of `forget-group`. Must not: decide.
-GroupAdmin and the brokers do; GroupForgetting and the nameservers decide whether a broker group is lost.
+GroupAdmin, the brokers and the nameservers do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from rich.markup import escape
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
-from ..admin.broker_groups import AddedGroup, GroupAdmin, Left, reading_text
-from ..admin.forget_broker_group import Forgotten, GroupForgetting, LostGroup
+from ..admin.broker_groups import AddedGroup, Forgotten, GroupAdmin, Left, LostGroup, reading_text
 from ..cluster.topic_route import BrokerGroup
 from ..durations import parse_duration
 from ..errors import LedgerMQError, RouteError, shortened
@@ -409,11 +408,11 @@ def forget_group(
     """
 
     async def look() -> LostGroup:
-        async with GroupForgetting(nameserver) as admin:
+        async with GroupAdmin(nameserver) as admin:
             return await admin.lost_group(group)
 
     async def forget() -> Forgotten:
-        async with GroupForgetting(nameserver) as admin:
+        async with GroupAdmin(nameserver) as admin:
             return await admin.forget_group(group)
 
     (err if as_json else out).print(escape("\n".join(consequences(run(look())))))

@@ -18,10 +18,9 @@ from ledgermq.proto.log_pb2 import QueueOffset
 from ledgermq.proto.route_pb2 import TopicInfo
 
 from ..admin.admin import Admin as AsyncAdmin
-from ..admin.broker_groups import AddedGroup, Left
+from ..admin.broker_groups import AddedGroup, Forgotten, Left, LostGroup
 from ..admin.broker_groups import GroupAdmin as AsyncGroupAdmin
 from ..admin.consumer_progress import Lag
-from ..admin.forget_broker_group import Forgotten, LostGroup
 from ..admin.message_query import DEFAULT_LIMIT, FoundMessages
 from ..cluster.every_group import Silent
 from ..cluster.topic_route import BrokerGroup, Node
