@@ -105,6 +105,11 @@ class Left:
         """Progress of the consumer groups that still have messages to consume."""
         return [row for row in self.rows if row.group]
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether consumers need more, or may."""
+        return bool(self.waiting or self.unheard or self.reading)
+
 
 def reading_text(each: pb.LiveReading) -> str:
     """Describe a reader, its topic and how far it is behind."""

@@ -6,7 +6,7 @@ Owns: the choice of broker groups, and how silent or gone ones are shown. Must n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from ..cluster.topic_route import BrokerGroup, Node
 from ..errors import NoQuorumError, UsageError
 from ..pauses import ASK_TIMEOUT_S
 from ..trace.events import TRACE_TOPIC
-from .admin import NEITHER, Admin, Stub
+from .admin import NEITHER, Admin, Method, Stub
 
 T = TypeVar("T")
 
@@ -180,11 +180,9 @@ class GroupProgress(Admin):
         answer = await self._call(group, lambda stub: stub.ListTopics, request)
         return [info for info in answer.topics if info.name != TRACE_TOPIC]
 
-    async def _call(
-        self, group: BrokerGroup, call: Callable[[Stub, float], Awaitable[T]], change: Any = None
-    ) -> T:
+    async def _call(self, group: BrokerGroup, method: Method[T], request: Any) -> T:
         try:
-            return await super()._call(group, call, change)
+            return await super()._call(group, method, request)
         except NoQuorumError as error:  # name the broker group
             named = NoQuorumError(error.code, f'broker group "{group.name}": {error}')
             named.perhaps_done = error.perhaps_done

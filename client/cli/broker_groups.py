@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -16,7 +17,7 @@ from rich.markup import escape
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
-from ..admin.broker_groups import AddedGroup, Forgotten, GroupAdmin, Left, LostGroup, reading_text
+from ..admin.broker_groups import AddedGroup, GroupAdmin, Left, LostGroup, reading_text
 from ..cluster.topic_route import BrokerGroup
 from ..durations import parse_duration
 from ..errors import LedgerMQError, RouteError, shortened
@@ -25,6 +26,8 @@ from .output import (
     BrokerGroupArgument,
     JsonOption,
     NameserverOption,
+    YesOption,
+    administer,
     confirm,
     err,
     out,
@@ -32,7 +35,6 @@ from .output import (
     print_error,
     print_json,
     print_table,
-    run,
 )
 
 _POLL_S: Final = 0.5
@@ -79,18 +81,14 @@ def add_group(
     as_json: JsonOption = False,
 ) -> int:
     """Give a new broker group what the others have. That is topics and consumer groups. May be repeated. Exit code 1: conflicts."""
-
-    async def work() -> AddedGroup:
-        async with GroupAdmin(nameserver) as admin:
-            return await admin.add_group(
-                group,
-                source=from_group,
-                topics=[name.strip() for name in topics.split(",") if name.strip()],
-                dry_run=dry_run,
-                allow_reordering=allow_reordering,
-            )
-
-    added = run(work())
+    wanted = [name.strip() for name in topics.split(",") if name.strip()]
+    added = administer(
+        GroupAdmin,
+        nameserver,
+        lambda admin: admin.add_group(
+            group, source=from_group, topics=wanted, dry_run=dry_run, allow_reordering=allow_reordering
+        ),
+    )
     if as_json:
         print_json(_added_as_dict(added))
     else:
@@ -99,16 +97,13 @@ def add_group(
 
 
 def _added_as_dict(added: AddedGroup) -> dict[str, Any]:
+    topics, consumer_groups = added.topics, added.consumer_groups
     return {
-        "group": added.group,
-        "dry_run": added.dry_run,
-        "draining": added.draining,
-        "topics_created": [info.name for info in added.topics.missing],
-        "topics_existing": added.topics.existing,
-        "consumer_groups_created": [info.name for info in added.consumer_groups.missing],
-        "consumer_groups_existing": added.consumer_groups.existing,
-        "conflicts": added.conflicts,
-    }
+        "group": added.group, "dry_run": added.dry_run, "draining": added.draining,
+        "topics_created": [info.name for info in topics.missing], "topics_existing": topics.existing,
+        "consumer_groups_created": [info.name for info in consumer_groups.missing],
+        "consumer_groups_existing": consumer_groups.existing, "conflicts": added.conflicts,
+    }  # fmt: skip
 
 
 def _print_added(added: AddedGroup) -> None:
@@ -148,19 +143,20 @@ def drain(
         undrain(group, allow_reordering, "", nameserver, as_json)
         return 0
     seconds = parse_duration(timeout)
-
-    async def begin() -> pb.SetBrokerGroupModeResponse:
-        async with GroupAdmin(nameserver) as admin:
-            return await admin.drain(group, allow_reordering=allow_reordering, even_the_last=even_the_last)
-
-    answer = run(begin())
+    answer = administer(
+        GroupAdmin,
+        nameserver,
+        lambda admin: admin.drain(group, allow_reordering=allow_reordering, even_the_last=even_the_last),
+    )
     if not as_json:
         out.print(
             f"{group} takes no new messages{'' if answer.changed else ' (it did not before either)'}. "
             f"Take it back: ledgermq cluster undrain {group}"
         )
     try:
-        left = run(_left(nameserver, group, seconds if wait else 0.0, quiet=as_json))
+        left = administer(
+            GroupAdmin, nameserver, partial(_left, group, seconds if wait else 0.0, quiet=as_json)
+        )
     except KeyboardInterrupt:
         print_error(f"{group} goes on being drained. Take it back: ledgermq cluster undrain {group}")
         raise
@@ -169,7 +165,7 @@ def drain(
     else:
         _print_left(group, left, in_time=seconds if wait else None)
     taken_back = left.mode == route_pb2.MODE_ACTIVE
-    return 1 if taken_back or (wait and (left.waiting or left.unheard or left.reading)) else 0
+    return 1 if taken_back or (wait and left.is_unfinished) else 0
 
 
 def _drain_as_dict(group: str, answer: pb.SetBrokerGroupModeResponse, left: Left) -> dict[str, Any]:
@@ -197,35 +193,31 @@ def progress_as_dict(broker_group: str, row: pb.TopicProgress) -> dict[str, Any]
     }  # fmt: skip
 
 
-async def _left(nameserver: str, group: str, seconds: float, *, quiet: bool) -> Left:
+async def _left(group: str, seconds: float, admin: GroupAdmin, *, quiet: bool) -> Left:
     """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many seconds.
 
-    Ends also when the group is drained no longer. Raises: RouteError: until the end nobody could tell.
+    Ends also when the group is drained no longer. Raises: RouteError: it is still not known at the end.
     """
     end, told, known = time.monotonic() + seconds, "", None
-    async with GroupAdmin(nameserver) as admin:
-        while True:
-            late = time.monotonic() >= end
-            try:
-                known = await _newest(admin, group, known)
-                left = await admin.left(known)
-            except LedgerMQError as error:
-                if not error.retryable:
-                    raise
-                if late:
-                    raise _not_told(group, error) from error
-                text = f"an answer of {group}: {error.what}"
-            else:
-                is_over = left.mode != route_pb2.MODE_DRAINING or not (
-                    left.waiting or left.unheard or left.reading
-                )
-                if late or is_over:
-                    return left
-                text = _waiting_text(left)
-            if text != told and not quiet:
-                told = text
-                out.print(escape(f"waiting for {text}"))
-            await asyncio.sleep(_POLL_S)
+    while True:
+        late = time.monotonic() >= end
+        try:
+            known = await _newest(admin, group, known)
+            left = await admin.left(known)
+        except LedgerMQError as error:
+            if not error.retryable:
+                raise
+            if late:
+                raise _not_told(group, error) from error
+            text = f"an answer of {group}: {error.what}"
+        else:
+            if late or left.mode != route_pb2.MODE_DRAINING or not left.is_unfinished:
+                return left
+            text = _waiting_text(left)
+        if text != told and not quiet:
+            told = text
+            out.print(escape(f"waiting for {text}"))
+        await asyncio.sleep(_POLL_S)
 
 
 async def _newest(admin: GroupAdmin, name: str, known: BrokerGroup | None) -> BrokerGroup:
@@ -278,7 +270,7 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
         )
     elif left.mode == route_pb2.MODE_REMOVED:
         _print_removed(group, left)
-    elif left.waiting or left.unheard or left.reading:
+    elif left.is_unfinished:
         for name in left.unheard:
             out.print(
                 f"{name} did not say who consumes there: it has no leader, or does not answer. See: "
@@ -326,12 +318,11 @@ def undrain(
     as_json: JsonOption = False,
 ) -> None:
     """Let a drained or removed broker group take messages again."""
-
-    async def work() -> pb.SetBrokerGroupModeResponse:
-        async with GroupAdmin(nameserver) as admin:
-            return await admin.undrain(group, allow_reordering=allow_reordering, node=node)
-
-    changed = run(work()).changed
+    changed = administer(
+        GroupAdmin,
+        nameserver,
+        lambda admin: admin.undrain(group, allow_reordering=allow_reordering, node=node),
+    ).changed
     text = f"{group} takes messages{'' if changed else ' (it did before, too)'}"
     print_done(text, {"group": group, "mode": "active", "changed": changed}, as_json=as_json)
 
@@ -348,25 +339,27 @@ def remove_group(
     as_json: JsonOption = False,
 ) -> None:
     """Take a drained broker group out of the cluster. Its nodes go on without serving clients until they are stopped."""
+
+    async def lost(admin: GroupAdmin) -> list[str]:
+        return _lost_texts(await admin.left(await admin.group(group)))
+
+    async def work(admin: GroupAdmin) -> list[str]:
+        known = await admin.group(group)
+        await admin.remove_group(group, force=force)
+        try:
+            return _lost_texts(await admin.left(known)) if force else []
+        except LedgerMQError:
+            return []  # it is removed nevertheless
+
     told: list[str] = []
     shown = err if as_json else out
     if force:
-        told = run(_lost(nameserver, group))
+        told = administer(GroupAdmin, nameserver, lost)
         for text in told or [f"{group} holds nothing that was not consumed"]:
             shown.print(escape(text))
         if not yes:
             confirm(f"Remove {group} nevertheless?")
-
-    async def work() -> list[str]:
-        async with GroupAdmin(nameserver) as admin:
-            known = await admin.group(group)
-            await admin.remove_group(group, force=force)
-            try:
-                return _lost_texts(await admin.left(known)) if force else []
-            except LedgerMQError:
-                return []  # it is removed nevertheless
-
-    for text in run(work()):
+    for text in administer(GroupAdmin, nameserver, work):
         if text not in told:  # it took messages until now
             shown.print(escape(text))
     print_done(
@@ -376,11 +369,6 @@ def remove_group(
         {"group": group, "mode": "removed"},
         as_json=as_json,
     )
-
-
-async def _lost(nameserver: str, group: str) -> list[str]:
-    async with GroupAdmin(nameserver) as admin:
-        return _lost_texts(await admin.left(await admin.group(group)))
 
 
 def _lost_texts(left: Left) -> list[str]:
@@ -398,7 +386,7 @@ def _lost_texts(left: Left) -> list[str]:
 
 def forget_group(
     group: BrokerGroupArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> int:
@@ -406,19 +394,11 @@ def forget_group(
 
     What it holds is then no longer missed by listings, queries and changes. Exit code 1: a nameserver did not do it.
     """
-
-    async def look() -> LostGroup:
-        async with GroupAdmin(nameserver) as admin:
-            return await admin.lost_group(group)
-
-    async def forget() -> Forgotten:
-        async with GroupAdmin(nameserver) as admin:
-            return await admin.forget_group(group)
-
-    (err if as_json else out).print(escape("\n".join(consequences(run(look())))))
+    lost = administer(GroupAdmin, nameserver, lambda admin: admin.lost_group(group))
+    (err if as_json else out).print(escape("\n".join(consequences(lost))))
     if not yes:
         confirm(f"Forget {group}?")
-    forgotten = run(forget())
+    forgotten = administer(GroupAdmin, nameserver, lambda admin: admin.forget_group(group))
     for address, error in sorted(forgotten.silent.items()):
         err.print(f"not done at the nameserver {address}: {error}", markup=False)
     if as_json:

@@ -17,23 +17,15 @@ from ledgermq.proto.foreign_text import safe_json
 
 from ..admin.dump_messages import DumpedMessage, DumpedTopic
 from ..errors import CorruptMessageError, LedgerMQError, UsageError
-from .output import err
+from .output import DumpsArgument, StoredFromOption, StoredToOption, err
 from .times import time_ms
 
 
 def export(
-    dumps: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DUMPS", help="What ledgermq dump wrote for a broker group; also several of them."
-        ),
-    ],
+    dumps: DumpsArgument,
     topic: Annotated[str, typer.Option("--topic", "-t", help="Whose messages; it may be deleted by now.")],
-    begin: Annotated[
-        str,
-        typer.Option("--from", help="Stored at or after this time: 2026-01-31T12:00:00, or ms since 1970."),
-    ] = "",
-    end: Annotated[str, typer.Option("--to", help="Stored before this time.")] = "",
+    begin: StoredFromOption = "",
+    end: StoredToOption = "",
     to_file: Annotated[
         Path | None, typer.Option("--out", help="File to write; it must not exist. Default: print.")
     ] = None,

@@ -16,7 +16,18 @@ from ..cluster.every_group import why_missing
 from ..errors import CorruptMessageError, LedgerMQError, UsageError
 from ..message import MessageView
 from ..produce.message_ids import time_of
-from .output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err, out, print_json, print_table, run
+from .output import (
+    DEFAULT_NAMESERVER,
+    JsonOption,
+    NameserverOption,
+    StoredFromOption,
+    StoredToOption,
+    administer,
+    err,
+    out,
+    print_json,
+    print_table,
+)
 from .send_consume import printable
 from .times import local_time, time_ms
 
@@ -36,16 +47,13 @@ def get(
 ) -> None:
     """Show one stored message."""
 
-    async def work() -> FoundMessages:
-        async with Admin(nameserver) as admin:
-            found = await admin.find_message(message_id, topic=topic)
-            if (
-                not found.messages and message_id != message_id.upper() and time_of(message_id)
-            ):  # such ids are stored in upper case
-                found = await admin.find_message(message_id.upper(), topic=topic)
-            return found
+    async def work(admin: Admin) -> FoundMessages:
+        found = await admin.find_message(message_id, topic=topic)
+        if not found.messages and message_id != message_id.upper() and time_of(message_id):
+            found = await admin.find_message(message_id.upper(), topic=topic)  # ids are stored in upper case
+        return found
 
-    found = run(work())
+    found = administer(Admin, nameserver, work)
     if not found.messages:
         raise _not_found(message_id, topic, found)
     _tell_what_is_missing(found)
@@ -64,11 +72,8 @@ def get(
 def query(
     topic: Annotated[str, typer.Option("--topic", "-t", help="Where to look.")],
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only messages with this key.")] = None,
-    begin: Annotated[
-        str,
-        typer.Option("--from", help="Stored at or after this time: 2026-01-31T12:00:00, or ms since 1970."),
-    ] = "",
-    end: Annotated[str, typer.Option("--to", help="Stored before this time.")] = "",
+    begin: StoredFromOption = "",
+    end: StoredToOption = "",
     limit: Annotated[
         int, typer.Option("--limit", "-l", min=1, max=_MAX_LIMIT, help="At most so many, the newest.")
     ] = DEFAULT_LIMIT,
@@ -79,14 +84,13 @@ def query(
     begin_ms, end_ms = _bounds(begin, end)
     if key is not None and not key.strip():
         raise typer.BadParameter("the key is empty; leave --key out to list messages of all keys")
-
-    async def work() -> FoundMessages:
-        async with Admin(nameserver) as admin:
-            return await admin.query_messages(
-                topic, key=key or "", begin_ms=begin_ms, end_ms=end_ms, limit=limit
-            )
-
-    found = run(work())
+    found = administer(
+        Admin,
+        nameserver,
+        lambda admin: admin.query_messages(
+            topic, key=key or "", begin_ms=begin_ms, end_ms=end_ms, limit=limit
+        ),
+    )
     if as_json:
         print_json(
             {

@@ -11,20 +11,21 @@ from ledgermq.proto import admin_pb2
 
 from ..admin.admin import Admin
 from ..admin.broker_groups import GroupAdmin
-from ..admin.consumer_progress import Lag
 from ..cluster.every_group import Silent
 from .broker_groups import progress_as_dict
 from .output import (
     DEFAULT_NAMESERVER,
     JsonOption,
     NameserverOption,
-    confirm,
+    OneTopicOption,
+    YesOption,
+    administer,
+    delete_named,
     groups_down,
     out,
     print_done,
     print_json,
     print_table,
-    run,
     warn_of_down,
     warn_of_silent,
     with_silent,
@@ -78,14 +79,13 @@ def create(
     """Create a consumer group."""
     at = position(start)
 
-    async def work() -> list[str]:
-        async with Admin(nameserver) as admin:
-            await admin.create_group(
-                group, start=at, fifo=fifo, max_attempts=max_attempts, if_not_exists=if_not_exists
-            )
-            return await groups_down(admin)
+    async def work(admin: Admin) -> list[str]:
+        await admin.create_group(
+            group, start=at, fifo=fifo, max_attempts=max_attempts, if_not_exists=if_not_exists
+        )
+        return await groups_down(admin)
 
-    down = run(work())
+    down = administer(Admin, nameserver, work)
     print_done(
         f'consumer group "{group}" is there. Next: ledgermq consume TOPIC --group {group}',
         {"group": group, "down_groups": down},
@@ -97,12 +97,7 @@ def create(
 def list_groups(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
     """List all consumer groups."""
     silent: Silent = {}
-
-    async def work() -> list[admin_pb2.ConsumerGroupInfo]:
-        async with Admin(nameserver) as admin:
-            return await admin.consumer_groups(silent=silent)
-
-    groups = run(work())
+    groups = administer(Admin, nameserver, lambda admin: admin.consumer_groups(silent=silent))
     if as_json:
         print_json(with_silent([_as_dict(info) for info in groups], silent))
     elif groups:
@@ -124,28 +119,28 @@ def _as_dict(info: admin_pb2.ConsumerGroupInfo) -> dict[str, Any]:
 
 def describe(
     group: GroupArgument,
-    topic: Annotated[str, typer.Option("--topic", help="Only this topic.")] = "",
+    topic: OneTopicOption = "",
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Show how far a group is on every queue, who consumes it, who holds leases, and which messages are parked."""
     silent: Silent = {}
 
-    async def work() -> tuple[
+    async def work(
+        admin: Admin,
+    ) -> tuple[
         admin_pb2.ConsumerGroupInfo,
         list[tuple[str, admin_pb2.GroupQueueProgress]],
         list[tuple[str, admin_pb2.GroupMember]],
         list[tuple[str, admin_pb2.GetDeliveriesResponse]],
     ]:
-        async with Admin(nameserver) as admin:
-            info, progress = await admin.describe_group(group, topic, silent=silent)
-            members = await admin.group_members(group, silent=silent)
-            out_there = any(each.leased or each.parked for _, each in progress)
-            return info, progress, members, (
-                await admin.deliveries(group, topic, silent=silent) if out_there else []
-            )  # fmt: skip
+        info, progress = await admin.describe_group(group, topic, silent=silent)
+        members = await admin.group_members(group, silent=silent)
+        out_there = any(each.leased or each.parked for _, each in progress)
+        delivered = await admin.deliveries(group, topic, silent=silent) if out_there else []
+        return info, progress, members, delivered
 
-    info, progress, members, delivered = run(work())
+    info, progress, members, delivered = administer(Admin, nameserver, work)
     queues = [_queue_as_dict(where, each) for where, each in progress]
     if as_json:
         found = {
@@ -239,7 +234,7 @@ def _until(each: admin_pb2.LeaseHolder) -> str:
 
 def release(
     group: GroupArgument,
-    topic: Annotated[str, typer.Option("--topic", help="Only this topic.")] = "",
+    topic: OneTopicOption = "",
     message: Annotated[
         str, typer.Option("--message", metavar="ID", help="Only the message with this id.")
     ] = "",
@@ -251,11 +246,9 @@ def release(
     if bool(message) == everything:
         raise typer.BadParameter("say which: --message ID, or --all (with --topic: all of that topic)")
 
-    async def work() -> int:
-        async with Admin(nameserver) as admin:
-            return await admin.release_parked(group, topic, message_id=message)
-
-    count = run(work())
+    count = administer(
+        Admin, nameserver, lambda admin: admin.release_parked(group, topic, message_id=message)
+    )
     if as_json:
         print_json({"group": group, "released": count})
     elif count:
@@ -268,18 +261,13 @@ def lag(
     group: Annotated[
         str, typer.Argument(metavar="[GROUP]", help="Only this consumer group. Default: all.")
     ] = "",
-    topic: Annotated[str, typer.Option("--topic", help="Only this topic.")] = "",
+    topic: OneTopicOption = "",
     queues: Annotated[bool, typer.Option("--queues", help="A row for every queue.")] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Show how many messages consumer groups have not finished, in every topic and broker group."""
-
-    async def work() -> Lag:
-        async with GroupAdmin(nameserver) as admin:
-            return await admin.lag(group, topic, queues=queues)
-
-    known = run(work())
+    known = administer(GroupAdmin, nameserver, lambda admin: admin.lag(group, topic, queues=queues))
     found = [{"group": name, **_queue_as_dict(where, each)} for name, where, each in known.queues]
     if as_json:
         topics = [progress_as_dict(where, row) for where, row in known.rows]
@@ -299,20 +287,11 @@ def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
     print_table(
         ("CONSUMER GROUP", "TOPIC", "GROUP", "BEHIND>", "QUEUES>", "LEASED>", "PARKED>", "LOST>", "MEMBERS>"),
         [
-            (
-                row.group or "(nobody)",
-                row.topic,
-                where,
-                row.behind,
-                row.queues,
-                row.leased,
-                row.parked,
-                row.lost,
-                row.members,
-            )
+            (row.group or "(nobody)", row.topic, where, row.behind, row.queues, row.leased, row.parked, row.lost,
+             row.members)
             for where, row in sorted(rows, key=lambda each: (each[1].group, each[1].topic, each[0]))
         ],
-    )
+    )  # fmt: skip
 
 
 def _print_queues(queues: list[dict[str, Any]], names: list[str]) -> None:
@@ -339,12 +318,7 @@ def reset(
 ) -> None:
     """Move a group on a topic: it continues at the new place."""
     at = position(to)
-
-    async def work() -> None:
-        async with Admin(nameserver) as admin:
-            await admin.reset_offsets(group, topic, at)
-
-    run(work())
+    administer(Admin, nameserver, lambda admin: admin.reset_offsets(group, topic, at))
     text = f'consumer group "{group}" continues at {to} of topic "{topic}"'
     if at.isdecimal() and int(at) > time.time() * 1000:
         text = f'consumer group "{group}" continues at the end of topic "{topic}": nothing was stored at or after {to}'
@@ -353,22 +327,18 @@ def reset(
 
 def delete(
     group: GroupArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a consumer group with its offsets."""
-
-    async def look() -> None:
-        async with Admin(nameserver) as admin:
-            await admin.describe_group(group, silent={})
-
-    async def work() -> None:
-        async with Admin(nameserver) as admin:
-            await admin.delete_group(group)
-
-    if not yes:
-        run(look())  # ask only about a consumer group that exists
-        confirm(f'Delete consumer group "{group}" with its offsets?')
-    run(work())
-    print_done(f'consumer group "{group}" is deleted', {"group": group, "deleted": True}, as_json=as_json)
+    delete_named(
+        "consumer group",
+        group,
+        "its offsets",
+        nameserver,
+        lambda admin: admin.describe_group(group, silent={}),
+        lambda admin: admin.delete_group(group),
+        yes=yes,
+        as_json=as_json,
+    )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -61,6 +62,18 @@ NameserverOption = Annotated[
 ]
 BrokerGroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the broker group.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+OneTopicOption = Annotated[str, typer.Option("--topic", help="Only this topic.")]
+DumpsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DUMPS", help="What ledgermq dump wrote for a broker group; also several of them."
+    ),
+]
+StoredFromOption = Annotated[
+    str, typer.Option("--from", help="Stored at or after this time: 2026-01-31T12:00:00, or ms since 1970.")
+]
+StoredToOption = Annotated[str, typer.Option("--to", help="Stored before this time.")]
 
 
 def _log_addresses(nodes: list[str] | None) -> list[str] | None:
@@ -91,6 +104,7 @@ out = _SafeConsole(highlight=False, soft_wrap=True)
 err = _SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 T = TypeVar("T")
+AnAdmin = TypeVar("AnAdmin", bound=Admin)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -106,13 +120,23 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
             runner.close()
 
 
+def administer(kind: Callable[[str], AnAdmin], nameserver: str, work: Callable[[AnAdmin], Awaitable[T]]) -> T:
+    """Run calls of an admin client, Admin or GroupAdmin, to their end."""
+
+    async def connected() -> T:
+        async with kind(nameserver) as admin:
+            return await work(admin)
+
+    return run(connected())
+
+
 def print_error(text: str) -> None:
     """Print one error to stderr. The text has the three parts already."""
     err.print(f"[bold red]error:[/] {escape(text)}" if err.is_terminal else escape(f"error: {text}"))
 
 
 def confirm(question: str) -> None:
-    """Ask before what cannot be undone. Raises: typer.Abort (no), UsageError (there is nobody to ask)."""
+    """Ask before what cannot be undone. Raises: typer.Abort (no), UsageError (there is no terminal)."""
     try:
         agreed = typer.confirm(question)
     except typer.Abort as failure:
@@ -125,6 +149,25 @@ def confirm(question: str) -> None:
         ) from None
     if not agreed:
         raise typer.Abort
+
+
+def delete_named(
+    what: str,
+    name: str,
+    its: str,
+    nameserver: str,
+    look: Callable[[Admin], Awaitable[object]],
+    delete: Callable[[Admin], Awaitable[object]],
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete a topic or a consumer group with what it has. `look` finds it: ask only about one that exists."""
+    if not yes:
+        administer(Admin, nameserver, look)
+        confirm(f'Delete {what} "{name}" with {its}?')
+    administer(Admin, nameserver, delete)
+    print_done(f'{what} "{name}" is deleted', {what.split()[-1]: name, "deleted": True}, as_json=as_json)
 
 
 def warn_of_silent(silent: Silent) -> None:

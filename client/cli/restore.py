@@ -21,7 +21,7 @@ from ..local import ports as local_ports
 from ..local.cluster import require_server
 from ..local.plan import LocalPlan
 from ..local.processes import run_to_end
-from .output import JsonOption, out
+from .output import DumpsArgument, JsonOption, out
 from .times import time_ms
 
 _LOCAL = "local"  # the cluster that `ledgermq up` starts
@@ -34,12 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def restore(
-    dumps: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DUMPS", help="What ledgermq dump wrote for a broker group; also several of them."
-        ),
-    ],
+    dumps: DumpsArgument,
     data: Annotated[
         Path | None, typer.Option("--data", help="Folder to make; it gets one sub-folder per node.")
     ] = None,

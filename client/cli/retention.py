@@ -6,10 +6,17 @@ from typing import Annotated
 
 import typer
 
-from ledgermq.proto import admin_pb2
-
 from ..admin.admin import Admin
-from .output import DEFAULT_NAMESERVER, MAX_HOURS, JsonOption, NameserverOption, confirm, out, print_json, run
+from .output import (
+    DEFAULT_NAMESERVER,
+    MAX_HOURS,
+    JsonOption,
+    NameserverOption,
+    administer,
+    confirm,
+    out,
+    print_json,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -46,29 +53,17 @@ def clean(
     """Delete expired segments now, on all nodes of every group."""
     if even_unexpired and not (dry_run or yes):
         confirm("Delete messages that have not expired?")
-
-    async def work() -> list[tuple[str, admin_pb2.CleanResponse]]:
-        async with Admin(nameserver) as admin:
-            return await admin.clean(
-                dry_run=dry_run,
-                older_than_ms=int(older_than_hours * 3_600_000),
-                even_unexpired=even_unexpired,
-            )
-
-    answers = run(work())
+    age_ms = int(older_than_hours * 3_600_000)
+    answers = administer(
+        Admin,
+        nameserver,
+        lambda admin: admin.clean(dry_run=dry_run, older_than_ms=age_ms, even_unexpired=even_unexpired),
+    )
     if as_json:
-        print_json(
-            [
-                {
-                    "group": name,
-                    "segments": list(a.segments),
-                    "bytes": a.bytes,
-                    "dry_run": dry_run,
-                    "note": a.note,
-                }
-                for name, a in answers
-            ]
-        )
+        print_json([
+            {"group": name, "segments": list(a.segments), "bytes": a.bytes, "dry_run": dry_run, "note": a.note}
+            for name, a in answers
+        ])  # fmt: skip
         return
     verb = "would delete" if dry_run else "deleted"
     for name, answer in answers:

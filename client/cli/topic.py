@@ -16,13 +16,14 @@ from .output import (
     MAX_HOURS,
     JsonOption,
     NameserverOption,
-    confirm,
+    YesOption,
+    administer,
+    delete_named,
     groups_down,
     out,
     print_done,
     print_json,
     print_table,
-    run,
     warn_of_down,
     warn_of_silent,
     with_silent,
@@ -83,19 +84,18 @@ def create(
 ) -> None:
     """Create a topic in every broker group."""
 
-    async def work() -> tuple[int, list[str]]:
-        async with Admin(nameserver) as admin:
-            made = await admin.create_topic(
-                topic,
-                queues,
-                message_type=kind,
-                if_not_exists=if_not_exists,
-                retention_ms=int(retention_hours * _HOUR_MS),
-                keep_unread=bool(keep_unread),
-            )
-            return made, await groups_down(admin)
+    async def work(admin: Admin) -> tuple[int, list[str]]:
+        made = await admin.create_topic(
+            topic,
+            queues,
+            message_type=kind,
+            if_not_exists=if_not_exists,
+            retention_ms=int(retention_hours * _HOUR_MS),
+            keep_unread=bool(keep_unread),
+        )
+        return made, await groups_down(admin)
 
-    made, down = run(work())
+    made, down = administer(Admin, nameserver, work)
     print_done(
         f'topic "{topic}" is there with {made} queues. Next: ledgermq send {topic} "hello"',
         {"topic": topic, "queues": made, "down_groups": down},
@@ -113,12 +113,11 @@ def update(
 ) -> None:
     """Change how long a topic shows its messages, or whether unread ones stay. What is hidden already stays hidden."""
     retention_ms = None if retention_hours is None else int(retention_hours * _HOUR_MS)
-
-    async def work() -> None:
-        async with Admin(nameserver) as admin:
-            await admin.update_topic(topic, retention_ms=retention_ms, keep_unread=keep_unread)
-
-    run(work())
+    administer(
+        Admin,
+        nameserver,
+        lambda admin: admin.update_topic(topic, retention_ms=retention_ms, keep_unread=keep_unread),
+    )
     texts: list[str] = []
     fields: dict[str, Any] = {"topic": topic}
     if retention_hours is not None:
@@ -134,12 +133,7 @@ def update(
 def list_topics(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
     """List all topics."""
     silent: Silent = {}
-
-    async def work() -> list[route_pb2.TopicInfo]:
-        async with Admin(nameserver) as admin:
-            return await admin.topics(silent=silent)
-
-    topics = run(work())
+    topics = administer(Admin, nameserver, lambda admin: admin.topics(silent=silent))
     if as_json:
         print_json(with_silent([_as_dict(info) for info in topics], silent))
     elif topics:
@@ -177,12 +171,13 @@ def describe(
     """Show a topic's queues with their first and next offsets."""
     silent: Silent = {}
 
-    async def work() -> tuple[route_pb2.TopicInfo, list[Any], list[tuple[str, admin_pb2.TopicProgress]]]:
-        async with Admin(nameserver) as admin:
-            info, queues = await admin.describe_topic(topic, silent=silent)
-            return info, queues, await admin.topic_losses(topic, silent=silent)
+    async def work(
+        admin: Admin,
+    ) -> tuple[route_pb2.TopicInfo, list[Any], list[tuple[str, admin_pb2.TopicProgress]]]:
+        info, queues = await admin.describe_topic(topic, silent=silent)
+        return info, queues, await admin.topic_losses(topic, silent=silent)
 
-    info, queues, losses = run(work())
+    info, queues, losses = administer(Admin, nameserver, work)
     rows = [(q.broker_group, q.queue_id, each.begin_offset, each.end_offset) for q, each in queues]
     if as_json:
         names = ("broker_group", "queue_id", "begin_offset", "end_offset")
@@ -218,22 +213,18 @@ def _loss_text(broker_group: str, each: admin_pb2.TopicProgress) -> str:
 
 def delete(
     topic: TopicArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a topic with all its messages."""
-
-    async def look() -> None:
-        async with Admin(nameserver) as admin:
-            await admin.describe_topic(topic, silent={})
-
-    async def work() -> None:
-        async with Admin(nameserver) as admin:
-            await admin.delete_topic(topic)
-
-    if not yes:
-        run(look())  # ask only about a topic that exists
-        confirm(f'Delete topic "{topic}" with all its messages?')
-    run(work())
-    print_done(f'topic "{topic}" is deleted', {"topic": topic, "deleted": True}, as_json=as_json)
+    delete_named(
+        "topic",
+        topic,
+        "all its messages",
+        nameserver,
+        lambda admin: admin.describe_topic(topic, silent={}),
+        lambda admin: admin.delete_topic(topic),
+        yes=yes,
+        as_json=as_json,
+    )
