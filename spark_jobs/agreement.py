@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from .block_digest import BLOCK_SIZE
 from .dump_folder import NodeDump
 from .dump_source import FORMAT, LedgerMQDump
+from .entry_checks import SliceSummary
 from .findings import Finding, Kind, Severity
 from .group_checks import EntryFacts
-from .node_checks import SliceResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ MAX_DIFFERENCES: Final = 5_000
 class ScanResult:
     """Results of the scan on the driver, by node."""
 
-    slices: dict[str, list[SliceResult]]
+    slices: dict[str, list[SliceSummary]]
     findings: dict[str, list[Finding]]
 
 
@@ -64,24 +64,22 @@ class Comparison:
 
     def scan(self) -> ScanResult:
         """Read every byte of every dump once. The rows stay cached for the next stages."""
-        slices: dict[str, list[SliceResult]] = defaultdict(list)
+        slices: dict[str, list[SliceSummary]] = defaultdict(list)
         findings: dict[str, list[Finding]] = defaultdict(list)
         # This reads every partition, so it fills the cache. The findings per slice are bounded.
-        rows = self._scan.where("row in ('slice', 'finding')").select("row", "node", "path", "slice", "json")
+        rows = self._scan.where("row in ('slice', 'finding')").select("row", "node", "json")
         for row in rows.collect():
             fields = json.loads(row.json)
             if row.row == "slice":
-                slices[row.node].append(SliceResult.from_fields(row.path, row.slice, fields))
+                slices[row.node].append(SliceSummary.from_fields(fields))
             else:
-                findings[row.node].append(_finding(fields))
+                findings[row.node].append(Finding.from_fields(fields))
         for parts in slices.values():
             parts.sort(key=lambda part: part.lo)
         return ScanResult(dict(slices), dict(findings))
 
     def _blocks(self) -> DataFrame:
-        """Return one row per node and block, merged over slices, with whether the node has committed the
-        whole block.
-        """
+        """Return one row per node and block, merged over slices. `whole`: the node committed all of it."""
         merged = (
             self._scan.where("row = 'block'")
             .groupBy("node", "block")
@@ -93,22 +91,11 @@ class Comparison:
         rows = [(dump.node, dump.first_offset, dump.commit_offset) for dump in self._dumps]
         ends = self._spark.createDataFrame(rows, "node string, first_offset long, commit_offset long")
         covers = f"block * {BLOCK_SIZE}L >= first_offset and (block + 1) * {BLOCK_SIZE}L <= commit_offset"
-        return merged.join(ends.hint("broadcast"), "node").selectExpr(
-            "node",
-            "block",
-            "entries",
-            "size",
-            "lane_a",
-            "lane_b",
-            "first_index",
-            "last_index",
-            f"{covers} as whole",
-        )
+        columns = ("node", "block", "entries", "size", "lane_a", "lane_b", "first_index", "last_index")
+        return merged.join(ends.hint("broadcast"), "node").selectExpr(*columns, f"{covers} as whole")
 
     def blocks(self) -> pa.Table:
-        """Return all block digests, ordered by block and node, for the comparison, the Parquet file and the
-        report.
-        """
+        """Return all block digests, ordered by block and node."""
         return self._blocks().toArrow().sort_by([("block", "ascending"), ("node", "ascending")])
 
     def differing_entries(self, blocks: Sequence[int]) -> list[EntryFacts]:
@@ -159,17 +146,8 @@ class Comparison:
             if row.jumps:
                 text = f"offset {row.expected:,} is expected, the section says {row.base:,}"
                 detail = f"topic {row.topic_id} queue {row.queue_id}: {text}"
-                breaks.append(
-                    Finding(
-                        row.node,
-                        row.offset,
-                        row["index"],
-                        Kind.QUEUE_OFFSET,
-                        Severity.ERROR,
-                        detail,
-                        path=row.path,
-                    )
-                )
+                where = (row.node, row.offset, row["index"])
+                breaks.append(Finding(*where, Kind.QUEUE_OFFSET, Severity.ERROR, detail, path=row.path))
         return QueueResult(breaks, dict(ends))
 
     def close(self) -> None:
@@ -181,10 +159,6 @@ def _exprs(*texts: str) -> list[Any]:
     from pyspark.sql import functions as F
 
     return [F.expr(text) for text in texts]
-
-
-def _finding(fields: dict[str, Any]) -> Finding:
-    return Finding(**fields | {"kind": Kind(fields["kind"]), "severity": Severity(fields["severity"])})
 
 
 def differing_blocks(blocks: pa.Table) -> list[int]:
@@ -199,9 +173,7 @@ def differing_blocks(blocks: pa.Table) -> list[int]:
 
 
 def blocks_to_drill(differing: Sequence[int], edges: Sequence[int]) -> list[int]:
-    """Choose the blocks to read again: all edge blocks, the first differing ones, and a spread of
-    the others.
-    """
+    """Choose the blocks to read again: all edge blocks, the first differing ones, a spread of the others."""
     half = MAX_DRILLED // 2
     rest = list(differing[half:])
     step = max(1, len(rest) // half)

@@ -63,9 +63,7 @@ def entry_lanes(table: EntryTable) -> tuple[UInt64s, UInt64s]:
 
 
 def block_digests(table: EntryTable, *, up_to: int) -> list[BlockDigest]:
-    """Return the digests of the entries that start below the physical offset `up_to`, in order of
-    the blocks.
-    """
+    """Return the digests of the entries below the physical offset `up_to`, in order of the blocks."""
     count = int(np.searchsorted(table.positions, up_to))
     if count == 0:
         return []

@@ -18,7 +18,7 @@ from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, manifest_fields
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.proto.group_ids import are_related
 
-from .errors import IncomparableDumpsError
+from .errors import SparkJobError
 
 DEFAULT_SLICE_SIZE: Final = 128 << 20
 _TAKE_AGAIN: Final = "Take the dump again: ledgermq dump DIR"
@@ -73,15 +73,15 @@ def group_folders(folder: Path) -> list[Path]:
 def find_dumps(folder: Path) -> list[NodeDump]:
     """Read all dumps below `folder`, ordered by node id, and check that they belong together.
 
-    Raises: IncomparableDumpsError.
+    Raises: SparkJobError.
     """
     if not folder.is_dir():
-        raise IncomparableDumpsError(
+        raise SparkJobError(
             f"{folder} is not a folder. Point at the folder that `ledgermq dump DIR` has written."
         )
     manifests = sorted(folder.glob(f"*/{MANIFEST}"))
     if (folder / MANIFEST).is_file():
-        raise IncomparableDumpsError(
+        raise SparkJobError(
             f"{folder} is the dump of one node. Replicas are compared with each other: run"
             f" ledgermq check {folder.resolve().parent}"
         )
@@ -93,23 +93,23 @@ def find_dumps(folder: Path) -> list[NodeDump]:
             if (folder / "commitlog").is_dir()
             else f" Write dumps there: ledgermq dump {folder}."
         )
-        raise IncomparableDumpsError(f"{folder} holds no dump (no */{MANIFEST}; inside: {inside}).{hint}")
+        raise SparkJobError(f"{folder} holds no dump (no */{MANIFEST}; inside: {inside}).{hint}")
     dumps = sorted((read_dump(path.parent) for path in manifests), key=lambda dump: dump.node)
     _refuse_strangers(dumps)
     return dumps
 
 
 def read_dump(folder: Path) -> NodeDump:
-    """Read one node's manifest and list its files. Raises: IncomparableDumpsError."""
+    """Read one node's manifest and list its files. Raises: SparkJobError."""
     path = folder / MANIFEST
     try:
         fields = manifest_fields(path.read_bytes())
     except OSError as error:
-        raise IncomparableDumpsError(f"{path} cannot be read: {error}. {_TAKE_AGAIN}") from None
+        raise SparkJobError(f"{path} cannot be read: {error}. {_TAKE_AGAIN}") from None
     except CorruptError as error:
-        raise IncomparableDumpsError(f"{path}: {error.reason}. {_TAKE_AGAIN}") from None
+        raise SparkJobError(f"{path}: {error.reason}. {_TAKE_AGAIN}") from None
     except NewerFormatError as error:
-        raise IncomparableDumpsError(
+        raise SparkJobError(
             f"{path} has format version {error.found}; this build reads version {error.supported}."
             " Check it with the LedgerMQ that wrote it, or a newer one."
         ) from None
@@ -124,7 +124,7 @@ def _list_segments(folder: Path) -> tuple[SegmentFile, ...]:
 def _refuse_unfinished(folder: Path, finished: set[Path]) -> None:
     for path in sorted(folder.glob("*/commitlog")):
         if path.parent not in finished and not (path.parent / "identity").exists():
-            raise IncomparableDumpsError(
+            raise SparkJobError(
                 f"the dump in {path.parent} was not finished: {MANIFEST}, which is written last, is missing."
                 f" {_TAKE_AGAIN}"
             )
@@ -135,7 +135,7 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
     first = dumps[0]
     for dump in dumps[1:]:
         if (dump.cluster, dump.group) != (first.cluster, first.group):
-            raise IncomparableDumpsError(
+            raise SparkJobError(
                 f"{first.folder} is of group {first.group} in cluster {first.cluster}, {dump.folder} of "
                 f"group {dump.group} in cluster {dump.cluster}. Only replicas of one group can be compared: "
                 "put each group's dumps into a sub-folder of their own."
@@ -143,7 +143,7 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
     for i, dump in enumerate(dumps):
         for other in dumps[:i]:
             if not are_related(dump.group_id, dump.former_group_ids, other.group_id, other.former_group_ids):
-                raise IncomparableDumpsError(
+                raise SparkJobError(
                     f"{other.folder} and {dump.folder} are of two groups that are both called {dump.group} "
                     f"in cluster {dump.cluster} (ids {other.group_id:016x} and {dump.group_id:016x}): two "
                     "deployments, or the group was made anew in between. Only replicas of one group can be "
@@ -152,7 +152,7 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
             if dump.incarnation == other.incarnation or dump.node == other.node:
                 same = "incarnation" if dump.incarnation == other.incarnation else "node"
                 name = dump.incarnation if same == "incarnation" else dump.node
-                raise IncomparableDumpsError(
+                raise SparkJobError(
                     f"{other.folder} and {dump.folder} are two dumps of the same {same} {name}. A replica "
                     "compared with itself proves nothing: remove one of the two folders."
                 )

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, Slice, find_dumps, slices_of
+from .dump_folder import DEFAULT_SLICE_SIZE, Slice, find_dumps, slices_of
 from .dump_rows import SCHEMAS, read_rows
-from .errors import IncomparableDumpsError
+from .errors import SparkJobError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,21 +70,16 @@ class DumpReader(DataSourceReader):
             self.ranges = [(int(lo), int(hi)) for lo, hi in json.loads(options["ranges"])]
         path = options.get("path")
         if not path:
-            raise IncomparableDumpsError(
-                "no folder was given. Write: spark.read.format('ledgermqdump').load(FOLDER)"
-            )
+            raise SparkJobError("no folder was given. Write: spark.read.format('ledgermqdump').load(FOLDER)")
         self.folder = path.removeprefix("file://")
         self.nodes = [name for name in options.get("nodes", "").split(",") if name]
 
     def partitions(self) -> Sequence[InputPartition]:
         dumps = find_dumps(Path(self.folder))
-        return [SlicePartition(part) for dump in self._chosen(dumps) for part in self._slices(dump)]
-
-    def _chosen(self, dumps: Sequence[NodeDump]) -> list[NodeDump]:
-        return [dump for dump in dumps if not self.nodes or dump.node in self.nodes]
-
-    def _slices(self, dump: NodeDump) -> Iterator[Slice]:
-        return slices_of(dump, self.slice_size, self.ranges)
+        chosen = [dump for dump in dumps if not self.nodes or dump.node in self.nodes]
+        return [
+            SlicePartition(part) for dump in chosen for part in slices_of(dump, self.slice_size, self.ranges)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SlicePartition):
@@ -103,5 +98,5 @@ class DumpReader(DataSourceReader):
 def _rows_option(options: Mapping[str, str]) -> str:
     rows = options.get("rows", "entries")
     if rows not in SCHEMAS:
-        raise IncomparableDumpsError(f'option rows="{rows}" is not known; write one of {", ".join(SCHEMAS)}')
+        raise SparkJobError(f'option rows="{rows}" is not known; write one of {", ".join(SCHEMAS)}')
     return rows

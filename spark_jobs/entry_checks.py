@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +52,30 @@ class Edge:
     end: int
     filler: bool
     skipped: int  # untrusted entries between it and the seam; -1: unknown number
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSummary:
+    """Summary of a slice for the seam to the next slice, and for the totals. Offsets are physical."""
+
+    path: str
+    lo: int  # begin of the slice
+    entries: int
+    size: int  # bytes of the entries
+    start: int  # of the first entry
+    end: int  # just past the last entry or damaged range
+    first: Edge | None
+    last: Edge | None
+    last_index: int  # highest index that was read
+    commit_crc: int  # stored checksum of the entry at the commit index; -1 if it is not here
+    records: int  # messages in committed entries
+    over_commit: int  # entries above the commit point
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> SliceSummary:
+        """Build it from the decoded JSON of a scan row."""
+        edges = {name: Edge(**fields[name]) if fields[name] else None for name in ("first", "last")}
+        return cls(**fields | edges)
 
 
 def check_entries(table: EntryTable, where: Where) -> list[Finding]:
@@ -96,7 +121,7 @@ def last_edge(table: EntryTable) -> Edge | None:
     return _edge(table, row, int(table.headers["crc"][row]), slice(row + 1, None), damaged)
 
 
-def _edge(table: EntryTable, row: int, crc: int, untrusted: slice, damaged: bool) -> Edge:
+def _edge(table: EntryTable, row: int, crc: int, untrusted: slice = slice(0), damaged: bool = False) -> Edge:
     header, offset = table.headers[row], int(table.positions[row])
     return Edge(
         index=int(header["index"]),
@@ -115,20 +140,25 @@ def check_seam(last: Edge, first: Edge, where: Where) -> list[Finding]:
     known = last.skipped >= 0 and first.skipped >= 0
     skipped = last.skipped + first.skipped
     expected = last.index + skipped + (not first.filler)
-    found = []
-    if known and first.index != expected:
-        text = f"index {last.index:,} is followed by {first.index:,}"
-        found.append(where.finding(Kind.GAP, first.offset, expected, text, first.end))
-    if first.term < last.term:
-        text = f"term {last.term:,} is followed by term {first.term:,}"
-        found.append(where.finding(Kind.TERM, first.offset, first.index, text, first.end))
-    if first.timestamp < last.timestamp:
-        text = f"log time goes back by {last.timestamp - first.timestamp:,} ms"
-        found.append(where.finding(Kind.TIME, first.offset, first.index, text, first.end))
-    if known and skipped == 0 and first.crc != last.crc:
-        text = f"chains to {first.crc:08x}, the entry before has {last.crc:08x}"
-        found.append(where.finding(Kind.CHAIN, first.offset, first.index, text, first.end))
-    return found
+    wrong = {
+        Kind.GAP: known and first.index != expected,
+        Kind.TERM: first.term < last.term,
+        Kind.TIME: first.timestamp < last.timestamp,
+        Kind.CHAIN: known and skipped == 0 and first.crc != last.crc,
+    }
+    return [_order_finding(kind, last, first, expected, where) for kind in wrong if wrong[kind]]
+
+
+def _order_finding(kind: Kind, last: Edge, first: Edge, expected: int, where: Where) -> Finding:
+    """Return the finding that `first` cannot follow `last`. `expected`: the index that would fit."""
+    text = {
+        Kind.GAP: f"index {last.index:,} is followed by {first.index:,}",
+        Kind.TERM: f"term {last.term:,} is followed by term {first.term:,}",
+        Kind.TIME: f"log time goes back by {last.timestamp - first.timestamp:,} ms",
+        Kind.CHAIN: f"chains to {first.crc:08x}, the entry before has {last.crc:08x}",
+    }[kind]
+    index = expected if kind is Kind.GAP else first.index
+    return where.finding(kind, first.offset, index, text, first.end)
 
 
 def _check_crc(table: EntryTable, where: Where) -> Iterator[Finding]:
@@ -166,7 +196,6 @@ def _check_order(table: EntryTable, where: Where) -> Iterator[Finding]:
     time, crc = headers["timestamp"].astype(np.int64), headers["crc"].astype(np.int64)
     prev_crc, is_entry = headers["prev_crc"].astype(np.int64)[1:], (headers["kind"] != EntryKind.FILLER)[1:]
     skipped, known = (column[1:] for column in _between(table, rows))
-    rows = rows[1:]  # each is compared with the one before it
     expected = index[:-1] + skipped + is_entry
     wrong = {
         Kind.GAP: known & (index[1:] != expected),
@@ -176,21 +205,13 @@ def _check_order(table: EntryTable, where: Where) -> Iterator[Finding]:
     }
     for kind, places in wrong.items():
         for i in np.flatnonzero(places):
-            text = {
-                Kind.GAP: f"index {index[i]:,} is followed by {index[i + 1]:,}",
-                Kind.TERM: f"term {term[i]:,} is followed by term {term[i + 1]:,}",
-                Kind.TIME: f"log time goes back by {int(time[i]) - int(time[i + 1]):,} ms",
-                Kind.CHAIN: f"chains to {prev_crc[i]:08x}, the entry before has {crc[i]:08x}",
-            }[kind]
-            position = int(table.positions[rows[i]])
-            number = int(expected[i]) if kind is Kind.GAP else int(index[i + 1])
-            yield where.finding(kind, position, number, text, position + int(table.headers["size"][rows[i]]))
+            last = _edge(table, int(rows[i]), int(crc[i]))
+            first = _edge(table, int(rows[i + 1]), int(prev_crc[i]))
+            yield _order_finding(kind, last, first, int(expected[i]), where)
 
 
 def _between(table: EntryTable, rows: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """Return, per trusted row, the indexed untrusted entries since the trusted one before, and whether those
-    are all.
-    """
+    """Return, per trusted row, the indexed untrusted entries since the one before; and: are those all?"""
     indexed = (~table.intact & (table.headers["kind"] != EntryKind.FILLER)).astype(np.int64)
     running = np.concatenate(([0], np.cumsum(indexed)))[rows]
     skipped = np.diff(running, prepend=0)
@@ -216,9 +237,7 @@ def _check_damage(table: EntryTable, where: Where) -> Iterator[Finding]:
 
 
 def _damage_kind(damage: DamagedRange, lost: int) -> Kind:
-    """Return the kind: one entry with a recognisable header is a checksum failure, else a range is
-    missing.
-    """
+    """Return the kind: a lost entry with a recognisable header failed its checksum, else a range is gone."""
     return Kind.CRC if damage.looks_like_entry and lost in (0, 1) else Kind.MISSING_RANGE
 
 

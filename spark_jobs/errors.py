@@ -1,20 +1,10 @@
-"""Errors of the Spark jobs.
-
-SparkJobError            base: its text says what happened, why, and the next command
-├── IncomparableDumpsError    the input is no set of dumps that can be compared (exit code 2)
-└── MissingSparkError    PySpark or Java is not installed (exit code 2)
-"""
+"""Error of the Spark jobs."""
 
 from __future__ import annotations
 
 
 class SparkJobError(Exception):
-    """Base of the errors shown to users."""
+    """The job cannot run, or the dumps cannot be compared: nothing was checked (exit code 2).
 
-
-class IncomparableDumpsError(SparkJobError):
-    """The dumps cannot be compared at all. Nothing was checked."""
-
-
-class MissingSparkError(SparkJobError):
-    """A required package or program is not installed."""
+    Its text is for users: what happened, why, and the next command.
+    """

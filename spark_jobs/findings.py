@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 
 class Severity(StrEnum):
@@ -98,6 +98,11 @@ class Finding:
     count: int = 1  # number of places of this kind that it stands for
     path: str = ""  # file relative to the dump folder
     in_copy: bool = False  # the dump was changed there after it was taken, so it says nothing about the node
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Finding:
+        """Build it from decoded JSON."""
+        return cls(**fields | {"kind": Kind(fields["kind"]), "severity": Severity(fields["severity"])})
 
     @property
     def cause(self) -> Kind:

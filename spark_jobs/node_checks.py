@@ -10,41 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ledgermq.proto.dump_manifest import MANIFEST
 
 from .consume_queue_checks import list_queues
 from .dump_folder import NodeDump
-from .entry_checks import Edge, Where, check_seam
+from .entry_checks import Edge, SliceSummary, Where, check_seam
 from .findings import NO_INDEX, Finding, Kind
 
 #: Maximum number of files named per hole; another finding counts the rest. A manifest may claim any length.
 MAX_NAMED_FILES: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class SliceResult:
-    """Summary of a slice, as its task returned it. Offsets are physical."""
-
-    path: str
-    lo: int
-    entries: int
-    size: int
-    start: int
-    end: int
-    first: Edge | None
-    last: Edge | None
-    last_index: int
-    commit_crc: int
-    records: int
-    over_commit: int
-
-    @classmethod
-    def from_fields(cls, path: str, lo: int, fields: dict[str, Any]) -> SliceResult:
-        """Build it from the decoded JSON of a scan row."""
-        edges = {name: Edge(**fields[name]) if fields[name] else None for name in ("first", "last")}
-        return cls(path=path, lo=lo, **(fields | edges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +34,7 @@ class NodeTotals:
     over_commit: int  # entries above the commit point
 
 
-def totals(slices: Sequence[SliceResult]) -> NodeTotals:
+def totals(slices: Sequence[SliceSummary]) -> NodeTotals:
     """Sum up the slices of a node."""
     return NodeTotals(
         entries=sum(part.entries for part in slices),
@@ -69,7 +45,7 @@ def totals(slices: Sequence[SliceResult]) -> NodeTotals:
     )
 
 
-def check_node(dump: NodeDump, slices: Sequence[SliceResult]) -> list[Finding]:
+def check_node(dump: NodeDump, slices: Sequence[SliceSummary]) -> list[Finding]:
     """Return findings about seams, coverage and the manifest of one node. `slices` in log order."""
     found = list(_check_files(dump))
     found += _check_coverage(dump, slices)
@@ -107,7 +83,7 @@ def check_queue_ends(dump: NodeDump, log_ends: Mapping[tuple[int, int], int]) ->
             yield where.finding(Kind.CONSUME_QUEUE, NO_INDEX, NO_INDEX, text)
 
 
-def name_lost_indexes(findings: Sequence[Finding], slices: Sequence[SliceResult]) -> list[Finding]:
+def name_lost_indexes(findings: Sequence[Finding], slices: Sequence[SliceSummary]) -> list[Finding]:
     """Set the index of findings at the very start of a slice; it follows from the slice before."""
     before = {
         part.lo: previous.last.index + previous.last.skipped + 1
@@ -145,7 +121,7 @@ def _check_files(dump: NodeDump) -> Iterator[Finding]:
             yield where.finding(Kind.MANIFEST, segment.start, NO_INDEX, text)
 
 
-def _check_coverage(dump: NodeDump, slices: Sequence[SliceResult]) -> Iterator[Finding]:
+def _check_coverage(dump: NodeDump, slices: Sequence[SliceSummary]) -> Iterator[Finding]:
     """Follow the log from its first to its last byte.
 
     Reports every hole and every seam that does not match.
@@ -202,7 +178,7 @@ def _hole(dump: NodeDump, start: int, end: int, last: Edge | None, present: set[
         yield replace(rest, count=(end - start + size - 1) // size)
 
 
-def _check_ends(dump: NodeDump, slices: Sequence[SliceResult]) -> Iterator[Finding]:
+def _check_ends(dump: NodeDump, slices: Sequence[SliceSummary]) -> Iterator[Finding]:
     """Compare the manifest's first and last entry with those that were read."""
     where = _where(dump, MANIFEST)
     first = next((part.first for part in slices), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from ledgermq.proto.entry import EntryKind
 from .block_digest import BLOCK_SIZE, BlockDigest, block_digests
 from .consume_queue_checks import check_consume_queues, list_queues
 from .dump_folder import Slice
-from .entry_checks import Edge, Where, check_entries, first_edge, last_edge
+from .entry_checks import SliceSummary, Where, check_entries, first_edge, last_edge
 from .entry_table import EntryTable, read_entries
 from .findings import NO_INDEX, Finding, Kind, merge_repeats
 from .section_checks import QueueRun, check_sections
@@ -49,22 +49,6 @@ class SliceFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-@dataclass(frozen=True, slots=True)
-class SliceSummary:
-    """Summary of a slice for the seam to the next slice, and for the totals."""
-
-    entries: int
-    size: int  # bytes of the entries
-    start: int  # physical offset of the first entry
-    end: int  # just past the last entry or damaged range
-    first: Edge | None
-    last: Edge | None
-    last_index: int  # highest index that was read
-    commit_crc: int  # stored checksum of the entry at the commit index; -1 if it is not here
-    records: int  # messages in committed entries
-    over_commit: int  # entries above the commit point
 
 
 def load_slice(part: Slice) -> EntryTable:
@@ -102,7 +86,8 @@ def scan_slice(part: Slice) -> Iterator[dict[str, Any]]:
     for digest in block_digests(table, up_to=part.commit_offset):
         yield _row(part, "block", digest.block * BLOCK_SIZE, asdict(digest))
     for run in runs:
-        yield _row(part, "queue", run.offset, _queue_fields(run))
+        names = ("topic_id", "queue_id", "base", "next", "index", "after_damage")
+        yield _row(part, "queue", run.offset, {name: getattr(run, name) for name in names})
     for finding in merge_repeats(found, MAX_PER_KIND):
         yield _row(part, "finding", finding.offset, asdict(finding))
 
@@ -149,6 +134,8 @@ def _summary(part: Slice, table: EntryTable, runs: list[QueueRun]) -> dict[str, 
     starts = [damage.start for damage in table.damaged[:1]] + table.positions[:1].tolist()
     return asdict(
         SliceSummary(
+            path=part.path,
+            lo=part.lo,
             entries=int(is_entry.sum()),
             size=int(headers["size"].sum(dtype="int64")),
             start=min(starts, default=table.end),
@@ -161,14 +148,3 @@ def _summary(part: Slice, table: EntryTable, runs: list[QueueRun]) -> dict[str, 
             over_commit=int((is_entry & (headers["index"] > part.commit_index)).sum()),
         )
     )
-
-
-def _queue_fields(run: QueueRun) -> dict[str, Any]:
-    return {
-        "topic_id": run.topic_id,
-        "queue_id": run.queue_id,
-        "base": run.base,
-        "next": run.next,
-        "index": run.index,
-        "after_damage": run.after_damage,
-    }

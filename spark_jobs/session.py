@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import MissingSparkError
+from .errors import SparkJobError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ def open_session(
     Without `master` and `local`: spark-submit's, else `local[*]`.
 
     `log`: output file for a JVM that is started here (it is talkative); None: stderr.
-    Raises: MissingSparkError, OSError.
+    Raises: SparkJobError, OSError.
     """
     _check_installed()
     # spark-submit sets it through the JVM. A plain `python` has no such variable.
@@ -80,7 +80,7 @@ def open_session(
             return builder.getOrCreate()
     except PySparkRuntimeError as error:
         if "JAVA_GATEWAY_EXITED" in str(error):
-            raise MissingSparkError(
+            raise SparkJobError(
                 "Spark could not start Java. Check that `java -version` works and says 17 or newer"
                 " (Debian: apt-get install openjdk-17-jre-headless), then run it again."
             ) from error
@@ -109,13 +109,13 @@ def _check_installed() -> None:
         import pyarrow  # noqa: F401
         import pyspark  # noqa: F401
     except ImportError as error:
-        raise MissingSparkError(
+        raise SparkJobError(
             f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]' (in a "
             "clone: make spark)"
         ) from None
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
-        raise MissingSparkError(
+        raise SparkJobError(
             "there is no Java, which Spark needs. Install version 17 or newer (Debian: apt-get install"
             " openjdk-17-jre-headless) or set JAVA_HOME."
         )

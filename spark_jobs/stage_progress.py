@@ -26,55 +26,46 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.2
 
 
-class StageProgress:
-    """Runs stages one after the other, each with its bar."""
+def run_stage(spark: SparkSession, console: Console, name: str, work: Callable[[], object]) -> object:
+    """Run `work` and return its result; its exceptions are raised here. On a terminal it has a bar."""
+    if not console.is_terminal:
+        return work()
+    from pyspark import inheritable_thread_target
 
-    def __init__(self, spark: SparkSession, console: Console) -> None:
-        self._spark = spark
-        self._console = console
+    context = spark.sparkContext
 
-    def run(self, name: str, work: Callable[[], object]) -> object:
-        """Run `work` and return its result. Its exceptions are raised here."""
-        if not self._console.is_terminal:
-            return work()
-        return self._run_with_bar(name, work)
+    @inheritable_thread_target(spark)
+    def target() -> object:
+        context.setJobGroup(name, name)
+        return work()
 
-    def _run_with_bar(self, name: str, work: Callable[[], object]) -> object:
-        from pyspark import inheritable_thread_target
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<8}"),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with (
+        Progress(*columns, console=console, transient=True) as progress,
+        ThreadPoolExecutor(1, "stage") as pool,
+    ):
+        bar = progress.add_task(name, total=None)
+        result = pool.submit(target)
+        while not wait([result], _POLL_SECONDS).done:
+            done, total = _tasks(spark, name)
+            progress.update(bar, completed=done, total=total or None)
+        return result.result()
 
-        context = self._spark.sparkContext
 
-        @inheritable_thread_target(self._spark)
-        def target() -> object:
-            context.setJobGroup(name, name)
-            return work()
-
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description:<8}"),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with (
-            Progress(*columns, console=self._console, transient=True) as progress,
-            ThreadPoolExecutor(1, "stage") as pool,
-        ):
-            bar = progress.add_task(name, total=None)
-            result = pool.submit(target)
-            while not wait([result], _POLL_SECONDS).done:
-                done, total = self._tasks(name)
-                progress.update(bar, completed=done, total=total or None)
-            return result.result()
-
-    def _tasks(self, group: str) -> tuple[int, int]:
-        """Return (finished, all) tasks of the job group."""
-        tracker = self._spark.sparkContext.statusTracker()
-        done = total = 0
-        for job_id in tracker.getJobIdsForGroup(group):
-            job = tracker.getJobInfo(job_id)
-            for stage_id in job.stageIds if job else ():
-                stage = tracker.getStageInfo(stage_id)
-                if stage:
-                    done, total = done + stage.numCompletedTasks, total + stage.numTasks
-        return done, total
+def _tasks(spark: SparkSession, name: str) -> tuple[int, int]:
+    """Return (finished, all) tasks of the job group of a stage."""
+    tracker = spark.sparkContext.statusTracker()
+    done = total = 0
+    for job_id in tracker.getJobIdsForGroup(name):
+        job = tracker.getJobInfo(job_id)
+        for stage_id in job.stageIds if job else ():
+            stage = tracker.getStageInfo(stage_id)
+            if stage:
+                done, total = done + stage.numCompletedTasks, total + stage.numTasks
+    return done, total

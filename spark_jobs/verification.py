@@ -47,7 +47,7 @@ def verify(
 ) -> DumpVerdict:
     """Verify the dumps in `folder`, write the report files into `out`, and return the verdict.
 
-    Raises: UnusableDumpError, OSError.
+    Raises: SparkJobError, OSError.
     """
     began = time.monotonic()
     dumps = find_dumps(folder)

@@ -17,7 +17,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps, group_folders
 from .errors import SparkJobError
 from .findings import Finding, Severity
 from .session import open_session
-from .stage_progress import StageProgress
+from .stage_progress import run_stage
 from .verdict import DumpVerdict
 from .verification import verify
 
@@ -144,12 +145,9 @@ def _run(
     spark: SparkSession, folder: Path, out: Path, options: argparse.Namespace, console: Console
 ) -> DumpVerdict:
     _make_folder(out)
-    progress = StageProgress(spark, console)
-    run_stage: Callable[[str, Callable[[], object]], object] = progress.run
     return verify(
         spark, folder, out, strict=options.strict, command=options.command,
-        slice_size=options.slice_mib << 20,
-        run_stage=run_stage,
+        slice_size=options.slice_mib << 20, run_stage=partial(run_stage, spark, console),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from ledgermq.proto.dump_manifest import FORMAT, FORMAT_VERSION, MANIFEST
 from ledgermq.spark_jobs.dump_folder import read_dump
 from ledgermq.spark_jobs.entry_checks import Where, check_entries
 from ledgermq.spark_jobs.entry_table import read_entries
-from ledgermq.spark_jobs.errors import IncomparableDumpsError
+from ledgermq.spark_jobs.errors import SparkJobError
 from ledgermq.spark_jobs.section_checks import check_sections
 
 from .fuzzer import Target
@@ -208,7 +208,7 @@ CLIENT_TARGETS: Final[Sequence[Target]] = (
     Target("lines", _lines, (UsageError,), lambda: [b"a\n\nb\nc"]),
     Target("offsets_file", _offsets, (OffsetsFileError,), lambda: [_offsets_seed()], _seal_offsets),
     Target("local_plan", _plan, (UsageError,), lambda: [_plan_seed()]),
-    Target("dump_manifest", _manifest, (IncomparableDumpsError,), lambda: [_manifest_seed()]),
+    Target("dump_manifest", _manifest, (SparkJobError,), lambda: [_manifest_seed()]),
     Target("dump_slice", _table, (), lambda: [entries(), entries_far_apart()], seal_entries),
     Target("registration", _register, (DecodeError,), lambda: [_register_seed()]),
 )  # fmt: skip

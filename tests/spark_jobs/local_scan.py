@@ -6,25 +6,24 @@ import json
 from pathlib import Path
 
 from ledgermq.spark_jobs.dump_folder import NodeDump, read_dump, slices_of
+from ledgermq.spark_jobs.entry_checks import SliceSummary
 from ledgermq.spark_jobs.findings import Finding, Kind, Severity
-from ledgermq.spark_jobs.node_checks import SliceResult, check_node, name_lost_indexes
+from ledgermq.spark_jobs.node_checks import check_node, name_lost_indexes
 from ledgermq.spark_jobs.scan import scan_slice
 
 
 def scan_node(
     folder: Path, *, slice_size: int = 1 << 30
-) -> tuple[NodeDump, list[SliceResult], list[Finding]]:
+) -> tuple[NodeDump, list[SliceSummary], list[Finding]]:
     """Scan all slices of one dump and check its seams and manifest."""
     dump = read_dump(folder)
     slices, findings = [], []
     for part in slices_of(dump, slice_size):
         for row in scan_slice(part):
             if row["row"] == "slice":
-                slices.append(SliceResult.from_fields(row["path"], row["slice"], json.loads(row["json"])))
+                slices.append(SliceSummary.from_fields(json.loads(row["json"])))
             elif row["row"] == "finding":
-                fields = json.loads(row["json"])
-                fields |= {"kind": Kind(fields["kind"]), "severity": Severity(fields["severity"])}
-                findings.append(Finding(**fields))
+                findings.append(Finding.from_fields(json.loads(row["json"])))
     return dump, slices, name_lost_indexes(findings, slices) + check_node(dump, slices)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ledgermq.spark_jobs import verify
 from ledgermq.spark_jobs.dump_folder import find_dumps, group_folders, read_dump, slices_of
-from ledgermq.spark_jobs.errors import IncomparableDumpsError
+from ledgermq.spark_jobs.errors import SparkJobError
 
 from .dump_maker import Log, make_dumps, make_log, take_dump
 from .local_scan import faults
@@ -22,7 +22,7 @@ def edit_manifest(folder: Path, **changes: object) -> None:
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(IncomparableDumpsError) as caught:
+    with pytest.raises(SparkJobError) as caught:
         find_dumps(folder)
     return str(caught.value)
 
