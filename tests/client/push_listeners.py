@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ledgermq.client import Message, MessageView, Producer, PushConsumer, PushOptions
@@ -14,11 +15,7 @@ from .fakes import FakeCluster, FakeGroup
 QUICK = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=4)
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
-async def fill(cluster: FakeCluster, bodies: list[bytes], topic: str = "orders", tag: str = "") -> None:
+async def fill(cluster: FakeCluster, bodies: Sequence[bytes], topic: str = "orders", tag: str = "") -> None:
     async with Producer(cluster.address) as producer:
         for body in bodies:
             await producer.send(Message(topic, body, tag=tag))
@@ -61,6 +58,19 @@ async def until_committed(group: FakeGroup, *offsets: int, topic: str = "orders"
 
 def consumer_of(cluster: FakeCluster, listener: Any, **options: Any) -> PushConsumer:
     return PushConsumer(cluster.address, group="billing", listener=listener, **{"options": QUICK, **options})
+
+
+@asynccontextmanager
+async def consuming(
+    group: FakeGroup, listener: Any, bodies: Sequence[bytes] = (), *, nodes: int = 1, **options: Any
+) -> AsyncIterator[tuple[FakeCluster, PushConsumer]]:
+    """Store messages, and give a consumer that is subscribed to their topic."""
+    async with FakeCluster(group, nodes=nodes) as cluster:
+        if bodies:
+            await fill(cluster, bodies)
+        async with consumer_of(cluster, listener, **options) as consumer:
+            await consumer.subscribe("orders")
+            yield cluster, consumer
 
 
 def numbers(count: int) -> list[bytes]:

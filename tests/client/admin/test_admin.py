@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -22,10 +20,6 @@ from ledgermq.client.errors import (
 )
 
 from ..fakes import FakeCluster, FakeGroup
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def two_groups() -> FakeCluster:

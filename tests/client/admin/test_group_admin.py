@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -16,10 +14,6 @@ from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 
 from ..fakes import FakeCluster, FakeGroup, FakeQueue
 from ..reading import fill
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def old_and_new() -> tuple[FakeGroup, FakeGroup]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -16,10 +14,6 @@ from ledgermq.client.sync import Admin as SyncAdmin
 
 from ..fakes import FakeCluster, FakeGroup
 from ..served import served
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def two_groups() -> FakeCluster:

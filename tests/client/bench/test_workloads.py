@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -21,10 +19,6 @@ from ..fake_messaging import MessagingCluster, status
 from ..fakes import FakeCluster, FakeGroup
 
 SHORT = Settings(size=32, seconds=0.02, warm_up_s=0.01, in_flight=8)
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def short(cluster: FakeCluster, **changes: Any) -> Workloads:

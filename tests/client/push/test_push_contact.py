@@ -13,7 +13,7 @@ from ledgermq.client.push import membership_stream as group_membership
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup
-from ..push_listeners import Seen, consumer_of, fill, numbers, until, until_committed, until_logged
+from ..push_listeners import Seen, consumer_of, consuming, fill, numbers, until, until_committed, until_logged
 
 
 async def test_a_leader_that_falls_silent_and_was_replaced_is_left() -> None:
@@ -64,23 +64,20 @@ async def test_who_was_away_for_too_long_starts_nothing_until_it_knows_what_it_o
 async def test_who_hears_that_it_was_taken_out_drops_everything_at_once() -> None:
     """The next answer may be long in coming, and others have the queues."""
     group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, [b"a"])
-        seen = Seen()
-        seen.gate.clear()
-        async with consumer_of(cluster, seen) as consumer:
-            await consumer.subscribe("orders")
-            await seen.until(1)
-            node = cluster.node()
-            node.membership_refusals.append(
-                pb.Refusal(code=pb.FENCED, message="not heard for its session timeout", retryable=True)
-            )
-            port = int(node.address.rpartition(":")[2])
-            await node.stop()
-            await node.start(port)
-            await seen.until(2)  # under the next ownership: that of before was given up
-            seen.gate.set()
-            await until_committed(group, 1)
+    seen = Seen()
+    seen.gate.clear()
+    async with consuming(group, seen, [b"a"]) as (cluster, _):
+        await seen.until(1)
+        node = cluster.node()
+        node.membership_refusals.append(
+            pb.Refusal(code=pb.FENCED, message="not heard for its session timeout", retryable=True)
+        )
+        port = int(node.address.rpartition(":")[2])
+        await node.stop()
+        await node.start(port)
+        await seen.until(2)  # under the next ownership: that of before was given up
+        seen.gate.set()
+        await until_committed(group, 1)
 
 
 async def test_who_was_away_for_too_long_waits_for_a_leader_and_not_only_for_nodes(
@@ -96,24 +93,21 @@ async def test_who_was_away_for_too_long_waits_for_a_leader_and_not_only_for_nod
         told.put_nowait(found)
         return found
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(4))
-        seen = Seen()
-        async with consumer_of(cluster, seen, options=options) as consumer:
-            seen.gate.clear()
-            await consumer.subscribe("orders")
-            await seen.until(1)
-            node = cluster.node()
-            port = int(node.address.rpartition(":")[2])
-            await node.stop()
-            await until_logged("no contact to the group's leader")
-            seen.gate.set()
-            monkeypatch.setattr(group_membership, "who_leads", noted)
-            group.leader = ""
-            await node.start(port)
-            for _ in range(2):  # when it asks again it has taken in the answer
-                while await told.get() != (1, ""):
-                    pass
-            assert seen.bodies == [b"0"]
-            group.leader = "n1"
-            await until_committed(group, 4)
+    seen = Seen()
+    seen.gate.clear()
+    async with consuming(group, seen, numbers(4), options=options) as (cluster, _):
+        await seen.until(1)
+        node = cluster.node()
+        port = int(node.address.rpartition(":")[2])
+        await node.stop()
+        await until_logged("no contact to the group's leader")
+        seen.gate.set()
+        monkeypatch.setattr(group_membership, "who_leads", noted)
+        group.leader = ""
+        await node.start(port)
+        for _ in range(2):  # when it asks again it has taken in the answer
+            while await told.get() != (1, ""):
+                pass
+        assert seen.bodies == [b"0"]
+        group.leader = "n1"
+        await until_committed(group, 4)

@@ -14,7 +14,7 @@ from ledgermq.client.errors import ClosedError
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
 
 from ..fakes import FakeCluster, FakeGroup
-from ..push_listeners import Seen, consumer_of, fill, numbers, until_committed
+from ..push_listeners import Seen, consumer_of, consuming, fill, numbers, until_committed
 
 
 async def test_what_a_listener_fails_at_is_tried_again_alone_and_skipped_in_the_end(
@@ -28,13 +28,10 @@ async def test_what_a_listener_fails_at_is_tried_again_alone_and_skipped_in_the_
         if any(message.body == b"2" for message in messages):
             raise RuntimeError("no such order")
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(5))
-        options = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=2, max_attempts=3)
-        async with consumer_of(cluster, listener, options=options) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 5)
-            assert consumer.statistics().skipped == 1
+    options = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=2, max_attempts=3)
+    async with consuming(group, listener, numbers(5), options=options) as (_, consumer):
+        await until_committed(group, 5)
+        assert consumer.statistics().skipped == 1
     assert attempts[b"2"] == 3
     assert all(attempts[body] in (1, 2) for body in (b"0", b"1", b"3", b"4"))
     assert "message is skipped after 3 attempts" in caplog.text
@@ -51,11 +48,8 @@ async def test_the_group_says_how_often_a_message_is_tried() -> None:
         attempts += 1
         raise RuntimeError("never")
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, [b"a"])
-        async with consumer_of(cluster, listener) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 1)
+    async with consuming(group, listener, [b"a"]):
+        await until_committed(group, 1)
     assert attempts == 2
 
 
@@ -74,12 +68,9 @@ async def test_the_hook_gets_what_failed_for_the_last_time_until_it_takes_it() -
         if len(handed) == 1:
             raise OSError("the other place is full")
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, [b"a"])
-        options = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=2, max_attempts=1)
-        async with consumer_of(cluster, listener, options=options, on_exhausted=hook) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 1)
+    options = PushOptions(commit_interval_ms=5, retry_ms=1, longest_retry_ms=2, max_attempts=1)
+    async with consuming(group, listener, [b"a"], options=options, on_exhausted=hook):
+        await until_committed(group, 1)
     assert (calls, handed[0]) == (1, (b"a", "ValueError('bad')"))
     assert len(handed) == 2
 
@@ -93,15 +84,12 @@ async def test_a_listener_can_name_what_it_wants_again() -> None:
         odd = [message for message in messages if int(message.body) % 2]
         return RetryLater(odd, delay_ms=1) if len(messages) > 1 else None
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(6))
-        async with consumer_of(cluster, listener) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 6)
-            assert (consumer.statistics().consumed, consumer.statistics().failed) == (
-                6,
-                sum(map(len, seen)) - 6,
-            )
+    async with consuming(group, listener, numbers(6)) as (_, consumer):
+        await until_committed(group, 6)
+        assert (consumer.statistics().consumed, consumer.statistics().failed) == (
+            6,
+            sum(map(len, seen)) - 6,
+        )
     assert {body for batch in seen for body in batch} == set(numbers(6))
     assert all(int(batch[0]) % 2 for batch in seen if len(batch) == 1 and seen.index(batch) > 3)
 
@@ -129,11 +117,8 @@ async def test_in_order_one_batch_of_a_queue_is_out_and_what_failed_comes_before
                 done[queue].append(number)
         return None
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(60))
-        async with consumer_of(cluster, listener, orderly=True) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 20, 20, 20)
+    async with consuming(group, listener, numbers(60), orderly=True):
+        await until_committed(group, 20, 20, 20)
     assert all(numbers == sorted(numbers) and len(numbers) == 20 for numbers in done.values())
 
 
@@ -148,12 +133,9 @@ async def test_in_order_a_message_is_tried_until_it_succeeds() -> None:
         if attempts < 5:
             raise RuntimeError("not yet")
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, [b"a"])
-        async with consumer_of(cluster, listener, orderly=True) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 1)
-            assert (attempts, consumer.statistics().skipped) == (5, 0)
+    async with consuming(group, listener, [b"a"], orderly=True) as (_, consumer):
+        await until_committed(group, 1)
+        assert (attempts, consumer.statistics().skipped) == (5, 0)
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -235,9 +217,6 @@ async def test_with_no_interval_a_batch_is_committed_before_the_next_takes_its_p
         committed.append(group.committed["billing", "orders", 0])
 
     options = PushOptions(batch_size=2, concurrency=1, commit_interval_ms=0)
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(6))
-        async with consumer_of(cluster, listener, options=options) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 6)
+    async with consuming(group, listener, numbers(6), options=options):
+        await until_committed(group, 6)
     assert committed == [0, 2, 4]

@@ -16,7 +16,7 @@ from ledgermq.client.produce.queue_selection import StrictRoundRobin
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup
-from ..push_listeners import Seen, consumer_of, fill, numbers, until, until_committed
+from ..push_listeners import Seen, consumer_of, consuming, fill, numbers, until, until_committed
 
 
 async def test_a_second_consumer_takes_half_and_what_stays_is_not_interrupted() -> None:
@@ -90,24 +90,21 @@ async def test_a_queue_is_handed_over_at_the_deadline_even_when_its_listener_is_
 
 async def test_a_queue_that_is_to_stay_after_all_goes_on_where_it_was() -> None:
     group = FakeGroup(topics={"orders": 2})
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(8))
-        first = Seen()
-        options = PushOptions(commit_interval_ms=5, release_ms=30_000)
-        async with consumer_of(cluster, first, options=options) as one:
-            first.gate.clear()
-            await one.subscribe("orders")
-            await first.until(8)
-            coordinator = group.coordinators["billing"]
-            before = dict(coordinator.owners)
-            async with consumer_of(cluster, Seen()) as two:
-                await two.subscribe("orders")
-                await until(coordinator.changed, lambda: bool(coordinator.revoked))
-            await until(coordinator.changed, lambda: not coordinator.revoked)
-            first.gate.set()
-            await fill(cluster, numbers(2))
-            await until_committed(group, 5, 5)
-            assert (coordinator.owners, len(first.bodies)) == (before, 10)
+    first = Seen()
+    options = PushOptions(commit_interval_ms=5, release_ms=30_000)
+    first.gate.clear()
+    async with consuming(group, first, numbers(8), options=options) as (cluster, _):
+        await first.until(8)
+        coordinator = group.coordinators["billing"]
+        before = dict(coordinator.owners)
+        async with consumer_of(cluster, Seen()) as two:
+            await two.subscribe("orders")
+            await until(coordinator.changed, lambda: bool(coordinator.revoked))
+        await until(coordinator.changed, lambda: not coordinator.revoked)
+        first.gate.set()
+        await fill(cluster, numbers(2))
+        await until_committed(group, 5, 5)
+        assert (coordinator.owners, len(first.bodies)) == (before, 10)
 
 
 async def test_a_hand_over_that_the_leader_did_not_hear_of_is_said_again_on_the_next_stream() -> None:
@@ -132,26 +129,23 @@ async def test_a_hand_over_that_the_leader_did_not_hear_of_is_said_again_on_the_
 
 async def test_who_was_fenced_drops_what_it_has_and_commits_nothing_of_it() -> None:
     group = FakeGroup(topics={"orders": 2})
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(8))
-        seen = Seen()
-        async with consumer_of(cluster, seen) as consumer:
-            seen.gate.clear()
-            await consumer.subscribe("orders")
-            await seen.until(8)
-            coordinator = group.coordinators["billing"]
-            # Another member was given the queue, and the answer that says so is still on its way.
-            (member,) = coordinator.members.values()
-            coordinator.owners["orders", 1] = ("another", 999)
-            seen.gate.set()
-            await until_committed(group, 4)
-            await until(group.committed_more, lambda: ("orders", 1) in group.fenced)
-            assert group.committed["billing", "orders", 1] == 0
-            coordinator.owners["orders", 1] = (member.member_id, 1000)
-            coordinator.tell()
-            await seen.until(12)
-            await until_committed(group, 4, 4)
-            assert {commit[3] for commit in group.commits if commit[1] == 1} == {1000}
+    seen = Seen()
+    seen.gate.clear()
+    async with consuming(group, seen, numbers(8)):
+        await seen.until(8)
+        coordinator = group.coordinators["billing"]
+        # Another member was given the queue, and the answer that says so is still on its way.
+        (member,) = coordinator.members.values()
+        coordinator.owners["orders", 1] = ("another", 999)
+        seen.gate.set()
+        await until_committed(group, 4)
+        await until(group.committed_more, lambda: ("orders", 1) in group.fenced)
+        assert group.committed["billing", "orders", 1] == 0
+        coordinator.owners["orders", 1] = (member.member_id, 1000)
+        coordinator.tell()
+        await seen.until(12)
+        await until_committed(group, 4, 4)
+        assert {commit[3] for commit in group.commits if commit[1] == 1} == {1000}
 
 
 async def test_a_new_leader_is_joined_as_the_same_member_and_nothing_moves() -> None:

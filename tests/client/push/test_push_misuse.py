@@ -12,7 +12,7 @@ from ledgermq.client import MessageView, PushConsumer, PushOptions, QueueLimits,
 from ledgermq.client.errors import UsageError
 
 from ..fakes import FakeCluster, FakeGroup
-from ..push_listeners import Seen, consumer_of, fill, numbers, until_committed
+from ..push_listeners import Seen, consumer_of, consuming, fill, numbers, until_committed
 
 
 class Odd(BaseException):
@@ -37,11 +37,8 @@ async def test_a_listener_may_empty_its_list_and_what_it_failed_at_comes_again(o
                 raise RuntimeError("not now")
             done.append(body)
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(5))
-        async with consumer_of(cluster, listener, orderly=orderly) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 5)
+    async with consuming(group, listener, numbers(5), orderly=orderly):
+        await until_committed(group, 5)
     assert set(done) == set(numbers(5))
 
 
@@ -52,14 +49,11 @@ async def test_a_listener_that_empties_its_list_gets_more() -> None:
     async def listener(messages: list[MessageView]) -> None:
         messages.clear()
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(40))
-        async with consumer_of(cluster, listener, options=options) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 40)
-            await fill(cluster, numbers(10))
-            await until_committed(group, 50)
-            assert consumer.statistics().queues[0].unfinished == 0
+    async with consuming(group, listener, numbers(40), options=options) as (cluster, consumer):
+        await until_committed(group, 40)
+        await fill(cluster, numbers(10))
+        await until_committed(group, 50)
+        assert consumer.statistics().queues[0].unfinished == 0
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -87,11 +81,8 @@ async def test_an_answer_that_makes_no_sense_is_told_and_its_messages_come_again
         seen.extend(message.body for message in messages)
         return answer(messages) if len(seen) == 3 else None
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, numbers(3))
-        async with consumer_of(cluster, listener, orderly=orderly) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 3)
+    async with consuming(group, listener, numbers(3), orderly=orderly):
+        await until_committed(group, 3)
     assert seen == numbers(3) * 2
     assert says in caplog.text
 
@@ -106,11 +97,8 @@ async def test_whatever_a_listener_raises_its_messages_come_again() -> None:
         if calls == 1:
             raise Odd
 
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, [b"a"])
-        async with consumer_of(cluster, listener) as consumer:
-            await consumer.subscribe("orders")
-            await until_committed(group, 1)
+    async with consuming(group, listener, [b"a"]):
+        await until_committed(group, 1)
     assert calls == 2
 
 
@@ -122,12 +110,9 @@ async def test_an_ordinary_function_ends_the_consumer_at_its_first_call_and_noth
         calls.append(len(messages))
 
     options = PushOptions(retry_ms=0, commit_interval_ms=5, max_attempts=2)
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, [b"a"])
-        async with consumer_of(cluster, listener, options=options) as consumer:
-            await consumer.subscribe("orders")
-            with pytest.raises(UsageError, match="Write async def"):
-                await consumer.run()
+    async with consuming(group, listener, [b"a"], options=options) as (_, consumer):
+        with pytest.raises(UsageError, match="Write async def"):
+            await consumer.run()
     assert (calls, group.commits) == ([1], [])
 
 
@@ -142,12 +127,9 @@ async def test_a_hook_that_is_an_ordinary_function_ends_the_consumer_too() -> No
         handed.append(message)
 
     options = PushOptions(retry_ms=0, commit_interval_ms=5, max_attempts=1)
-    async with FakeCluster(group) as cluster:
-        await fill(cluster, [b"a"])
-        async with consumer_of(cluster, listener, options=options, on_exhausted=hook) as consumer:
-            await consumer.subscribe("orders")
-            with pytest.raises(UsageError, match="Write async def"):
-                await consumer.run()
+    async with consuming(group, listener, [b"a"], options=options, on_exhausted=hook) as (_, consumer):
+        with pytest.raises(UsageError, match="Write async def"):
+            await consumer.run()
     assert (len(handed), group.commits) == (1, [])
 
 

@@ -15,7 +15,7 @@ from ledgermq.proto import route_pb2 as pb
 
 from ..fake_messaging import MessagingCluster
 from ..fakes import FakeCluster, FakeGroup
-from ..push_listeners import QUICK, Seen, consumer_of, fill, run, until_committed
+from ..push_listeners import QUICK, Seen, consumer_of, fill, until_committed
 
 TOPICS = {"orders": 1, TRACE_TOPIC: 1}
 
@@ -246,7 +246,7 @@ async def test_a_broker_group_that_is_away_hides_no_traces_of_the_others(
             assert report.incomplete == "broker group g1 does not answer"
 
 
-def test_a_broker_group_without_a_leader_hides_no_traces_of_the_others(
+async def test_a_broker_group_without_a_leader_hides_no_traces_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ask = GroupOffsets.query
@@ -258,16 +258,13 @@ def test_a_broker_group_without_a_leader_hides_no_traces_of_the_others(
 
     monkeypatch.setattr(GroupOffsets, "query", query)
 
-    async def scenario() -> None:
-        drained = FakeGroup("g1", TOPICS)
-        drained.mode = pb.MODE_DRAINING
-        async with FakeCluster(FakeGroup("g0", TOPICS), drained) as cluster:
-            await tell(cluster, TraceEvent("consume", "0A", "gone", 1, "consumed", keys=("order-7",)))
-            report = await search(cluster, key="order-7")
-            assert [len(each.steps) for each in report.traces] == [1]
-            assert report.incomplete == "broker group g1 does not answer"
-
-    run(scenario())
+    drained = FakeGroup("g1", TOPICS)
+    drained.mode = pb.MODE_DRAINING
+    async with FakeCluster(FakeGroup("g0", TOPICS), drained) as cluster:
+        await tell(cluster, TraceEvent("consume", "0A", "gone", 1, "consumed", keys=("order-7",)))
+        report = await search(cluster, key="order-7")
+        assert [len(each.steps) for each in report.traces] == [1]
+        assert report.incomplete == "broker group g1 does not answer"
 
 
 async def test_traces_of_an_id_are_looked_up_and_the_topic_is_read_where_the_index_does_not_know_all() -> (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
@@ -55,154 +53,131 @@ def event(number: int, topic: str = "orders") -> TraceEvent:
     return TraceEvent("send", f"{number:05}", topic, number, "stored")
 
 
-def run(test: Callable[[Tracer, FakeProducer], Coroutine[Any, Any, None]]) -> None:
-    async def scenario() -> None:
-        producer = FakeProducer()
-        async with asyncio.timeout(30):
-            await test(Tracer(trace_source("producer", "g"), lambda: producer), producer)
-
-    asyncio.run(scenario())
+@pytest.fixture
+def producer() -> FakeProducer:
+    return FakeProducer()
 
 
-def test_events_travel_in_batches_and_close_sends_the_rest() -> None:
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        for number in range(2 * BATCH + 7):
-            tracer.add(event(number))
-        await tracer.close()
-        assert producer.ids == [f"{number:05}" for number in range(2 * BATCH + 7)]
-        assert [message.topic for message in producer.sent] == [TRACE_TOPIC] * 3
-        assert producer.sent[0].keys[:2] == ["00000", "00001"]
-        assert (tracer.sent, tracer.dropped, producer.closed) == (2 * BATCH + 7, 0, 1)
-
-    run(test)
+@pytest.fixture
+def tracer(producer: FakeProducer) -> Tracer:
+    return Tracer(trace_source("producer", "g"), lambda: producer)
 
 
-def test_an_event_waits_a_moment_for_others_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_travel_in_batches_and_close_sends_the_rest(
+    tracer: Tracer, producer: FakeProducer
+) -> None:
+    for number in range(2 * BATCH + 7):
+        tracer.add(event(number))
+    await tracer.close()
+    assert producer.ids == [f"{number:05}" for number in range(2 * BATCH + 7)]
+    assert [message.topic for message in producer.sent] == [TRACE_TOPIC] * 3
+    assert producer.sent[0].keys[:2] == ["00000", "00001"]
+    assert (tracer.sent, tracer.dropped, producer.closed) == (2 * BATCH + 7, 0, 1)
+
+
+async def test_an_event_waits_a_moment_for_others_only(
+    tracer: Tracer, producer: FakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.0)
-
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        tracer.add(event(1))
-        await producer.changed.wait()
-        assert producer.ids == ["00001"]
-        await tracer.close()
-
-    run(test)
+    tracer.add(event(1))
+    await producer.changed.wait()
+    assert producer.ids == ["00001"]
+    await tracer.close()
 
 
-def test_a_tracer_without_events_makes_nothing() -> None:
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        tracer.add(event(1, TRACE_TOPIC))
-        await tracer.close()
-        assert (producer.started, tracer.dropped) == (0, 0), "the trace topic itself is not traced"
-
-    run(test)
+async def test_a_tracer_without_events_makes_nothing(tracer: Tracer, producer: FakeProducer) -> None:
+    tracer.add(event(1, TRACE_TOPIC))
+    await tracer.close()
+    assert (producer.started, tracer.dropped) == (0, 0), "the trace topic itself is not traced"
 
 
-def test_what_finds_no_room_is_dropped_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        producer.gate.clear()
-        for number in range(MAX_EVENTS + 5):
-            tracer.add(event(number))
-        assert (tracer.room, tracer.dropped) == (0, 5)
-        producer.gate.set()
-        await tracer.close()
-        assert len(producer.ids) == MAX_EVENTS
-
-    run(test)
+async def test_what_finds_no_room_is_dropped_counted_and_logged(
+    tracer: Tracer, producer: FakeProducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer.gate.clear()
+    for number in range(MAX_EVENTS + 5):
+        tracer.add(event(number))
+    assert (tracer.room, tracer.dropped) == (0, 5)
+    producer.gate.set()
+    await tracer.close()
+    assert len(producer.ids) == MAX_EVENTS
     assert "traces lost" in caplog.text
     assert "events=5" in caplog.text
 
 
-def test_without_a_trace_topic_events_are_lost_with_a_hint_and_tried_again_later(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_without_a_trace_topic_events_are_lost_with_a_hint_and_tried_again_later(
+    tracer: Tracer, producer: FakeProducer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.0)
     monkeypatch.setattr(module, "_NO_TOPIC_S", 0.0)
-
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        producer.errors = [TopicNotFoundError(TRACE_TOPIC), RefusedError("ILLEGAL_TOPIC", "system topic")]
-        for number in range(3 * BATCH):
-            tracer.add(event(number))
-        await tracer.close()
-        assert producer.ids == [f"{number:05}" for number in range(2 * BATCH, 3 * BATCH)]
-        assert tracer.dropped == 2 * BATCH
-
-    run(test)
+    producer.errors = [TopicNotFoundError(TRACE_TOPIC), RefusedError("ILLEGAL_TOPIC", "system topic")]
+    for number in range(3 * BATCH):
+        tracer.add(event(number))
+    await tracer.close()
+    assert producer.ids == [f"{number:05}" for number in range(2 * BATCH, 3 * BATCH)]
+    assert tracer.dropped == 2 * BATCH
     assert "trace_topic = true" in caplog.text
 
 
-def test_a_batch_that_is_too_large_for_the_brokers_goes_in_halves() -> None:
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        producer.largest = 600
-        for number in range(20):
-            tracer.add(event(number))
-        tracer.add(event(20)._replace(keys=("k" * 1000,)))
-        await tracer.close()
-        assert producer.ids == [f"{number:05}" for number in range(20)]
-        assert tracer.dropped == 1, "one event alone was too large"
+async def test_a_batch_that_is_too_large_for_the_brokers_goes_in_halves(
+    tracer: Tracer, producer: FakeProducer
+) -> None:
+    producer.largest = 600
+    for number in range(20):
+        tracer.add(event(number))
+    tracer.add(event(20)._replace(keys=("k" * 1000,)))
+    await tracer.close()
+    assert producer.ids == [f"{number:05}" for number in range(20)]
+    assert tracer.dropped == 1, "one event alone was too large"
 
-    run(test)
 
-
-def test_close_does_not_wait_for_brokers_that_are_silent(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_close_does_not_wait_for_brokers_that_are_silent(
+    tracer: Tracer, producer: FakeProducer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_S", 0.0)
-
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        producer.gate.clear()
-        for number in range(BATCH + 3):
-            tracer.add(event(number))
-        await producer.changed.wait()
-        await tracer.close()
-        assert (tracer.sent, tracer.dropped) == (0, BATCH + 3)
-        tracer.add(event(1))
-        assert tracer.dropped == BATCH + 4, "it is closed"
-
-    run(test)
+    producer.gate.clear()
+    for number in range(BATCH + 3):
+        tracer.add(event(number))
+    await producer.changed.wait()
+    await tracer.close()
+    assert (tracer.sent, tracer.dropped) == (0, BATCH + 3)
+    tracer.add(event(1))
+    assert tracer.dropped == BATCH + 4, "it is closed"
     assert "the client was closed" in caplog.text
 
 
-def test_what_cannot_be_encoded_ends_no_later_trace(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_what_cannot_be_encoded_ends_no_later_trace(
+    tracer: Tracer, producer: FakeProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.0)
-
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        tracer.add(TraceEvent("consume", "00001", "orders", 1, "failed", error="lone \ud800 surrogate"))
-        while not tracer.dropped:  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.001)
-        producer.errors = [ValueError("cannot be written")]
-        tracer.add(event(2))
-        while tracer.dropped < 2:  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.001)
-        tracer.add(event(3))
-        while not producer.sent:  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.001)
-        assert producer.ids == ["00003"]
-
-    run(test)
+    tracer.add(TraceEvent("consume", "00001", "orders", 1, "failed", error="lone \ud800 surrogate"))
+    while not tracer.dropped:  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(0.001)
+    producer.errors = [ValueError("cannot be written")]
+    tracer.add(event(2))
+    while tracer.dropped < 2:  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(0.001)
+    tracer.add(event(3))
+    while not producer.sent:  # noqa: ASYNC110 (nobody tells)
+        await asyncio.sleep(0.001)
+    assert producer.ids == ["00003"]
 
 
-def test_a_defect_ends_the_traces_and_is_told_but_does_not_disturb_the_client(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_defect_ends_the_traces_and_is_told_but_does_not_disturb_the_client(
+    tracer: Tracer, producer: FakeProducer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.0)
-
-    async def test(tracer: Tracer, producer: FakeProducer) -> None:
-        producer.gate.clear()
-        producer.errors = [ZeroDivisionError("never thought of")]
-        tracer.add(event(1))
-        await producer.changed.wait()
-        tracer.add(event(2))
-        producer.gate.set()
-        await producer.gone.wait()
-        await tracer.close()
-        assert (tracer.room, tracer.sent, tracer.dropped) == (0, 0, 2)
-        tracer.add(event(3))
-        assert (tracer.dropped, producer.sent) == (3, [])
-
-    run(test)
+    producer.gate.clear()
+    producer.errors = [ZeroDivisionError("never thought of")]
+    tracer.add(event(1))
+    await producer.changed.wait()
+    tracer.add(event(2))
+    producer.gate.set()
+    await producer.gone.wait()
+    await tracer.close()
+    assert (tracer.room, tracer.sent, tracer.dropped) == (0, 0, 2)
+    tracer.add(event(3))
+    assert (tracer.dropped, producer.sent) == (3, [])
     (error,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert error.exc_info is not None and error.exc_info[0] is ZeroDivisionError
     assert "events=2 reason=tracing has ended by a defect of LedgerMQ" in caplog.text
