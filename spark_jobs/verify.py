@@ -5,8 +5,7 @@
 
 Owns: options, output, exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a configured
 voter has no dump). If both 1 and 3 apply, 1 wins, because a proven fault is worse. `--strict` makes notes
-count. Dumps of several broker groups are checked one by one, each with its own report; the worst one
-decides.
+count. Dumps of several broker groups are checked one by one, each with its own report; the worst one decides.
 Must not: create a session at import, because executors import this package too.
 """
 

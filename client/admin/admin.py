@@ -259,10 +259,9 @@ class Admin:
         """Create a topic in every broker group; return its number of queues over all of them.
 
         Returns once the nameserver knows the topic, so that later calls find it. `queues` is per broker
-        group; 0:
-        the broker group's default. `retention_ms`: how long messages are visible; 0: as long as the log holds
-        them. `keep_unread`: retention deletes no message that a consumer group still has to read; a full disk
-        then refuses new messages of all topics.
+        group; 0: the broker group's default. `retention_ms`: how long messages are visible; 0: as long as the
+        log holds them. `keep_unread`: retention deletes no message that a consumer group still has to read; a
+        full disk then refuses new messages of all topics.
         Raises: AlreadyExistsError, InvalidNameError, UsageError (also if the topic exists, but does not keep
         unread messages).
         """

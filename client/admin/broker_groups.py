@@ -201,8 +201,7 @@ class GroupAdmin(GroupProgress):
                 f"no other broker group takes messages of: {named}",
                 f'Drained, "{name}" would leave their producers nowhere to send to. Nothing was changed',
                 f"Give another group what it lacks (ledgermq cluster add-group {takers[0]}) and repeat it, "
-                "or insist: "
-                "--even-the-last",
+                "or insist: --even-the-last",
             )
         return None
 
@@ -335,12 +334,10 @@ class GroupAdmin(GroupProgress):
         if found:
             raise UsageError(
                 f"ordered topics have messages that are not consumed: {shortened(found)}",
-                f"To {what} a group moves message groups to other queues, "
-                "where later messages could overtake those. "
-                "Nothing was changed",
-                "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), "
-                "and try again; or let "
-                "it happen: --allow-reordering",
+                f"To {what} a group moves message groups to other queues, where later messages could "
+                "overtake those. Nothing was changed",
+                "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), and try "
+                "again; or let it happen: --allow-reordering",
             )
         if silent:
             raise _not_heard(
@@ -583,9 +580,8 @@ def _lives(name: str, how: str) -> UsageError:
     return UsageError(
         f'broker group "{name}" is not lost: {how}',
         "Nothing was changed",
-        "A nameserver drops a node that has just died within seconds: repeat it then. "
-        "To take a living group out: ledgermq "
-        f"cluster drain {name}, then ledgermq cluster remove-group {name}",
+        "A nameserver drops a node that has just died within seconds: repeat it then. To take a living "
+        f"group out: ledgermq cluster drain {name}, then ledgermq cluster remove-group {name}",
     )
 
 

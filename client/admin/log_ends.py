@@ -54,9 +54,8 @@ def master_notes(
         yield _most(answers, view)
     if view.replication == "sync_master" and view.flush not in ("", "sync"):
         yield (
-            f"sync_master with flush {view.flush}: a slave confirms what is in its memory, "
-            "not yet on its disk; with flush = sync"
-            " it is on disk"
+            f"sync_master with flush {view.flush}: a slave confirms what is in its memory, not yet on its "
+            "disk; with flush = sync it is on disk"
         )
 
 

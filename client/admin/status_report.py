@@ -395,9 +395,8 @@ def _judge(
         start = _start(missing, silent)
         if view.master_id and not held_back:
             notes.append(
-                f"no leader: the master {view.master_id} leads alone, and does not now. {start}. "
-                "If it does not come back: "
-                "ledgermq cluster promote NODE. See: docs/runbook.md"
+                f"no leader: the master {view.master_id} leads alone, and does not now. {start}. If it does "
+                "not come back: ledgermq cluster promote NODE. See: docs/runbook.md"
             )
         elif not held_back:  # otherwise the reason is known
             notes.append(
@@ -405,9 +404,8 @@ def _judge(
             )
         if view.master_id or not held_back:  # else it may be new, or not have these nodes
             notes.append(
-                "meanwhile pull and push consumers of ledgermq.client read what is committed; "
-                "sends, leases and official clients wait, "
-                "and get NO_QUORUM or HA_NOT_AVAILABLE"
+                "meanwhile pull and push consumers of ledgermq.client read what is committed; sends, leases "
+                "and official clients wait, and get NO_QUORUM or HA_NOT_AVAILABLE"
             )
         return GroupVerdict.NO_QUORUM, tuple(notes)
     notes += _slaves_notes(leader, rows)
@@ -520,9 +518,8 @@ def _lateness_notes(rows: Sequence[NodeRow], voters: int, leader: pb.GetStatusRe
             effect += f", so it waits {row.election_timeout_ms:,} ms for a silent leader instead of {usual:,}"
         if row.node_id in starved:
             text = (
-                f"is short of CPU: its timers came {effect}. "
-                "Give it CPU and memory of its own, or move what runs beside it; "
-                "vmstat 1 shows what it waits for"
+                f"is short of CPU: its timers came {effect}. Give it CPU and memory of its own, or move what "
+                "runs beside it; vmstat 1 shows what it waits for"
             )
         elif row.node_id == leader_id:
             text = f"got answers to its heartbeats {effect}. {_who_is_late(starved, 'its followers')}"
@@ -559,10 +556,9 @@ def _retention_notes(
         if answer.max_store_bytes and disks.get(name, 0.0) > _DISK_NEARLY_FULL:
             notes.append(
                 f"{name}: its disk is {disks[name]:.0%} full, although its log has only "
-                f"{answer.disk_used_bytes / answer.max_store_bytes:.0%}"
-                f" of max_store_bytes ({size(answer.max_store_bytes)}): something else fills it, "
-                "and when it is full messages are refused. "
-                "Make room there, or lower max_store_bytes. See: docs/runbook.md, Disk"
+                f"{answer.disk_used_bytes / answer.max_store_bytes:.0%} of max_store_bytes "
+                f"({size(answer.max_store_bytes)}): something else fills it, and when it is full messages "
+                "are refused. Make room there, or lower max_store_bytes. See: docs/runbook.md, Disk"
             )
         if answer.disk_step:
             used = answer.disk_used_bytes / answer.disk_limit_bytes if answer.disk_limit_bytes else 0
@@ -592,10 +588,9 @@ def _mode_notes(view: pb.GetStatusResponse) -> list[str]:
     """Report that a broker group is leaving the cluster, and the next step."""
     if view.mode == route_pb2.MODE_DRAINING:
         return [
-            f"{view.group} is drained: it takes no new messages. What is left: "
-            f"ledgermq cluster drain {view.group}. "
-            f"Then ledgermq cluster remove-group {view.group}, or take it back: "
-            f"ledgermq cluster undrain {view.group}"
+            f"{view.group} is drained: it takes no new messages. What is left: ledgermq cluster drain "
+            f"{view.group}. Then ledgermq cluster remove-group {view.group}, or take it back: ledgermq "
+            f"cluster undrain {view.group}"
         ]
     if view.mode == route_pb2.MODE_REMOVED:
         return [f"{view.group} was removed from the cluster: no client is sent there. Stop its nodes"]
@@ -615,10 +610,9 @@ def _nothing_answers(asked: GroupAnswers) -> str:
     where = ", ".join(f"{name} ({address})" for name, address in sorted(names.items()))
     if asked.others_answer:
         return (
-            f"no node answers: {where}. Other broker groups do: start these where they ran, "
-            "from their own folder (ledgermq up --data "
-            f"FOLDER, or their services), not a second cluster. Messages in {asked.group} wait meanwhile. "
-            "If they are gone for good: "
-            f"ledgermq cluster forget-group {asked.group}"
+            f"no node answers: {where}. Other broker groups do: start these where they ran, from their own "
+            "folder (ledgermq up --data FOLDER, or their services), not a second cluster. Messages in "
+            f"{asked.group} wait meanwhile. If they are gone for good: ledgermq cluster forget-group "
+            f"{asked.group}"
         )
     return f"no node answers: {where}. Start them: ledgermq up"

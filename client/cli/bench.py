@@ -113,9 +113,8 @@ def _caption(settings: Settings, queues: int, groups: Iterable[BrokerGroup]) -> 
     nodes = " + ".join(f"{len(group.nodes)}" for group in groups)
     machine = bench_document.machine()
     return (
-        f"bodies of {settings.size:,} bytes, {queues:,} queues, {nodes} nodes, "
-        f"client on {machine['cores']} cores "
-        f"({machine['processor']}), {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
+        f"bodies of {settings.size:,} bytes, {queues:,} queues, {nodes} nodes, client on {machine['cores']} "
+        f"cores ({machine['processor']}), {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
     )
 
 

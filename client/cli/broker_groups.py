@@ -283,9 +283,8 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
             ["what nobody consumes"] * bool(left.rows) + ["what is parked"] * bool(left.parked)
         )
         out.print(
-            f"consumers have everything that they consume. Lost with the broker group is {lost}: "
-            "see to it, or say so. "
-            f"Next: ledgermq cluster remove-group {group} --force"
+            f"consumers have everything that they consume. Lost with the broker group is {lost}: see to it, "
+            f"or say so. Next: ledgermq cluster remove-group {group} --force"
         )
     else:
         out.print(f"consumers have everything. Next: ledgermq cluster remove-group {group}")
@@ -298,9 +297,8 @@ def _parked_text(row: pb.TopicProgress) -> str:
 def _print_removed(group: str, left: Left) -> None:
     if left.waiting:
         print_error(
-            f"{group} was removed meanwhile, with messages that were not consumed. To consume them, "
-            "take it back: "
-            f"ledgermq cluster undrain {group} --node HOST:8082"
+            f"{group} was removed meanwhile, with messages that were not consumed. To consume them, take it "
+            f"back: ledgermq cluster undrain {group} --node HOST:8082"
         )
     else:
         out.print(
@@ -411,10 +409,8 @@ def forget_group(
         return 0
     print_error(
         f"{len(forgotten.silent)} of {len(forgotten.silent) + len(forgotten.nameservers)} nameservers may "
-        "still remember "
-        f"{group}. It may be repeated: ledgermq cluster forget-group {group}. "
-        "A nameserver that starts again remembers no "
-        "group that is down"
+        f"still remember {group}. It may be repeated: ledgermq cluster forget-group {group}. A nameserver "
+        "that starts again remembers no group that is down"
     )
     return 1
 

@@ -238,9 +238,8 @@ async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
     manifest = _manifest(to / target.node_id)
     if manifest is not None and not manifest.is_restorable:
         err.print(
-            f"{target.node_id}: its dump can be checked and exported, but not restored: "
-            "the beginning of its log was"
-            " deleted, and it could not write the state that stands for it (its log says why)",
+            f"{target.node_id}: its dump can be checked and exported, but not restored: the beginning of "
+            "its log was deleted, and it could not write the state that stands for it (its log says why)",
             markup=False,
         )
     return done

@@ -134,9 +134,8 @@ def _say_where_to_go_on(found: FoundMessages) -> None:
         err.print(f"there are more: raise --limit, or go on with --to {after}")
         return
     err.print(
-        "there are more, of the same millisecond as the newest shown: raise --limit, "
-        f"or ask for one --key. --to {at} goes on "
-        "before that millisecond and leaves out the rest of it"
+        "there are more, of the same millisecond as the newest shown: raise --limit, or ask for one --key. "
+        f"--to {at} goes on before that millisecond and leaves out the rest of it"
     )
 
 

@@ -217,8 +217,7 @@ def _print_delivered(group: str, delivered: list[tuple[str, admin_pb2.GetDeliver
         more = f"{count - _PARKED_SHOWN:,} more are parked. " if count > _PARKED_SHOWN else ""
         out.print(
             f"{more}Parked messages failed for the last time: they are kept and not delivered. Again: "
-            "ledgermq group release "
-            f"{group} --all, or --message ID"
+            f"ledgermq group release {group} --all, or --message ID"
         )
 
 

@@ -74,18 +74,16 @@ def promote(
         node_id=name, generation=answer.generation, incomplete=incomplete, instead_of=instead_of
     )
     shown.print(
-        f"{name} goes on as it is, and reads and verifies its log ({size(answer.log_bytes)}). "
-        "How far it is: ledgermq"
-        " cluster status; Ctrl-C gives it up ..."
+        f"{name} goes on as it is, and reads and verifies its log ({size(answer.log_bytes)}). How far it is: "
+        "ledgermq cluster status; Ctrl-C gives it up ..."
     )
     generation = run(_promote(address, request))
     shown.print(f"{name} stops, and starts again as the master ...")
     term = run(_until_it_leads(address, name, generation))
     print_done(
-        f"{name} is the master of group {group.group}: generation {generation}, term {term:,}. "
-        "The other nodes fetch its"
-        " log by themselves, as soon as they hear it; each keeps its old log in its data folder "
-        "(quarantine-N).",
+        f"{name} is the master of group {group.group}: generation {generation}, term {term:,}. The other "
+        "nodes fetch its log by themselves, as soon as they hear it; each keeps its old log in its data "
+        "folder (quarantine-N).",
         {"group": group.group, "master_id": name, "generation": generation, "term": term},
         as_json=as_json,
     )
@@ -124,9 +122,8 @@ def check_nobody_leads(
             )
         if other.generation > own.generation:
             raise UsageError(
-                f"{node} is of generation {other.generation} with the master {other.master_id}, "
-                f"and {name} has not heard of"
-                " that promotion yet",
+                f"{node} is of generation {other.generation} with the master {other.master_id}, and {name} "
+                "has not heard of that promotion yet",
                 "It follows by itself as soon as they reach each other. Nothing was changed",
                 "See: ledgermq cluster status",
             )
@@ -151,13 +148,11 @@ def _check_nobody_is_starting(
             is_known = claim.master in (name, *instead_of, *answers)
             if not is_known and claim.generation > own.generation:
                 raise UsageError(
-                    f"{claim.master} is to become the master (generation {claim.generation}), "
-                    f"as {told} was told, and does not"
-                    " answer",
+                    f"{claim.master} is to become the master (generation {claim.generation}), as {told} was "
+                    "told, and does not answer",
                     "It may be starting. Nothing was changed",
-                    "Wait for it: ledgermq cluster status. If it does not come back: "
-                    f"ledgermq cluster promote {name}"
-                    f" --instead-of {claim.master}",
+                    "Wait for it: ledgermq cluster status. If it does not come back: ledgermq cluster "
+                    f"promote {name} --instead-of {claim.master}",
                 )
 
 
@@ -188,9 +183,8 @@ def consequences(
         "also those that were never confirmed to anybody.",
         f"* {master} never leads again with the folder that it has. Be sure that it is stopped, "
         "or cut off from all clients:",
-        "  until it hears of this it would go on confirming messages, and those would be lost. "
-        f"When it hears {name} or"
-        " another node,",
+        "  until it hears of this it would go on confirming messages, and those would be lost. When it "
+        f"hears {name} or another node,",
         "  it stops at once, moves its folder aside, whole, and starts over as a slave. "
         "What is lost can be read there.",
         f"* {_instead(master, own.flush)}",
@@ -214,9 +208,8 @@ def _what_is_lost(name: str, master: str, answers: Mapping[str, pb.GetStatusResp
         heard = next((node.last_contact_ms for node in own.nodes if node.node_id == master), 0)
         since = f", which {name} last heard {duration(heard)} ago," if heard else ""
         return (
-            f"Lost: what {master}{since} confirmed and {name} had not received. {master} does not answer, "
-            "so how much that is"
-            " is not known."
+            f"Lost: what {master}{since} confirmed and {name} had not received. {master} does not answer, so "
+            "how much that is is not known."
         )
     if other.generation != own.generation:
         return f"What is lost is not known: {master} answers, but is of generation {other.generation} still."
@@ -229,14 +222,12 @@ def _what_is_lost(name: str, master: str, answers: Mapping[str, pb.GetStatusResp
         return f"Nothing is lost: {name} has all {theirs.index:,} entries that {master} has, which answers."
     if mine < theirs:
         return (
-            f"Lost: what {master} has (it answers) and {name} has not: "
-            f"the log of {master} ends at {theirs}, that of {name} at"
-            f" {mine}. How many entries that are is not known."
+            f"Lost: what {master} has (it answers) and {name} has not: the log of {master} ends at {theirs}, "
+            f"that of {name} at {mine}. How many entries that are is not known."
         )
     return (
-        f"What is lost is not known: the log of {master}, which answers, ends at {theirs}, "
-        f"before that of {name} ({mine}):"
-        f" {master} has lost the end of it."
+        f"What is lost is not known: the log of {master}, which answers, ends at {theirs}, before that of "
+        f"{name} ({mine}): {master} has lost the end of it."
     )
 
 
@@ -274,9 +265,8 @@ def _other(name: str, mine: LogEnd, generation: int, node: str, answer: pb.GetSt
 
 def _does_not_tell(node: str) -> str:
     return (
-        f"{node} is of an older version and does not tell the term of its last entry, "
-        "without which the logs cannot be"
-        " compared. Upgrade it first (it may be restarted), and run this again."
+        f"{node} is of an older version and does not tell the term of its last entry, without which the logs "
+        "cannot be compared. Upgrade it first (it may be restarted), and run this again."
     )
 
 

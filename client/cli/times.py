@@ -19,11 +19,10 @@ def position(text: str) -> str:
     if text.isascii() and text.isdecimal():
         if len(text) > 15 or int(text) not in _TIMES_MS:
             raise typer.BadParameter(
-                f"{text} is not taken: a number is a time in ms since 1970, of 12 to 14 digits, "
-                "not an offset; "
-                "the other forms are earliest, latest and 2026-01-31T12:00:00. "
-                "Each queue has offsets of its own; "
-                "they are set from Python: PullConsumer.commit({queue: offset}, reset=True)"
+                f"{text} is not taken: a number is a time in ms since 1970, of 12 to 14 digits, not an "
+                "offset; the other forms are earliest, latest and 2026-01-31T12:00:00. Each queue has "
+                "offsets of its own; they are set from Python: PullConsumer.commit({queue: offset}, "
+                "reset=True)"
             )
         return text
     try:

@@ -241,9 +241,8 @@ def after_a_kill(name: str, plan: LocalPlan) -> str:
     if plan.replication == "quorum":
         return f"{name} goes, the group stays; it is restarted here"
     return (
-        f"{name} goes; if it is the master, messages can be read and none be stored until it is back (it "
-        "is restarted here), "
-        "or another node is promoted: ledgermq cluster promote NODE"
+        f"{name} goes; if it is the master, messages can be read and none be stored until it is back (it is "
+        "restarted here), or another node is promoted: ledgermq cluster promote NODE"
     )
 
 

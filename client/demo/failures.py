@@ -74,8 +74,7 @@ class Striker:
         again = self._book.recognised - recognised
         self._on_event(
             f"{leader} leads, term {view.term:,} (was {before.term:,})   writes stopped {gap * 1000:.0f} "
-            "ms   "
-            f"{again:,} retries recognised, {refused:,} refused"
+            f"ms   {again:,} retries recognised, {refused:,} refused"
         )
         await asyncio.sleep(_DOWN_SECONDS)
         await self._bring_back(victim, before.log_bytes)

@@ -245,9 +245,8 @@ class LocalCluster:
                 f"{named} belongs to this cluster already, from another folder: "
                 f"{self.folder} cannot get {', '.join(self.added)}",
                 "Nothing was made",
-                f"Start the cluster as it is (ledgermq up --data {self.folder}), "
-                "and let more groups join it from a folder of "
-                f"their own: ledgermq up --data OTHER --join {plan.nameserver}",
+                f"Start the cluster as it is (ledgermq up --data {self.folder}), and let more groups join "
+                f"it from a folder of their own: ledgermq up --data OTHER --join {plan.nameserver}",
             )
 
     def wait_ready(

@@ -136,7 +136,6 @@ class BroadcastGroup(QueueGroup):
 def _too_far(file: OffsetsFile, owned: OwnedQueue, end: int) -> OffsetsFileError:
     why = (
         f"It says that {owned.queue} was read to offset {owned.fetch_offset}, and the queue ends at {end}: "
-        "the end of its log "
-        "was lost, or this is another cluster"
+        "the end of its log was lost, or this is another cluster"
     )
     return OffsetsFileError(str(file.path), why, "Remove it, then the consumer begins at its start position")

@@ -578,9 +578,8 @@ def test_nobody_is_asked_about_what_is_not_there(ledgermq: CommandLine, cluster:
 def test_the_library_needs_nothing_of_the_command_line_and_the_server() -> None:
     absent = ("typer", "rich", "pygments", "click", "pydantic", "uvloop", "prometheus_client", "pyspark")
     script = (
-        f"import sys\nsys.modules |= dict.fromkeys({absent!r})\n"
-        "import ledgermq.client, ledgermq.client.sync\n"
-        "print(len(ledgermq.client.__all__))"
+        f"import sys\nsys.modules |= dict.fromkeys({absent!r})\nimport ledgermq.client, "
+        "ledgermq.client.sync\nprint(len(ledgermq.client.__all__))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and int(done.stdout) > 20, done.stderr
