@@ -6,6 +6,7 @@ Owns: finding the nodes, querying all of them at once. Must not: judge (`status_
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import grpc
@@ -30,6 +31,8 @@ from ..pauses import ASK_TIMEOUT_S
 from . import status_report
 from .status_report import GroupAnswers, GroupReport
 
+_HEALTHY_LOOK_S = 0.1
+
 
 async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
     """Find all nodes, query them at once, and judge. The error says why nothing could be found out.
@@ -45,6 +48,18 @@ async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport],
     for each in groups:
         each.others_answer = any(other.answers for other in groups if other is not each)
     return [status_report.report(each) for each in groups], None
+
+
+async def until_healthy(
+    nameserver: str, nodes: list[str], seconds: float
+) -> tuple[list[GroupReport], LedgerMQError | None]:
+    """As `collect`, repeatedly: until the cluster is healthy, at the latest after so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        reports, failure = await collect(nameserver, nodes)
+        if status_report.exit_code(reports) == 0 or time.monotonic() >= end:
+            return reports, failure
+        await asyncio.sleep(_HEALTHY_LOOK_S)
 
 
 async def groups_asked(nameserver: str, nodes: list[str]) -> list[GroupAnswers]:

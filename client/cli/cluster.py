@@ -29,7 +29,7 @@ from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.grpc_answers import decoded
 
 from ..admin import status_report
-from ..admin.cluster_status import collect, groups_asked, log_address_of
+from ..admin.cluster_status import collect, groups_asked, log_address_of, until_healthy
 from ..admin.status_report import GroupReport, GroupVerdict
 from ..durations import duration, parse_duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
@@ -76,7 +76,7 @@ def recover(
     if as_json and not (show or clone_for or yes_lose_data):
         raise UsageError(
             "--json asks no question",
-            "Nobody confirmed that data may be lost",
+            "It was not confirmed that data may be lost",
             "Look first: --show --json; then: --yes-lose-data GROUP --json",
         )
     require_server("recovering a group")
@@ -87,7 +87,7 @@ def recover(
     return run_to_end([*command, *["--json"] * as_json])
 
 
-_POLL_SECONDS = 0.25
+_WITHOUT_LEADER = (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER)
 _COLOURS = {
     GroupVerdict.HEALTHY: "green",
     GroupVerdict.DEGRADED: "yellow",
@@ -123,7 +123,7 @@ def status(
         raise typer.BadParameter("--watch shows a screen until Ctrl-C; it goes without --json and --wait")
     if watch:
         return run(_watch(nameserver, node or []))
-    reports, failure = run(_until_healthy(nameserver, node or [], seconds))
+    reports, failure = run(until_healthy(nameserver, node or [], seconds))
     if as_json:
         print_json({"groups": [each.as_json() for each in reports], "error": str(failure or "")})
     else:
@@ -150,24 +150,24 @@ def leader(
         return 3
     if as_json:
         print_json([_leader_as_dict(each) for each in wanted])
-        lost = (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER)
-        return max(int(each.verdict) if each.verdict in lost else 0 for each in wanted)
+        return max(int(each.verdict) if each.verdict in _WITHOUT_LEADER else 0 for each in wanted)
     return max(_print_leader(each, quiet=quiet, several=len(wanted) > 1) for each in wanted)
 
 
 def _leader_as_dict(report: GroupReport) -> dict[str, object]:
-    has = report.verdict not in (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER)
-    address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")
-    return {"group": report.group, "leader_id": report.leader_id if has else "", "address": address if has else "",
-            "term": report.term}  # fmt: skip
+    name, address = ("", "") if report.verdict in _WITHOUT_LEADER else (report.leader_id, _address(report))
+    return {"group": report.group, "leader_id": name, "address": address, "term": report.term}
+
+
+def _address(report: GroupReport) -> str:
+    return next((row.address for row in report.rows if row.node_id == report.leader_id), "")
 
 
 def _print_leader(report: GroupReport, *, quiet: bool, several: bool) -> int:
-    if report.verdict in (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER):
+    if report.verdict in _WITHOUT_LEADER:
         print_error(f"group {report.group} has no leader. See: ledgermq cluster status")
         return int(report.verdict)
-    address = next((row.address for row in report.rows if row.node_id == report.leader_id), "")
-    line = report.leader_id if quiet else f"{report.leader_id}   {address}   term {report.term:,}"
+    line = report.leader_id if quiet else f"{report.leader_id}   {_address(report)}   term {report.term:,}"
     out.print(escape(f"{report.group}   {line}" if several and not quiet else line))
     return 0
 
@@ -183,17 +183,6 @@ def transfer(
     if answer.HasField("refusal") and answer.refusal.code:
         raise error_of(answer.refusal)
     print_done(f"{answer.leader_id} leads", {"leader_id": answer.leader_id}, as_json=as_json)
-
-
-async def _until_healthy(
-    nameserver: str, nodes: list[str], seconds: float
-) -> tuple[list[GroupReport], LedgerMQError | None]:
-    end = time.monotonic() + seconds
-    while True:
-        reports, failure = await collect(nameserver, nodes)
-        if status_report.exit_code(reports) == 0 or time.monotonic() >= end:
-            return reports, failure
-        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _watch(nameserver: str, nodes: list[str]) -> int:

@@ -5,7 +5,6 @@ Owns: the output of `up`, and its reaction when a node ends. Must not: import a 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -16,8 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
-from ..admin.cluster_status import collect, list_groups
-from ..admin.status_report import exit_code
+from ..admin.cluster_status import list_groups, until_healthy
 from ..errors import UsageError
 from ..interrupts import EXIT_INTERRUPTED, without_interrupt
 from ..local.cluster import LocalCluster, require_server
@@ -161,16 +159,6 @@ async def _known_by(nameserver: str) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(route.group for route in listed.groups), nodes
 
 
-async def _until_healthy(nameserver: str) -> None:
-    """Wait a moment until the leader hears all and the nameserver knows all, so that what comes next just works."""
-    end = time.monotonic() + _HEALTHY_SECONDS
-    while time.monotonic() < end:
-        reports, _ = await collect(nameserver, [])
-        if exit_code(reports) == 0:
-            return
-        await asyncio.sleep(0.05)
-
-
 def _start(cluster: LocalCluster, plan: LocalPlan, data: Path, rejoin: str) -> None:
     """Start everything, and say where it is. `data`: as the user named it. Raises: ProcessEndedError."""
     what = "" if plan.joins else "a nameserver and "
@@ -180,7 +168,7 @@ def _start(cluster: LocalCluster, plan: LocalPlan, data: Path, rejoin: str) -> N
         on_ready=lambda name: out.print(f"  {name} is ready"),
         on_wait=lambda name, doing: out.print(escape(f"  {name} is not ready yet: {doing}")),
     )
-    run(_until_healthy(plan.nameserver))
+    run(until_healthy(plan.nameserver, [], _HEALTHY_SECONDS))  # so that what comes next just works
     _print_cluster(cluster, plan)
 
 

@@ -16,16 +16,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-import grpc.aio
-
-from ledgermq.proto import admin_pb2 as pb
-from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
-from ledgermq.proto.grpc_answers import decoded
-
+from ..admin.admin import Admin
 from ..admin.dump import DumpResult
 from ..admin.status_report import size
-from ..errors import LedgerMQError, error_of
+from ..errors import LedgerMQError
 from . import checks as demo_checks
 from .demo_cluster import DemoCluster, find_leader, wait_caught_up
 from .display import DemoDisplay
@@ -102,15 +96,9 @@ class Demo:
 
     async def _create_topic(self) -> None:
         self.display.begin(f"creating {TOPIC} ...")
-        leader, view = await find_leader(self.cluster)
-        async with grpc.aio.insecure_channel(self.cluster.log_address(leader)) as channel:
-            request = pb.CreateTopicRequest(topic=TOPIC, queue_count=QUEUES)
-            try:
-                answer = decoded(await AdminServiceStub(channel).CreateTopic(request, timeout=10))
-            except grpc.aio.AioRpcError as error:
-                raise DemoFailedError(f"{TOPIC} was not created: {error.details()}", leader) from error
-        if answer.HasField("refusal") and answer.refusal.code:
-            raise error_of(answer.refusal)
+        _, view = await find_leader(self.cluster)
+        async with Admin(self.cluster.nameserver) as admin:
+            await admin.create_topic(TOPIC, QUEUES)
         majority = len(self.cluster.nodes) // 2 + 1
         how = "fsynced" if view.flush == "sync" else "in memory"
         self.display.done(

@@ -54,11 +54,11 @@ class BroadcastGroup(QueueGroup):
         elif part is not None:
             self._opening[topic] = asyncio.create_task(self._open(topic), name=f"ledgermq-open-{topic}")
 
-    async def stop_fetching(self) -> None:
+    async def close(self) -> None:
         for task in list(self._opening.values()):
             task.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        await super().stop_fetching()
+        await super().close()
 
     async def _open(self, topic: str) -> None:
         """Start the queues of a topic that are not read yet."""
@@ -104,7 +104,7 @@ class BroadcastGroup(QueueGroup):
             self.start(queue, part.topic_id, offset or 0)
         self._opened.add(topic)
         if offsets:
-            self._fetcher.restart()
+            self.restart()
 
     def _start_of(self, topic: str) -> str:
         """Return the start position of queues that are not in the file.

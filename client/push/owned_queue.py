@@ -22,7 +22,7 @@ from ledgermq.proto import log_pb2
 from ..arguments import whole
 from ..consume.fetched_records import FetchedRecords, open_section
 from ..consume.intake import FETCH_BYTES, AssignedQueue, Intake, Refused
-from ..message import MessageQueue, MessageView
+from ..message import MessageView
 from .finished_prefix import FinishedPrefix, Span, cut_out
 
 _LEAST_FETCH: Final = 64 * 1024
@@ -60,7 +60,7 @@ class Stage(Enum):
 
     ACTIVE = "active"
     RELEASING = "being handed over: what runs may finish, nothing new starts"
-    GONE = "another consumer's, or nobody's: what still runs counts for nothing"
+    GONE = "not of this consumer any more: what still runs counts for nothing"
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class OwnedQueue(AssignedQueue):
     limits: QueueLimits
     budget: ByteBudget
     tags: np.ndarray | None = None  # hashes of the tags that pass; None: all
-    committed: int = -1  # last offset that is known to be committed
+    committed: int  # last offset that is known to be committed
     stage: Stage = Stage.ACTIVE
     unfinished: int = 0  # messages fetched and not finished
     bytes: int = 0  # of the sections with unfinished messages; counted in `budget`, too
@@ -321,27 +321,3 @@ class PushIntake(Intake[OwnedQueue]):
         if self._records_seen > 100_000:  # weight recent records more
             self._records_seen //= 2
             self._bytes_seen //= 2
-
-
-def owned_queue(
-    queue: MessageQueue,
-    topic_id: int,
-    offset: int,
-    limits: QueueLimits,
-    budget: ByteBudget,
-    *,
-    epoch: int = 0,
-    tags: np.ndarray | None = None,
-) -> OwnedQueue:
-    """Create a queue that is read from `offset`, its committed position."""
-    return OwnedQueue(
-        queue,
-        topic_id,
-        offset,
-        offset,
-        limits=limits,
-        budget=budget,
-        epoch=epoch,
-        tags=tags,
-        committed=offset,
-    )

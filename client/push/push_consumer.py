@@ -145,16 +145,8 @@ class PushConsumer:
             settle=None if options.commit_interval_ms else self._settle,
             trace=self._trace,
         )
-        self._shared = self._what_groups_share(options, orderly)
-        self._failure: LedgerMQError | None = None
-        self._ended = asyncio.Event()
-        self._closing: asyncio.Task[None] | None = None
-        if self._file is not None:
-            self._file.open()
-
-    def _what_groups_share(self, options: PushOptions, orderly: bool) -> Shared:
-        return Shared(
-            self.group,
+        self._shared = Shared(
+            group,
             self.member_id,
             options,
             orderly,
@@ -166,6 +158,11 @@ class PushConsumer:
             self._refresh,
             self._fail,
         )
+        self._failure: LedgerMQError | None = None
+        self._ended = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        if self._file is not None:
+            self._file.open()
 
     async def __aenter__(self) -> Self:
         return self
@@ -196,9 +193,9 @@ class PushConsumer:
 
     async def _close(self, timeout_ms: int) -> None:
         groups = list(self._groups.values())
-        await asyncio.gather(*(group.stop_fetching() for group in groups))
+        await asyncio.gather(*(group.close() for group in groups))
         await self._calls.close(timeout_ms / 1000)
-        await asyncio.gather(*(group.close() for group in groups), *self._ending)
+        await asyncio.gather(*(group.leave() for group in groups), *self._ending)
         if self._trace is not None:
             await self._trace.close()
         if self._file is not None:
@@ -294,8 +291,8 @@ class PushConsumer:
 
     async def _end(self, group: QueueGroup) -> None:
         """Leave a broker group that was removed: try to commit, then drop its queues."""
-        await group.stop_fetching()
         await group.close()
+        await group.leave()
         for owned in list(group.queues.values()):
             group.lose(owned)
 

@@ -30,7 +30,7 @@ from .listener_calls import ListenerCalls
 from .membership_stream import PushMembership
 from .offset_commits import GroupCommits, OffsetCommits
 from .options import PushOptions
-from .owned_queue import ByteBudget, OwnedQueue, PushIntake, Stage, owned_queue
+from .owned_queue import ByteBudget, OwnedQueue, PushIntake, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -55,27 +55,8 @@ class Shared:
     fail: Callable[[LedgerMQError], None]
 
 
-class _Fetcher(GroupFetcher[OwnedQueue]):
-    def __init__(self, owner: QueueGroup, group: BrokerGroup, shared: Shared) -> None:
-        self._owner = owner
-        poll_ms, name = shared.options.poll_ms, shared.consumer_group
-        super().__init__(group, shared.channels, owner.intake, poll_ms, name)
-
-    async def refresh(self) -> None:
-        await self._owner.refresh()
-
-    def arrived(self) -> None:
-        self._owner.arrived()
-
-    def fail(self, error: LedgerMQError) -> None:
-        self._owner.fail(error)
-
-    async def on_refused(self, refused: list[Refused[OwnedQueue]]) -> None:
-        await self._owner.on_refused(refused)
-
-
-class QueueGroup:
-    """The queues of one broker group."""
+class QueueGroup(GroupFetcher[OwnedQueue]):
+    """The queues of one broker group, which it fetches."""
 
     commits: OffsetCommits
 
@@ -86,16 +67,7 @@ class QueueGroup:
         self.warnings: tuple[str, ...] = ()
         self._shared = shared
         self._ended: dict[QueueKey, OwnedQueue] = {}  # lost; a listener still has messages of them
-        self._fetcher = _Fetcher(self, group, shared)
-
-    @property
-    def group(self) -> BrokerGroup:
-        """The broker group in the newest route."""
-        return self._fetcher.group
-
-    def update(self, group: BrokerGroup) -> None:
-        """Take a newer route."""
-        self._fetcher.update(group)
+        super().__init__(group, shared.channels, self.intake, shared.options.poll_ms, shared.consumer_group)
 
     def unlisted(self) -> None:
         """No route names the broker group: its nodes are silent, or no nameserver hears them."""
@@ -103,11 +75,8 @@ class QueueGroup:
     def end(self) -> None:
         """Give up the name: another broker group may use it from now on."""
 
-    async def stop_fetching(self) -> None:
-        await self._fetcher.close()
-
-    async def close(self) -> None:
-        """Commit, and end. Nothing is fetched and no listener runs any more."""
+    async def leave(self) -> None:
+        """Commit, and end. It is closed, so nothing is fetched, and no listener runs any more."""
         await self.commits.commit(self.queues.values())
         await self.commits.close()
 
@@ -119,9 +88,17 @@ class QueueGroup:
         """Consume a queue from `offset`. `committed`: the stored offset, if it differs."""
         shared = self._shared
         tags = tag_hashes(shared.filters.get(queue.topic, "*"))
-        limits = shared.options.limits
-        owned = owned_queue(queue, topic_id, offset, limits, shared.budget, epoch=epoch, tags=tags)
-        owned.committed = offset if committed is None else committed
+        owned = OwnedQueue(
+            queue,
+            topic_id,
+            offset,
+            offset,
+            limits=shared.options.limits,
+            budget=shared.budget,
+            epoch=epoch,
+            tags=tags,
+            committed=offset if committed is None else committed,
+        )
         # A listener may still have messages of this queue from before it was lost. Order requires them done
         # first.
         owned.busy = shared.orderly and owned.key in self._ended
@@ -147,7 +124,7 @@ class QueueGroup:
         if moved:
             self.commits.progressed()
         if self.intake.is_left_out(owned):
-            self._fetcher.restart()
+            self.restart()
         if not owned.running and self._ended.get(owned.key) is owned:
             del self._ended[owned.key]
             if (after := self.queues.get(owned.key)) is not None:
@@ -156,10 +133,10 @@ class QueueGroup:
 
     def look_for_room(self) -> None:
         """Messages were finished somewhere: there may be room to fetch again."""
-        if not self._fetcher.changed.is_set() and self.intake.has_room:
-            self._fetcher.changed.set()
+        if not self.changed.is_set() and self.intake.has_room:
+            self.changed.set()
 
-    # --- called by the fetcher ------------------------------------------------------------------------------
+    # --- called while fetching ------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
         await self._shared.refresh({owned.queue.topic for owned in self.queues.values()})
@@ -192,11 +169,11 @@ class QueueGroup:
             else:
                 self.intake.remove(each[0])
                 self.fail(error)
-        self._fetcher.ask_soon([*behind, *(each.assigned for each in ahead)])
+        self.ask_soon([*behind, *(each.assigned for each in ahead)])
         if ahead:
             await self.on_ahead(ahead)
         if stale:
-            self._fetcher.ask_later(stale)
+            self.ask_later(stale)
             await self.refresh()
 
     async def on_ahead(self, ahead: list[OutOfRange[OwnedQueue]]) -> None:
@@ -244,7 +221,7 @@ class MemberGroup(QueueGroup):
             shared.options,
             on_response=self._on_response,
             on_contact=self._on_contact,
-            on_leader=self._fetcher.leader_is,
+            on_leader=self.leader_is,
             on_refused=self.fail,
         )
         self._joining = asyncio.create_task(self._join(), name=f"ledgermq-join-{group.name}")
@@ -271,11 +248,11 @@ class MemberGroup(QueueGroup):
         if self._joining.done():
             self._membership.subscribe(self._topics, self._filters())
 
-    async def close(self) -> None:
+    async def leave(self) -> None:
         self._closing = True
         self._joining.cancel()
         await asyncio.gather(self._joining, *self._handing_over, return_exceptions=True)
-        await super().close()
+        await super().leave()
         await self._membership.leave()
 
     async def _join(self) -> None:
@@ -330,7 +307,7 @@ class MemberGroup(QueueGroup):
         if change.handed_over:
             self._membership.release(change.handed_over)
         if change.started:
-            self._fetcher.restart()
+            self.restart()
 
     def on_done(self, owned: OwnedQueue, moved: bool) -> None:
         super().on_done(owned, moved)
@@ -363,7 +340,7 @@ class MemberGroup(QueueGroup):
             self._membership.release([revoked])
         elif not self._closing:  # the leader revoked the revocation
             self.start(owned.queue, owned.topic_id, owned.progress.position, owned.epoch, owned.committed)
-            self._fetcher.restart()
+            self.restart()
 
     def _on_contact(self, in_contact: bool) -> None:
         """After a session timeout without contact others may have the queues: start nothing until contact."""

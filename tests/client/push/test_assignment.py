@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.push.assignment import changes
-from ledgermq.client.push.owned_queue import ByteBudget, OwnedQueue, QueueLimits, owned_queue
+from ledgermq.client.push.owned_queue import ByteBudget, OwnedQueue, QueueLimits
 from ledgermq.proto import log_pb2 as pb
 
 
 def here(*rows: tuple[int, int, int]) -> dict[tuple[int, int], OwnedQueue]:
     """Queues (topic id, queue id, epoch) that the member has."""
-    return {
-        (topic_id, queue_id): owned_queue(
-            MessageQueue("orders", "g0", queue_id), topic_id, 0, QueueLimits(), ByteBudget(1), epoch=epoch
+    limits, budget = QueueLimits(), ByteBudget(1)
+    queues = [
+        OwnedQueue(
+            MessageQueue("orders", "g0", queue_id),
+            t,
+            0,
+            0,
+            limits=limits,
+            budget=budget,
+            epoch=e,
+            committed=0,
         )
-        for topic_id, queue_id, epoch in rows
-    }
+        for t, queue_id, e in rows
+    ]
+    return {owned.key: owned for owned in queues}
 
 
 def answer(owned: list[tuple[int, int, int]], revoked: tuple[int, ...] = ()) -> pb.MembershipResponse:

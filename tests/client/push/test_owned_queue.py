@@ -15,7 +15,6 @@ from ledgermq.client.push.owned_queue import (
     OwnedQueue,
     PushIntake,
     QueueLimits,
-    owned_queue,
 )
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
@@ -37,13 +36,15 @@ def queue_at(
     limits: QueueLimits | None = None,
     queue_id: int = 0,
 ) -> OwnedQueue:
-    return owned_queue(
+    return OwnedQueue(
         MessageQueue("orders", "g0", queue_id),
         TOPIC_ID,
         offset,
-        limits or QueueLimits(),
-        budget or ByteBudget(1 << 30),
+        offset,
+        limits=limits or QueueLimits(),
+        budget=budget or ByteBudget(1 << 30),
         tags=tag_hashes(expression),
+        committed=offset,
     )
 
 
