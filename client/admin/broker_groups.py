@@ -176,7 +176,7 @@ class GroupAdmin(GroupProgress):
         if alone is not None:
             raise UsageError(
                 f"{name} was drained and taken back: {alone.what}",
-                "That was not so before the drain: somebody drains another group, or it fell silent. "
+                "That was not so before the drain: another group is being drained, or fell silent. "
                 f"{name} takes messages again",
                 alone.next_step,
             )

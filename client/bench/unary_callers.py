@@ -40,7 +40,7 @@ def targets(groups: Sequence[BrokerGroup], target: str) -> list[Node]:
         if not usable:
             raise LedgerMQError(
                 f"group {group.name} has no {target} that can be called",
-                "Nobody leads it now" if not group.leader else "No such node is alive with a messaging port",
+                "It has no leader now" if not group.leader else "No such node is alive with a messaging port",
                 "See: ledgermq cluster status",
             )
         found += usable

@@ -248,7 +248,9 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
     for row in left.rows:
         if not row.group:
             out.print(
-                escape(f'nobody consumes topic "{row.topic}": {row.behind:,} messages are in {group} alone')
+                escape(
+                    f'no consumer group consumes topic "{row.topic}": {row.behind:,} messages are in {group} alone'
+                )
             )
     if left.waiting:
         print_table(
@@ -280,7 +282,7 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
         out.print(f"{late}{group} goes on being drained. Wait: ledgermq cluster drain {group} --wait")
     elif left.rows or left.parked:
         lost = " and ".join(
-            ["what nobody consumes"] * bool(left.rows) + ["what is parked"] * bool(left.parked)
+            ["what no consumer group consumes"] * bool(left.rows) + ["what is parked"] * bool(left.parked)
         )
         out.print(
             f"consumers have everything that they consume. Lost with the broker group is {lost}: see to it, "
@@ -372,7 +374,11 @@ def remove_group(
 def _lost_texts(left: Left) -> list[str]:
     texts = [
         f'lost to consumers: {row.behind:,} messages of topic "{row.topic}" '
-        + (f'that consumer group "{row.group}" has not consumed' if row.group else "that nobody has consumed")
+        + (
+            f'that consumer group "{row.group}" has not consumed'
+            if row.group
+            else "that no consumer group has consumed"
+        )
         for row in left.rows
     ]
     texts += [f"lost to consumers: {_parked_text(row)}" for row in left.parked]
@@ -429,7 +435,7 @@ def consequences(lost: LostGroup) -> list[str]:
     ]
     if lost.alone:
         lines.append(
-            f"* No other group has {shortened(lost.alone)}: as if deleted, until somebody creates them again."
+            f"* No other group has {shortened(lost.alone)}: as if deleted, until they are created again."
         )
     return [
         *lines,

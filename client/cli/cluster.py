@@ -140,7 +140,7 @@ def leader(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print who leads each group. Exit code 2 when nobody does, 3 when nothing answers; the worst group decides."""
+    """Print who leads each group. Exit code 2 when none does, 3 when nothing answers; the worst group decides."""
     reports, failure = run(collect(nameserver, node or []))
     wanted = [each for each in reports if group in ("", each.group)]
     if not wanted:

@@ -286,7 +286,7 @@ def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
     print_table(
         ("CONSUMER GROUP", "TOPIC", "GROUP", "BEHIND>", "QUEUES>", "LEASED>", "PARKED>", "LOST>", "MEMBERS>"),
         [
-            (row.group or "(nobody)", row.topic, where, row.behind, row.queues, row.leased, row.parked, row.lost,
+            (row.group or "(none)", row.topic, where, row.behind, row.queues, row.leased, row.parked, row.lost,
              row.members)
             for where, row in sorted(rows, key=lambda each: (each[1].group, each[1].topic, each[0]))
         ],

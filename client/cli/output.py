@@ -212,7 +212,7 @@ def _cell(value: object) -> str:
 
 
 async def groups_down(admin: Admin) -> list[str]:
-    """Return the names of the broker groups that no node of is up, as far as anybody says."""
+    """Return the names of the broker groups that no node of is up, as far as is known."""
     try:
         return await admin.gone_groups()
     except LedgerMQError:

@@ -65,7 +65,7 @@ def promote(
             "Nothing was changed",
             f"Move the lead: ledgermq cluster transfer {name}",
         )
-    check_nobody_leads(name, group.answers, instead_of or ())  # the node would refuse it anyway: do not ask
+    check_no_master(name, group.answers, instead_of or ())  # the node would refuse it anyway: do not ask
     shown = err if as_json else out
     shown.print(escape("\n".join(consequences(name, group.answers, instead_of or ()))))
     _confirm(group.group, yes_lose_data)
@@ -90,7 +90,7 @@ def promote(
     return 0
 
 
-def check_nobody_leads(
+def check_no_master(
     name: str, answers: Mapping[str, pb.GetStatusResponse], instead_of: Collection[str] = ()
 ) -> None:
     """Raises: UsageError, when a master is alive (or is that node), or another node was promoted already.
@@ -135,10 +135,10 @@ def check_nobody_leads(
                 f"To change the master without a loss, stop {other.leader_id} first (SIGTERM), "
                 "and run this again",
             )
-    _check_nobody_is_starting(name, answers, instead_of)
+    _check_none_is_starting(name, answers, instead_of)
 
 
-def _check_nobody_is_starting(
+def _check_none_is_starting(
     name: str, answers: Mapping[str, pb.GetStatusResponse], instead_of: Collection[str]
 ) -> None:
     """Raises: UsageError, when another node told one that answers that it is to become the master, and is not heard since."""
@@ -180,7 +180,7 @@ def consequences(
     lines += [f"* {text}" for text in (_what_is_lost(name, master, answers), *_others(name, answers))]
     lines += [
         f"* Made valid: every entry of {name}'s log, up to {own.last_index:,}, "
-        "also those that were never confirmed to anybody.",
+        "also those that were never confirmed.",
         f"* {master} never leads again with the folder that it has. Be sure that it is stopped, "
         "or cut off from all clients:",
         "  until it hears of this it would go on confirming messages, and those would be lost. When it "
@@ -278,7 +278,7 @@ def _confirm(group: str, name_given: str) -> None:
         answer = input(f"Type the group's name to go on ({group}): ").strip()
     else:
         raise UsageError(
-            "nobody confirmed it: there is no terminal to ask at",
+            "it was not confirmed: there is no terminal to ask at",
             "Nothing was changed",
             f"For scripts: --yes-lose-data {group}",
         )
@@ -304,7 +304,7 @@ async def _group_of(name: str, nameserver: str, nodes: list[str]) -> GroupAnswer
 
 
 def not_there(name: str, groups: Sequence[GroupAnswers]) -> UsageError:
-    """Return the error for a node that nobody names. After a promotion nodes start over, and are registered a little later."""
+    """Return the error for a node that no answer names. After a promotion nodes start over, and are registered a little later."""
     known = {told.node_id for each in groups for answer in each.answers.values() for told in answer.nodes}
     there = sorted({member for each in groups for member in each.members})
     if name in known:

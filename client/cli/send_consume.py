@@ -110,7 +110,7 @@ def send(
     except BrokenPipeError:
         close_output()
         raise LedgerMQError(
-            f"nobody reads the receipts any more; {report.stored:,} were printed",
+            f"the receipts are not read any more; {report.stored:,} were printed",
             "What was open then is stored, too; what came behind it was not sent",
         ) from None
     report.end(time.monotonic() - started)

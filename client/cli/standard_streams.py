@@ -15,5 +15,5 @@ def open_standard_streams() -> None:
 
 
 def close_output() -> None:
-    """Throw away what is still to be written to stdout, because nobody reads it."""
+    """Throw away what is still to be written to stdout, because it is not read any more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

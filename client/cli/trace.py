@@ -98,7 +98,7 @@ def _print(trace: MessageTrace) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return one line for the terminal, whatever somebody wrote into a trace."""
+    """Return one line for the terminal, whatever a trace contains."""
     return escape(safe_text(text, _SHOWN))
 
 

@@ -151,7 +151,7 @@ async def _known_by(nameserver: str) -> tuple[frozenset[str], frozenset[str]]:
         raise UsageError(
             f"the cluster at {nameserver} is named {name}, and the brokers of ledgermq up belong to one "
             f"named {_CLUSTER}",
-            "Nobody there would find them. Nothing was made",
+            "Clients there would not find them. Nothing was made",
             f"Start them one by one: ledgermq broker --cluster {name} --nameservers {nameserver} (all "
             "flags: --help)",
         )

@@ -171,7 +171,7 @@ class LocalCluster:
             raise UsageError(
                 f"{self.folder} holds {len(known.groups)} broker groups ({', '.join(known.groups)}), "
                 f"not {groups}",
-                "Each has messages of its own, which nobody could read while it is left out. "
+                "Each has messages of its own, which could not be read while it is left out. "
                 "Nothing was changed",
                 as_it_is,
             )

@@ -319,7 +319,7 @@ async def _called(function: Callable[..., Awaitable[Any]], *arguments: Any) -> A
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()
-        what = f"the listener or hook returned {answer!r}, which nobody awaits"
+        what = f"the listener or hook returned {answer!r}, which is not awaited"
         step = "Await it, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"
         raise WrongListenerError(what, "The consumer stops, nothing of this call counts as done", step)
     return answer

@@ -143,7 +143,7 @@ def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     assert (code, "cluster drain g1 --wait" in text) == (1, True)
     code, text = ledgermq("cluster", "drain", "g1", "--wait", "--timeout", "300ms")
     assert code == 1
-    assert 'nobody consumes topic "lonely": 2 messages' in text
+    assert 'no consumer group consumes topic "lonely": 2 messages' in text
     assert "not everything was consumed within 0.3 s; g1 goes on being drained" in text
     code, text = ledgermq("cluster", "drain", "g1", "--json")
     assert code == 0
@@ -175,7 +175,7 @@ def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     run(read_without_committing())
     code, text = ledgermq("cluster", "remove-group", "g1", "--force", "--yes")
     assert code == 0
-    assert 'lost to consumers: 2 messages of topic "lonely" that nobody has consumed' in text
+    assert 'lost to consumers: 2 messages of topic "lonely" that no consumer group has consumed' in text
     wait_until(lambda: "g1" not in ledgermq("cluster", "status")[1], "g1 is forgotten")
     with pytest.raises(UsageError, match="no other broker group takes messages"):
         run(drain_the_last(address))

@@ -69,7 +69,7 @@ def test_a_drain_says_what_is_left_and_who_consumes_nothing(ledgermq: CommandLin
     code, out, _ = ledgermq("cluster drain g0")
     assert code == 0, "nobody asked to wait"
     assert "g0 takes no new messages. Take it back: ledgermq cluster undrain g0" in out
-    assert 'nobody consumes topic "lonely": 3 messages are in g0 alone' in out
+    assert 'no consumer group consumes topic "lonely": 3 messages are in g0 alone' in out
     assert ["billing", "orders", "3", "0", "0"] in [line.split() for line in out.splitlines()]
     assert "(it did not before either)" in ledgermq.out("cluster drain g0 --wait --timeout 0s", code=1)
     code, out, _ = ledgermq("cluster drain g0 --undo")
@@ -243,7 +243,7 @@ def test_a_removal_is_refused_before_a_drain_and_by_force_names_what_is_lost(
 ) -> None:
     assert "drain it first" in ledgermq.err("cluster remove-group g0")
     out = ledgermq.out("cluster remove-group g0 --force --yes")
-    assert 'lost to consumers: 3 messages of topic "lonely" that nobody has consumed' in out
+    assert 'lost to consumers: 3 messages of topic "lonely" that no consumer group has consumed' in out
     assert (
         'lost to consumers: 3 messages of topic "orders" that consumer group "billing" has not consumed'
         in out
@@ -268,7 +268,7 @@ def test_lag_is_shown_for_every_consumer_group_topic_and_broker_group(ledgermq: 
     out = ledgermq.out("group lag")
     assert [line.split() for line in out.splitlines()] == [
         ["CONSUMER", "GROUP", "TOPIC", "GROUP", "BEHIND", "QUEUES", "LEASED", "PARKED", "LOST", "MEMBERS"],
-        ["(nobody)", "lonely", "g0", "3", "0", "0", "0", "0", "0"],
+        ["(none)", "lonely", "g0", "3", "0", "0", "0", "0", "0"],
         ["billing", "orders", "g0", "3", "0", "0", "0", "0", "0"],
     ]
     rows = ledgermq.json("group lag billing --queues")

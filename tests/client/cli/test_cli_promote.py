@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledgermq.client.admin.status_report import GroupAnswers
-from ledgermq.client.cli.promote import check_nobody_leads, consequences, not_there
+from ledgermq.client.cli.promote import check_no_master, consequences, not_there
 from ledgermq.client.errors import UsageError
 from ledgermq.proto import admin_pb2 as pb
 
@@ -95,14 +95,14 @@ def test_a_slave_that_may_have_more_is_named_with_the_reason() -> None:
 def test_it_says_what_becomes_of_the_former_master_and_what_may_be_delivered_after_all() -> None:
     text = told("n2", answer("n2", 100))
     assert "n1 never leads again" in text
-    assert "never confirmed to anybody" in text
+    assert "never confirmed" in text
     assert "start it instead: then nothing is lost." in text
     assert "unless its machine lost power" in told("n2", answer("n2", 100, flush="async_timed"))
 
 
 def refused(name: str, *answers: pb.GetStatusResponse) -> str:
     with pytest.raises(UsageError) as error:
-        check_nobody_leads(name, {each.node_id: each for each in answers})
+        check_no_master(name, {each.node_id: each for each in answers})
     assert "Nothing was changed" in str(error.value)
     return str(error.value)
 
@@ -126,8 +126,8 @@ def test_a_node_that_is_to_become_the_master_and_may_be_starting_is_waited_for()
     text = refused("n2", answer("n2", 1), told)
     assert "n4 is to become the master (generation 1), as n3 was told" in text and "--instead-of n4" in text
     answers = {"n2": answer("n2", 1), "n3": told}
-    check_nobody_leads("n2", answers, ["n4"])
-    check_nobody_leads("n2", {**answers, "n4": answer("n4", 1)})  # it is there, and did not become it
+    check_no_master("n2", answers, ["n4"])
+    check_no_master("n2", {**answers, "n4": answer("n4", 1)})  # it is there, and did not become it
 
 
 def masters() -> dict[str, pb.GetStatusResponse]:
@@ -148,7 +148,7 @@ def test_of_two_masters_one_is_promoted_again_when_the_other_is_named() -> None:
             f"{other} is a master of generation 1, too" in text
             and f"promote {name} --instead-of {other}" in text
         )
-        check_nobody_leads(name, masters(), [other])
+        check_no_master(name, masters(), [other])
     lines = "\n".join(consequences("n2", masters(), ["n3"]))
     assert (
         "n3 is given up: what it has stored as the master since it was promoted, and confirmed, is lost"
@@ -158,9 +158,9 @@ def test_of_two_masters_one_is_promoted_again_when_the_other_is_named() -> None:
 
 
 def test_nobody_leads() -> None:
-    check_nobody_leads("n2", {"n2": answer("n2", 1), "n1": answer("n1", 9), "n3": answer("n3", 1)})
+    check_no_master("n2", {"n2": answer("n2", 1), "n1": answer("n1", 9), "n3": answer("n3", 1)})
     old = answer("n3", 1, leader="n1")  # of the generation before
-    check_nobody_leads("n2", {"n2": answer("n2", 1, generation=1), "n3": old})
+    check_no_master("n2", {"n2": answer("n2", 1, generation=1), "n3": old})
 
 
 def test_the_living_master_is_not_promoted() -> None:
