@@ -174,7 +174,7 @@ class Admin:
         if gone and silent is None:
             raise groups_gone_error(gone)
         answers, missing = await ask_all(groups, ask)
-        found = [(group, answer) for group, answer in answers if answer is not None]
+        found = [(broker_group, answer) for broker_group, answer in answers if answer is not None]
         missing |= {each.name: each.error for each in gone}
         if missing and (silent is None or not found):
             raise next(iter(missing.values()))  # it may have what the others do not
@@ -205,9 +205,9 @@ class Admin:
     ) -> Callable[[BrokerGroup], Awaitable[T | None]]:
         """Return the call to one broker group, which returns None if refused with a code of `absent`."""
 
-        async def call_one(group: BrokerGroup) -> T | None:
+        async def call_one(broker_group: BrokerGroup) -> T | None:
             try:
-                return await self._call(group, method, request)
+                return await self._call(broker_group, method, request)
             except RefusedError as error:
                 if error.code not in absent:
                     raise
@@ -215,7 +215,7 @@ class Admin:
 
         return call_one
 
-    async def _call(self, group: BrokerGroup, method: Method[T], request: Any) -> T:
+    async def _call(self, broker_group: BrokerGroup, method: Method[T], request: Any) -> T:
         """Call the leader of a broker group, or any node: each forwards to its leader.
 
         A request with the field `perhaps_done` says there whether an earlier attempt may have taken effect.
@@ -229,7 +229,7 @@ class Admin:
                 request.perhaps_done = True
 
         return await call_broker_group(
-            lambda: group,
+            lambda: broker_group,
             self._channels,
             lambda channel, timeout: method(Stub(channel))(request, timeout=timeout),
             timeout_s=self._timeout_s,
@@ -283,9 +283,9 @@ class Admin:
         )
         create = self._in_each(lambda stub: stub.CreateTopic, request)
         answers = await self._change_all(create, again=_CREATE_AGAIN, up_only=True)
-        await self._routes.until_known(topic, [group.name for group, _ in answers])
+        await self._routes.until_known(topic, [broker_group.name for broker_group, _ in answers])
         if keep_unread:
-            check_kept(topic, [(group, answer.topic) for group, answer in answers])
+            check_kept(topic, [(broker_group, answer.topic) for broker_group, answer in answers])
         return sum(answer.topic.queue_count for _, answer in answers)
 
     @checked(topic=a_topic, retention_ms=none_or(whole(0)), keep_unread=none_or(a_flag))
@@ -307,7 +307,7 @@ class Admin:
         if not answers:
             raise await self._topic_not_found(topic)
         if keep_unread:
-            check_kept(topic, [(group, answer.topic) for group, answer in answers])
+            check_kept(topic, [(broker_group, answer.topic) for broker_group, answer in answers])
 
     @checked(topic=a_topic)
     async def delete_topic(self, topic: str) -> None:
@@ -338,8 +338,8 @@ class Admin:
         """Return a topic with the offsets of its queues in every broker group. Raises: TopicNotFoundError."""
         answers = await self._describe_topic_everywhere(topic, silent)
         queues = [
-            (MessageQueue(topic, group.name, each.queue_id), each)
-            for group, answer in answers
+            (MessageQueue(topic, broker_group.name, each.queue_id), each)
+            for broker_group, answer in answers
             for each in answer.queues
         ]
         return answers[0][1].topic, queues
@@ -354,7 +354,7 @@ class Admin:
         continues. Name "": no consumer group consumes the topic there. Raises: TopicNotFoundError.
         """
         answers = await self._describe_topic_everywhere(topic, silent)
-        return [(group.name, each) for group, answer in answers for each in answer.consumers]
+        return [(broker_group.name, each) for broker_group, answer in answers for each in answer.consumers]
 
     async def _describe_topic_everywhere(
         self, topic: str, silent: Silent | None
@@ -399,8 +399,10 @@ class Admin:
         return await self._query(request, limit)
 
     async def _query(self, request: pb.QueryMessagesRequest, limit: int) -> FoundMessages:
-        async def ask(group: BrokerGroup, asked: pb.QueryMessagesRequest) -> pb.QueryMessagesResponse:
-            answer: pb.QueryMessagesResponse = await self._call(group, lambda stub: stub.QueryMessages, asked)
+        async def ask(broker_group: BrokerGroup, asked: pb.QueryMessagesRequest) -> pb.QueryMessagesResponse:
+            answer: pb.QueryMessagesResponse = await self._call(
+                broker_group, lambda stub: stub.QueryMessages, asked
+            )
             return answer
 
         groups, gone = await self._routes.groups_and_gone()
@@ -464,7 +466,7 @@ class Admin:
         Raises: GroupNotFoundError.
         """
         answers = await self._describe_everywhere(name, topic, silent)
-        progress = [(group.name, each) for group, answer in answers for each in answer.queues]
+        progress = [(broker_group.name, each) for broker_group, answer in answers for each in answer.queues]
         return answers[0][1].group, progress
 
     @checked(name=a_consumer_group, silent=none_or(silent_groups))
@@ -476,7 +478,7 @@ class Admin:
         Raises: GroupNotFoundError.
         """
         answers = await self._describe_everywhere(name, "", silent)
-        return [(group.name, each) for group, answer in answers for each in answer.members]
+        return [(broker_group.name, each) for broker_group, answer in answers for each in answer.members]
 
     @checked(
         name=a_consumer_group,
@@ -499,7 +501,7 @@ class Admin:
         )
         if not answers:
             raise await self._group_not_found(name, topic)
-        return [(group.name, answer) for group, answer in answers]
+        return [(broker_group.name, answer) for broker_group, answer in answers]
 
     @checked(name=a_consumer_group, topic=empty_or(a_topic), message_id=a_text)
     async def release_parked(self, name: str, topic: str = "", *, message_id: str = "") -> int:
@@ -509,29 +511,31 @@ class Admin:
         Raises: GroupNotFoundError, UsageError (none of that id is parked).
         """
         places = await self._parked_places(name, topic, message_id) if message_id else {}
-        wanted = {group for group, _ in places}
+        wanted = {broker_group for broker_group, _ in places}
 
-        async def release(group: BrokerGroup) -> int | None:
-            if message_id and group.name not in wanted:
+        async def release(broker_group: BrokerGroup) -> int | None:
+            if message_id and broker_group.name not in wanted:
                 return None
             requests = [
                 pb.ReleaseParkedRequest(group=name, topic=of_topic, places=found)
                 for (where, of_topic), found in places.items()
-                if where == group.name
+                if where == broker_group.name
             ] or [pb.ReleaseParkedRequest(group=name, topic=topic)]
-            return await self._release_in(group, requests)
+            return await self._release_in(broker_group, requests)
 
         answers = await self._change_all(release, up_only=True)
         if not answers:
             raise await self._group_not_found(name, topic)
         return sum(count for _, count in answers)
 
-    async def _release_in(self, group: BrokerGroup, requests: list[pb.ReleaseParkedRequest]) -> int | None:
+    async def _release_in(
+        self, broker_group: BrokerGroup, requests: list[pb.ReleaseParkedRequest]
+    ) -> int | None:
         """Release in one broker group. None: it does not know the consumer group or the topic."""
         released, known = 0, False
         for request in requests:
             ask = self._in_each(lambda stub: stub.ReleaseParked, request, absent=NEITHER)
-            if (answer := await ask(group)) is not None:
+            if (answer := await ask(broker_group)) is not None:
                 known, released = True, released + answer.released
         return released if known else None
 
@@ -641,9 +645,8 @@ class Admin:
                 else "which group is not clear"
             )
             raise UsageError(what, f"Known: {known}", "Name the group")
-        group = meant[0]
         request = pb.TransferLeadershipRequest(to_node=to_node)
-        answer = await self._call(group, lambda stub: stub.TransferLeadership, request)
+        answer = await self._call(meant[0], lambda stub: stub.TransferLeadership, request)
         leader: str = answer.leader_id
         return leader
 
@@ -656,7 +659,7 @@ class Admin:
         clean = self._in_each(lambda stub: stub.Clean, request)
         # Deleting in some broker groups is useful without the others, and a full disk cannot wait for them.
         answers = await change_each(await self.groups(), clean, "It may be repeated as it is")
-        return [(group.name, answer) for group, answer in answers]
+        return [(broker_group.name, answer) for broker_group, answer in answers]
 
 
 async def _deliveries(

@@ -66,7 +66,7 @@ def check_kept(topic: str, answers: Iterable[tuple[BrokerGroup, TopicInfo]]) -> 
 
     Raises: UsageError.
     """
-    if lacking := [group.name for group, info in answers if not info.keep_unread]:
+    if lacking := [broker_group.name for broker_group, info in answers if not info.keep_unread]:
         raise UsageError(
             f"topic {topic} does not keep what is unread in {', '.join(lacking)}",
             "It was there before, or the broker group has nodes of an older version",

@@ -142,30 +142,30 @@ class GroupAdmin(GroupProgress):
         groups, which then go to other queues, could overtake them. RouteError: a broker group that must tell
         does not answer.
         """
-        group = await self.group(name)
-        needs_others = not (even_the_last or group.draining)
-        if needs_others and (alone := await self._left_alone(group)) is not None:
+        broker_group = await self.group(name)
+        needs_others = not (even_the_last or broker_group.draining)
+        if needs_others and (alone := await self._left_alone(broker_group)) is not None:
             raise alone
-        if not (allow_reordering or group.draining):
-            await self._check_order(await self._ordered_in(group), "drain")
-        answer = await self._set_mode(group, route_pb2.MODE_DRAINING)
+        if not (allow_reordering or broker_group.draining):
+            await self._check_order(await self._ordered_in(broker_group), "drain")
+        answer = await self._set_mode(broker_group, route_pb2.MODE_DRAINING)
         if needs_others and answer.changed:
-            await self._check_again(group)
+            await self._check_again(broker_group)
         return answer
 
-    async def _check_again(self, group: BrokerGroup) -> None:
+    async def _check_again(self, broker_group: BrokerGroup) -> None:
         """Check again after the drain: of two operators who drain at once, both pass the first check.
 
         Each checks again after its own drain, so the later one finds both drained, and undoes its own.
         Raises: UsageError: the drain was undone. RouteError: it was not, or it is unknown whether it should
         be.
         """
-        name = group.name
+        name = broker_group.name
         undo = f"Take it back: ledgermq cluster undrain {name}"
         try:
-            alone = await self._left_alone(group)
+            alone = await self._left_alone(broker_group)
             if alone is not None:
-                await self._set_mode(group, route_pb2.MODE_ACTIVE)
+                await self._set_mode(broker_group, route_pb2.MODE_ACTIVE)
         except LedgerMQError as error:
             raise RouteError(
                 f"{name} is being drained, and whether another group still takes its topics is not "
@@ -181,9 +181,9 @@ class GroupAdmin(GroupProgress):
                 alone.next_step,
             )
 
-    async def _left_alone(self, group: BrokerGroup) -> UsageError | None:
+    async def _left_alone(self, broker_group: BrokerGroup) -> UsageError | None:
         """Return why a broker group must not be drained: some topic has no other taker. None: it may."""
-        name = group.name
+        name = broker_group.name
         groups, gone = await self._routes.groups_and_gone()
         others = await asyncio.gather(*(self._as_it_is(each) for each in groups if each.name != name))
         others += [OtherGroup(each.name, "is down") for each in gone]
@@ -195,7 +195,7 @@ class GroupAdmin(GroupProgress):
                 "Drained, it would leave producers nowhere to send to. Nothing was changed",
                 "Add a group first (docs/runbook.md, Grow and shrink), or insist: --even-the-last",
             )
-        if alone := left_alone(await self._topics_in(group), others):
+        if alone := left_alone(await self._topics_in(broker_group), others):
             named = shortened([f"{topic} ({why})" for topic, why in alone.items()])
             return UsageError(
                 f"no other broker group takes messages of: {named}",
@@ -205,17 +205,17 @@ class GroupAdmin(GroupProgress):
             )
         return None
 
-    async def _as_it_is(self, group: BrokerGroup) -> OtherGroup:
+    async def _as_it_is(self, broker_group: BrokerGroup) -> OtherGroup:
         """Return a broker group as its leader reports it: a route may be outdated."""
         try:
-            topics = await self._topics_in(group)
-            mode = await self._mode_of(group)
+            topics = await self._topics_in(broker_group)
+            mode = await self._mode_of(broker_group)
         except LedgerMQError as error:
             if not error.retryable:
                 raise
-            return OtherGroup(group.name, "has no leader, or does not answer")
-        full = "has a full disk" if not (group.writable or group.draining) else ""
-        return OtherGroup(group.name, _WHY_NOT.get(mode, full), {info.name: info for info in topics})
+            return OtherGroup(broker_group.name, "has no leader, or does not answer")
+        full = "has a full disk" if not (broker_group.writable or broker_group.draining) else ""
+        return OtherGroup(broker_group.name, _WHY_NOT.get(mode, full), {info.name: info for info in topics})
 
     @checked(name=a_text, allow_reordering=a_flag, node=a_text)
     async def undrain(
@@ -226,10 +226,10 @@ class GroupAdmin(GroupProgress):
         `node` (host:port of its log port): for one that was removed.
         Raises: UsageError: messages of ordered topics are not consumed, see `drain`.
         """
-        group = await self.group(name, node)
-        if not allow_reordering and await self._mode_of(group) != route_pb2.MODE_ACTIVE:
-            await self._check_order(await self._ordered_in(group), "take back")
-        return await self._set_mode(group, route_pb2.MODE_ACTIVE)
+        broker_group = await self.group(name, node)
+        if not allow_reordering and await self._mode_of(broker_group) != route_pb2.MODE_ACTIVE:
+            await self._check_order(await self._ordered_in(broker_group), "take back")
+        return await self._set_mode(broker_group, route_pb2.MODE_ACTIVE)
 
     @checked(name=a_text, force=a_flag)
     async def remove_group(self, name: str, *, force: bool = False) -> pb.SetBrokerGroupModeResponse:
@@ -240,13 +240,15 @@ class GroupAdmin(GroupProgress):
         RefusedError; RouteError: a broker group does not report its consumers; UsageError: consumers that
         store no progress there read it now, and lag.
         """
-        group = await self.group(name)
+        broker_group = await self.group(name)
         if force:
-            return await self._leave(group, await self._set_mode(group, route_pb2.MODE_REMOVED, force=True))
+            return await self._leave(
+                broker_group, await self._set_mode(broker_group, route_pb2.MODE_REMOVED, force=True)
+            )
         consumers, silent = await self._consumers_elsewhere(name)
         if silent:
             raise _not_heard("who consumes the topics", silent, "lose what they may lack: --force")
-        if reading := await self._reading(group):
+        if reading := await self._reading(broker_group):
             raise UsageError(
                 f"{shortened([reading_text(each) for each in reading])}, "
                 f"and broker group {name} does not know how far they are",
@@ -254,47 +256,49 @@ class GroupAdmin(GroupProgress):
                 f"Wait for them (ledgermq cluster drain {name} --wait), or let them lose it: --force",
             )
         return await self._leave(
-            group, await self._set_mode(group, route_pb2.MODE_REMOVED, consumers=consumers)
+            broker_group, await self._set_mode(broker_group, route_pb2.MODE_REMOVED, consumers=consumers)
         )
 
     async def _leave(
-        self, group: BrokerGroup, removed: pb.SetBrokerGroupModeResponse
+        self, broker_group: BrokerGroup, removed: pb.SetBrokerGroupModeResponse
     ) -> pb.SetBrokerGroupModeResponse:
         """Wait until no answering nameserver lists a removed broker group; each node tells on its own."""
         end = time.monotonic() + NAMESERVER_WAIT_S
-        request = nameserver_pb2.ListGroupsRequest(cluster=group.cluster)
+        request = nameserver_pb2.ListGroupsRequest(cluster=broker_group.cluster)
         while time.monotonic() < end:
             answers, _ = await self._routes.ask_every(
                 lambda stub: stub.ListGroups(request, timeout=NAMESERVER_WAIT_S)
             )
             views = [view for answer in answers.values() for view in answer.groups]
-            if not any((view.group, view.group_id) == (group.name, group.group_id) for view in views):
+            if not any(
+                (view.group, view.group_id) == (broker_group.name, broker_group.group_id) for view in views
+            ):
                 return removed
             await asyncio.sleep(NAMESERVER_LOOK_S)
         logger.warning(
             "removed, and a nameserver still lists it: a node that is down, or just came back, "
             "broker_group=%s",
-            group.name,
+            broker_group.name,
         )
         return removed
 
     async def _set_mode(
         self,
-        group: BrokerGroup,
+        broker_group: BrokerGroup,
         mode: route_pb2.BrokerGroupMode,
         *,
         force: bool = False,
         consumers: Sequence[pb.TopicConsumer] = (),
     ) -> pb.SetBrokerGroupModeResponse:
         request = pb.SetBrokerGroupModeRequest(
-            group=group.name,
+            group=broker_group.name,
             mode=mode,
             force=force,
             consumers=consumers,
-            cluster=group.cluster,
-            broker_group_id=group.group_id,
+            cluster=broker_group.cluster,
+            broker_group_id=broker_group.group_id,
         )
-        return await self._call(group, lambda stub: stub.SetBrokerGroupMode, request)
+        return await self._call(broker_group, lambda stub: stub.SetBrokerGroupMode, request)
 
     # --- how far consumers are ------------------------------------------------------------------------------
 
@@ -311,14 +315,16 @@ class GroupAdmin(GroupProgress):
         """Return (consumer group, topic) pairs of the other broker groups, and the errors of silent ones."""
         rows, silent = await self._progress_of_all(without=name)
         found = sorted({(row.group, row.topic) for row in rows if row.group})
-        return [pb.TopicConsumer(group=group, topic=topic) for group, topic in found], silent
+        return [pb.TopicConsumer(group=consumer, topic=topic) for consumer, topic in found], silent
 
-    async def _mode_of(self, group: BrokerGroup) -> route_pb2.BrokerGroupMode:
+    async def _mode_of(self, broker_group: BrokerGroup) -> route_pb2.BrokerGroupMode:
         """Return the mode of a broker group as its leader reports it: the route may lag."""
-        return (await self._ask_progress(group, pb.GetProgressRequest())).mode
+        return (await self._ask_progress(broker_group, pb.GetProgressRequest())).mode
 
-    async def _ordered_in(self, group: BrokerGroup) -> set[str]:
-        return {info.name for info in await self._topics_in(group) if info.message_type in ORDERED_TYPES}
+    async def _ordered_in(self, broker_group: BrokerGroup) -> set[str]:
+        return {
+            info.name for info in await self._topics_in(broker_group) if info.message_type in ORDERED_TYPES
+        }
 
     async def _check_order(self, ordered: Collection[str], what: str) -> None:
         """Check that no message group can be reordered by a change in the number of writable queues.
@@ -362,7 +368,7 @@ class GroupAdmin(GroupProgress):
         of its new queues. Running clients start to use the new queues by themselves. May be repeated. Raises:
         UsageError.
         """
-        group = await self.group(name)
+        broker_group = await self.group(name)
         known = await (self.groups() if source else self._every_group())
         names = [each.name for each in known if each.name != name]
         if source and source not in names:
@@ -372,7 +378,7 @@ class GroupAdmin(GroupProgress):
         sources = [source] if source else names
         if not sources:
             raise UsageError(f'"{name}" is the only broker group', "There is nothing to take topics from")
-        mode = await self._mode_of(group)
+        mode = await self._mode_of(broker_group)
         if mode == route_pb2.MODE_REMOVED:
             raise UsageError(
                 f'broker group "{name}" was removed',
@@ -390,47 +396,51 @@ class GroupAdmin(GroupProgress):
         added = AddedGroup(name, found, consumers, dry_run, draining)
         if found.missing and not (allow_reordering or draining):
             ordered = {info.name for info in found.missing if info.message_type in ORDERED_TYPES}
-            ordered |= await self._ordered_in(group)  # it takes no messages while it is being filled
+            ordered |= await self._ordered_in(broker_group)  # it takes no messages while it is being filled
             await self._check_order(ordered, "add")
         if not dry_run:
-            await self._copy(group, added)
+            await self._copy(broker_group, added)
         return added
 
-    async def _copy(self, group: BrokerGroup, added: AddedGroup) -> None:
+    async def _copy(self, broker_group: BrokerGroup, added: AddedGroup) -> None:
         """Create what is missing. Start offsets are stored before a message can reach a new queue."""
         for consumer_group in added.consumer_groups.missing:
-            await self._create_consumer_group(group, consumer_group)
+            await self._create_consumer_group(broker_group, consumer_group)
         missing = added.topics.missing
         if not missing and not added.draining:
             return
-        await self._consumers_everywhere(group.name)  # fails before anything was changed
+        await self._consumers_everywhere(broker_group.name)  # fails before anything was changed
         # If another operator drained it meanwhile, it stays drained.
-        own_drain = not added.draining and (await self._set_mode(group, route_pb2.MODE_DRAINING)).changed
+        own_drain = (
+            not added.draining and (await self._set_mode(broker_group, route_pb2.MODE_DRAINING)).changed
+        )
         try:
             for info in missing:
-                await self._create_topic(group, info)
+                await self._create_topic(broker_group, info)
             names = {info.name for info in missing} | set(added.topics.existing if added.draining else ())
-            await self._begin_all(group, names)
+            await self._begin_all(broker_group, names)
         except BaseException:
             logger.error(
                 "broken off, the group takes no messages yet broker_group=%s; repeat add-group, "
                 "then undrain it",
-                group.name,
+                broker_group.name,
             )
             raise
         if own_drain:
-            await self._set_mode(group, route_pb2.MODE_ACTIVE)
+            await self._set_mode(broker_group, route_pb2.MODE_ACTIVE)
         for info in missing:
-            await self._routes.until_known(info.name, [group.name])
+            await self._routes.until_known(info.name, [broker_group.name])
 
-    async def _begin_all(self, group: BrokerGroup, topics: Collection[str]) -> None:
+    async def _begin_all(self, broker_group: BrokerGroup, topics: Collection[str]) -> None:
         """Let consumer groups that consume one of these topics elsewhere begin at the first message here."""
         begun = {
-            (each.group, each.topic) for _, each in await self.progress(broker_group=group.name) if each.group
+            (each.group, each.topic)
+            for _, each in await self.progress(broker_group=broker_group.name)
+            if each.group
         }
-        for each in await self._consumers_everywhere(group.name):
+        for each in await self._consumers_everywhere(broker_group.name):
             if each.topic in topics and (each.group, each.topic) not in begun:
-                await self._begin(group, each.group, each.topic)
+                await self._begin(broker_group, each.group, each.topic)
 
     async def _consumers_everywhere(self, name: str) -> list[pb.TopicConsumer]:
         """As `_consumers_elsewhere`. Raises: RouteError: a broker group does not answer."""
@@ -443,15 +453,15 @@ class GroupAdmin(GroupProgress):
             raise _not_heard("where consumer groups begin", silent, insist)
         return consumers
 
-    async def _begin(self, group: BrokerGroup, consumer_group: str, topic: str) -> None:
+    async def _begin(self, broker_group: BrokerGroup, consumer_group: str, topic: str) -> None:
         request = pb.DescribeTopicRequest(topic=topic)
-        described = await self._call(group, lambda stub: stub.DescribeTopic, request)
+        described = await self._call(broker_group, lambda stub: stub.DescribeTopic, request)
         commit = log_pb2.CommitOffsetsRequest(group=consumer_group)
         for queue in described.queues:
             commit.offsets.add(topic=topic, queue_id=queue.queue_id, offset=queue.begin_offset)
         try:
             await call_log_service(
-                lambda: group,
+                lambda: broker_group,
                 self._channels,
                 lambda stub: stub.CommitOffsets,
                 commit,
@@ -461,7 +471,7 @@ class GroupAdmin(GroupProgress):
             # consumers were quicker: the queues are empty
             logger.info("consumers were quicker topic=%s group=%s", topic, consumer_group)
 
-    async def _create_topic(self, group: BrokerGroup, info: route_pb2.TopicInfo) -> None:
+    async def _create_topic(self, broker_group: BrokerGroup, info: route_pb2.TopicInfo) -> None:
         request = pb.CreateTopicRequest(
             topic=info.name,
             queue_count=info.queue_count,
@@ -470,13 +480,13 @@ class GroupAdmin(GroupProgress):
             keep_unread=info.keep_unread,
             if_not_exists=True,
         )
-        answer = await self._call(group, lambda stub: stub.CreateTopic, request)
+        answer = await self._call(broker_group, lambda stub: stub.CreateTopic, request)
         if info.keep_unread:
-            check_kept(info.name, [(group, answer.topic)])
+            check_kept(info.name, [(broker_group, answer.topic)])
 
-    async def _create_consumer_group(self, group: BrokerGroup, info: pb.ConsumerGroupInfo) -> None:
+    async def _create_consumer_group(self, broker_group: BrokerGroup, info: pb.ConsumerGroupInfo) -> None:
         request = pb.CreateGroupRequest(group=info, if_not_exists=True)
-        await self._call(group, lambda stub: stub.CreateGroup, request)
+        await self._call(broker_group, lambda stub: stub.CreateGroup, request)
 
     async def _topics_of(self, group: str) -> list[route_pb2.TopicInfo]:
         return await self._topics_in(await self.group(group))

@@ -110,8 +110,8 @@ async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
     if nodes:
         found = {
             (answer.group, told.node_id): told.addresses.log_address
-            for group in await _groups_by_nodes(nodes)
-            for answer in group.answers.values()
+            for broker_group in await _groups_by_nodes(nodes)
+            for answer in broker_group.answers.values()
             for told in answer.nodes
         }
     else:

@@ -73,12 +73,12 @@ class GroupProgress(Admin):
         groups = [await self.group(broker_group)] if broker_group else await self._every_group()
         request = pb.GetProgressRequest(group=consumer_group, topic=topic)
         return [
-            (group.name, each)
-            for group in groups
-            for each in (await self._ask_progress(group, request)).topics
+            (known.name, each)
+            for known in groups
+            for each in (await self._ask_progress(known, request)).topics
         ]
 
-    async def _reading(self, group: BrokerGroup) -> list[pb.LiveReading]:
+    async def _reading(self, broker_group: BrokerGroup) -> list[pb.LiveReading]:
         """Return readers of the broker group's topics that lag and store no progress there.
 
         Includes only what the nodes that answer tell.
@@ -92,10 +92,10 @@ class GroupProgress(Admin):
                 )
             except grpc.RpcError:
                 return ()
-            return answer.readers if answer.group == group.name else ()
+            return answer.readers if answer.group == broker_group.name else ()
 
         found: dict[tuple[str, str], pb.LiveReading] = {}
-        for told in await asyncio.gather(*map(ask, group.nodes)):
+        for told in await asyncio.gather(*map(ask, broker_group.nodes)):
             for each in told:
                 known = found.setdefault((each.group, each.topic), each)
                 if known is not each:
@@ -104,13 +104,13 @@ class GroupProgress(Admin):
         return [found[key] for key in sorted(found)]
 
     async def _ask_progress(
-        self, group: BrokerGroup, request: pb.GetProgressRequest
+        self, broker_group: BrokerGroup, request: pb.GetProgressRequest
     ) -> pb.GetProgressResponse:
         asked = pb.GetProgressRequest()
         asked.CopyFrom(request)
-        asked.cluster, asked.broker_group = group.cluster, group.name  # others may have its addresses now
-        asked.broker_group_id = group.group_id
-        return await self._call(group, lambda stub: stub.GetProgress, asked)
+        asked.cluster = broker_group.cluster  # others may have its addresses now
+        asked.broker_group, asked.broker_group_id = broker_group.name, broker_group.group_id
+        return await self._call(broker_group, lambda stub: stub.GetProgress, asked)
 
     @checked(consumer_group=empty_or(a_consumer_group), topic=empty_or(a_topic), queues=a_flag)
     async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
@@ -127,15 +127,22 @@ class GroupProgress(Admin):
                 why = next(iter((silent | away).values()), None)
                 raise why or await self._group_not_found(consumer_group, topic)
         request = pb.GetProgressRequest(group=consumer_group, topic=topic)
-        answers, silent = await ask_all(groups, lambda group: self._ask_progress(group, request))
+        answers, silent = await ask_all(
+            groups, lambda broker_group: self._ask_progress(broker_group, request)
+        )
         if silent and not answers:
             raise next(iter(silent.values()))
         silent |= away
-        found = Lag([(group.name, row) for group, answer in answers for row in answer.topics], silent=silent)
+        found = Lag(
+            [(broker_group.name, row) for broker_group, answer in answers for row in answer.topics],
+            silent=silent,
+        )
         if topic and not found.rows:
-            await self._check_topic([group for group, _ in answers], topic, silent)
+            await self._check_topic([broker_group for broker_group, _ in answers], topic, silent)
         for name in sorted({row.group for _, row in found.rows if row.group}) if queues else ():
-            described, quiet = await self._describe_in([group for group, _ in answers], name, topic)
+            described, quiet = await self._describe_in(
+                [broker_group for broker_group, _ in answers], name, topic
+            )
             found.silent |= quiet
             found.queues += [(name, where, each) for where, answer in described for each in answer.queues]
         return found
@@ -148,7 +155,7 @@ class GroupProgress(Admin):
 
         ask = self._in_each(lambda stub: stub.DescribeGroup, request, absent=NEITHER)
         answers, silent = await ask_all(groups, ask)
-        return [(group.name, answer) for group, answer in answers if answer is not None], silent
+        return [(broker_group.name, answer) for broker_group, answer in answers if answer is not None], silent
 
     async def _check_topic(self, groups: Sequence[BrokerGroup], topic: str, silent: Silent) -> None:
         """Check that a topic exists.
@@ -170,20 +177,20 @@ class GroupProgress(Admin):
         known = await self._routes.groups(gone_too=True)
         groups = [each for each in known if each.name != without]
         answers, silent = await ask_all(
-            groups, lambda group: self._ask_progress(group, pb.GetProgressRequest())
+            groups, lambda broker_group: self._ask_progress(broker_group, pb.GetProgressRequest())
         )
         return [row for _, answer in answers for row in answer.topics], silent
 
-    async def _topics_in(self, group: BrokerGroup) -> list[route_pb2.TopicInfo]:
+    async def _topics_in(self, broker_group: BrokerGroup) -> list[route_pb2.TopicInfo]:
         """Return the users' topics. Nodes create the trace topic themselves, if they are configured to."""
         request = pb.ListTopicsRequest()
-        answer = await self._call(group, lambda stub: stub.ListTopics, request)
+        answer = await self._call(broker_group, lambda stub: stub.ListTopics, request)
         return [info for info in answer.topics if info.name != TRACE_TOPIC]
 
-    async def _call(self, group: BrokerGroup, method: Method[T], request: Any) -> T:
+    async def _call(self, broker_group: BrokerGroup, method: Method[T], request: Any) -> T:
         try:
-            return await super()._call(group, method, request)
+            return await super()._call(broker_group, method, request)
         except NoQuorumError as error:  # name the broker group
-            named = NoQuorumError(error.code, f'broker group "{group.name}": {error}')
+            named = NoQuorumError(error.code, f'broker group "{broker_group.name}": {error}')
             named.perhaps_done = error.perhaps_done
             raise named from error

@@ -65,10 +65,10 @@ async def query_groups(
     Raises: LedgerMQError (no broker group answered).
     """
     answers = await asyncio.gather(
-        *(_query_group(group, ask, request, limit) for group in groups), return_exceptions=True
+        *(_query_group(broker_group, ask, request, limit) for broker_group in groups), return_exceptions=True
     )
     found, answered = FoundMessages(silent=dict(gone)), 0
-    for group, answer in zip(groups, answers, strict=True):
+    for broker_group, answer in zip(groups, answers, strict=True):
         if isinstance(answer, FoundMessages):
             answered += 1
             found.messages += answer.messages
@@ -79,7 +79,7 @@ async def query_groups(
         elif isinstance(answer, RefusedError) and answer.code == "TOPIC_NOT_FOUND":
             continue
         elif isinstance(answer, LedgerMQError) and not _is_final(answer):
-            found.silent[group.name] = answer
+            found.silent[broker_group.name] = answer
         else:
             raise answer
     if not answered:
@@ -95,7 +95,7 @@ async def query_groups(
 
 
 async def _query_group(
-    group: BrokerGroup, ask: Ask, request: pb.QueryMessagesRequest, limit: int
+    broker_group: BrokerGroup, ask: Ask, request: pb.QueryMessagesRequest, limit: int
 ) -> FoundMessages:
     """Query one broker group, page by page."""
     asked = pb.QueryMessagesRequest()
@@ -103,12 +103,12 @@ async def _query_group(
     found, size = FoundMessages(), 0
     while True:
         asked.limit = min(limit - len(found.messages), _PAGE)
-        answer = await ask(group, asked)
-        found.messages += [_view(group, each) for each in answer.messages]
+        answer = await ask(broker_group, asked)
+        found.messages += [_view(broker_group, each) for each in answer.messages]
         size += sum(len(each.record) for each in answer.messages)
         found.unsearched_bytes = max(found.unsearched_bytes, answer.unsearched_bytes)
         if answer.stale and not found.stale:
-            found.stale.append(group.name)
+            found.stale.append(broker_group.name)
         asked.before_offset = answer.next_before
         if not answer.next_before:
             return found
@@ -123,6 +123,6 @@ def _is_final(error: LedgerMQError) -> bool:
     return isinstance(error, RefusedError) and error.code == "INVALID_ARGUMENT"
 
 
-def _view(group: BrokerGroup, stored: pb.StoredMessage) -> MessageView:
-    queue = MessageQueue(stored.topic, group.name, stored.queue_id)
+def _view(broker_group: BrokerGroup, stored: pb.StoredMessage) -> MessageView:
+    queue = MessageQueue(stored.topic, broker_group.name, stored.queue_id)
     return MessageView(stored.record, 0, queue, stored.queue_offset, stored.store_timestamp)
