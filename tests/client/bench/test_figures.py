@@ -9,10 +9,15 @@ import pytest
 from ledgermq.client.bench.figures import Figures, Latencies, Recorder
 
 
+def begun(now: float, workload: str, size: int, seconds: float, messages_per_call: int = 1) -> Recorder:
+    recorder = Recorder(workload, size, seconds, messages_per_call)
+    recorder.begin(now)
+    return recorder
+
+
 def recorded(latencies: list[float], seconds: float = 2.0) -> Figures:
     """Calls of these latencies that all end at the end."""
-    recorder = Recorder("W1", 100, seconds)
-    recorder.begin(10.0)
+    recorder = begun(10.0, "W1", 100, seconds)
     for latency in latencies:
         recorder.call(10.0 + seconds - 1e-9 - latency, 10.0 + seconds - 1e-9)
     return recorder.finish(10.0 + seconds, 0.5)
@@ -55,8 +60,7 @@ def test_latencies_beyond_the_buckets_are_counted_in_the_last_ones() -> None:
 
 
 def test_without_latencies_there_is_only_a_rate() -> None:
-    recorder = Recorder("W4", 100, 1)
-    recorder.begin(0.0)
+    recorder = begun(0.0, "W4", 100, 1)
     recorder.received(7, 0.1)
     figures = recorder.finish(0.0, 0.0)
     assert (figures.messages, figures.rate, figures.p50_ms, figures.max_ms) == (7, 0.0, 0.0, 0.0)
@@ -64,8 +68,7 @@ def test_without_latencies_there_is_only_a_rate() -> None:
 
 
 def test_throughput_over_time_counts_every_message_in_the_bucket_of_its_end() -> None:
-    recorder = Recorder("W2", 10, 5, messages_per_call=3)
-    recorder.begin(100.0)
+    recorder = begun(100.0, "W2", 10, 5, messages_per_call=3)
     for end in (100.05, 100.06, 100.31):
         recorder.call(100.0, end)
     assert recorder.messages == 9
@@ -78,8 +81,7 @@ def test_throughput_over_time_counts_every_message_in_the_bucket_of_its_end() ->
 
 
 def test_a_last_bucket_that_hardly_began_counts_for_the_one_before() -> None:
-    recorder = Recorder("W2", 10, 5)
-    recorder.begin(0.0)
+    recorder = begun(0.0, "W2", 10, 5)
     recorder.call(0.0, 0.05)
     recorder.call(0.0, 0.11)
     (point,) = recorder.finish(0.125, 0.0).rates()
@@ -87,23 +89,20 @@ def test_a_last_bucket_that_hardly_began_counts_for_the_one_before() -> None:
 
 
 def test_a_workload_that_is_over_at_once_has_a_rate() -> None:
-    recorder = Recorder("W4", 10, 5)
-    recorder.begin(0.0)
+    recorder = begun(0.0, "W4", 10, 5)
     recorder.received(10, 0.01)
     assert recorder.finish(0.02, 0.0).rates() == [(0.01, 500)]
 
 
 def test_a_long_workload_has_buckets_of_a_second() -> None:
-    recorder = Recorder("W2", 10, 600)
-    recorder.begin(0.0)
+    recorder = begun(0.0, "W2", 10, 600)
     recorder.call(0.0, 2.5)
     figures = recorder.finish(3.0, 0.0)
     assert (figures.bucket_s, figures.series) == (1.0, [0, 0, 1])
 
 
 def test_many_calls_are_counted_whole_and_what_came_before_the_begin_is_forgotten() -> None:
-    recorder = Recorder("W3", 10, 5)
-    recorder.begin(0.0)
+    recorder = begun(0.0, "W3", 10, 5)
     recorder.call(0.0, 9.0)
     recorder.begin(10.0)
     for number in range(100_000):

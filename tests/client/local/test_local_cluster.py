@@ -8,6 +8,7 @@ import json
 import socket
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,15 @@ from ledgermq.client.local.ports import NodePorts, PortReservations
 from ledgermq.client.local.processes import ProcessEndedError, ServerProcess, require_running
 from ledgermq.nameserver.service import NameServer
 from ledgermq.proto import route_pb2
+
+
+def made(folder: Path, *arguments: Any, **options: Any) -> LocalPlan:
+    """Prepare a folder, and release it."""
+    cluster = LocalCluster(folder)
+    try:
+        return cluster.prepare(*arguments, **options)
+    finally:
+        cluster.stop()
 
 
 def test_nodes_get_the_known_ports_and_ten_more_each() -> None:
@@ -64,16 +74,10 @@ def test_a_damaged_plan_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_keeps_its_number_of_nodes(tmp_path: Path) -> None:
-    first = LocalCluster(tmp_path)
-    plan = first.prepare(3, free_ports_only=True)
-    first.stop()
-    second = LocalCluster(tmp_path)
+    plan = made(tmp_path, 3, free_ports_only=True)
     with pytest.raises(UsageError, match="a cluster of 3 nodes, not of 5"):
-        second.prepare(5)
-    second.stop()
-    third = LocalCluster(tmp_path)
-    assert third.prepare(None) == plan
-    third.stop()
+        made(tmp_path, 5)
+    assert made(tmp_path, None) == plan
 
 
 def test_a_plan_of_several_groups_survives_the_file(tmp_path: Path) -> None:
@@ -93,9 +97,7 @@ def test_one_group_is_written_as_versions_before_several_groups_read_it(tmp_path
 
 
 def test_a_folder_of_one_group_gets_another_beside_it(tmp_path: Path) -> None:
-    first = LocalCluster(tmp_path)
-    before = first.prepare(3, free_ports_only=True)
-    first.stop()
+    before = made(tmp_path, 3, free_ports_only=True)
     second = LocalCluster(tmp_path)
     after = second.prepare(None, 2)
     assert read_plan(tmp_path / "cluster.json") == before, "whether the name is free is not known yet"
@@ -117,9 +119,7 @@ async def test_a_group_is_not_added_under_a_name_that_one_has_which_joined_the_c
     tmp_path: Path, group: str, node: str
 ) -> None:
     """Its folder is another one: only the nameserver hears of it, a moment after it was started."""
-    first = LocalCluster(tmp_path)
-    before = first.prepare(3, free_ports_only=True)
-    first.stop()
+    before = made(tmp_path, 3, free_ports_only=True)
     second = LocalCluster(tmp_path)
     second.prepare(None, 2)
     server = NameServer({"default": before.nameserver}, 10_000)
@@ -146,15 +146,11 @@ async def test_a_group_is_added_when_no_other_has_its_name() -> None:
 
 
 def test_a_folder_is_not_started_with_fewer_groups_than_it_has(tmp_path: Path) -> None:
-    first = LocalCluster(tmp_path)
-    plan = first.prepare(1, 2, free_ports_only=True)
-    first.stop()
-    second = LocalCluster(tmp_path)
+    plan = made(tmp_path, 1, 2, free_ports_only=True)
     with pytest.raises(
         UsageError, match=r"holds 2 broker groups \(g0, g1\), not 1.*Nothing was changed.*up --data"
     ):
-        second.prepare(None, 1)
-    second.stop()
+        made(tmp_path, None, 1)
     assert read_plan(tmp_path / "cluster.json") == plan
 
 
@@ -171,9 +167,7 @@ def test_a_folder_that_joins_a_cluster_goes_on_with_its_names_and_has_no_nameser
     assert all("127.0.0.1:9999" in process.arguments for process in first.nodes.values())
     first.stop()
     assert read_plan(tmp_path / "cluster.json") == plan
-    again = LocalCluster(tmp_path)
-    assert again.prepare(None).groups == plan.groups, "the nameserver is kept in the folder"
-    again.stop()
+    assert made(tmp_path, None).groups == plan.groups, "the nameserver is kept in the folder"
 
 
 def test_the_groups_of_a_folder_stay_in_their_cluster(tmp_path: Path) -> None:
@@ -192,10 +186,8 @@ def test_the_groups_of_a_folder_stay_in_their_cluster(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"{text}.*Nothing was changed"):
             other.prepare(None, groups)
         other.stop()
-    more = LocalCluster(tmp_path / "joined")
     with pytest.raises(UsageError, match=r"a joined folder gets no more.*--join 127\.0\.0\.1:9999"):
-        more.prepare(None, 2)
-    more.stop()
+        made(tmp_path / "joined", None, 2)
 
 
 def test_nodes_are_told_the_voters_of_their_own_group_only(tmp_path: Path) -> None:
@@ -207,9 +199,7 @@ def test_nodes_are_told_the_voters_of_their_own_group_only(tmp_path: Path) -> No
 
 
 def test_a_folder_keeps_its_replication_and_its_first_nodes_are_the_masters(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path)
-    plan = cluster.prepare(2, 2, replication="async_master", free_ports_only=True)
-    cluster.stop()
+    plan = made(tmp_path, 2, 2, replication="async_master", free_ports_only=True)
     assert read_plan(tmp_path / "cluster.json") == plan
     for name, master in {"n1": "n1", "n2": "n1", "n3": "n3", "n4": "n3"}.items():
         group = next(group for group, nodes in plan.groups.items() if name in nodes)
@@ -218,10 +208,8 @@ def test_a_folder_keeps_its_replication_and_its_first_nodes_are_the_masters(tmp_
     again = LocalCluster(tmp_path)
     assert again.prepare(None, replication="sync_master").replication == "sync_master"
     again.stop()
-    other = LocalCluster(tmp_path)
     with pytest.raises(UsageError, match="fixed when a group is made"):
-        other.prepare(None, replication="quorum")
-    other.stop()
+        made(tmp_path, None, replication="quorum")
 
 
 def test_groups_that_join_a_cluster_have_the_replication_that_was_asked_for(tmp_path: Path) -> None:
@@ -307,14 +295,10 @@ def test_a_rejoin_of_a_node_that_was_never_there_makes_no_folder(tmp_path: Path)
 
 
 def test_a_rejoin_of_an_unknown_node_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
-    first = LocalCluster(tmp_path)
-    first.prepare(3, free_ports_only=True)
-    first.stop()
+    made(tmp_path, 3, free_ports_only=True)
     before = (tmp_path / "cluster.json").read_bytes()
-    second = LocalCluster(tmp_path)
     with pytest.raises(UsageError, match="The nodes are n1, n2, n3"):
-        second.prepare(None, 2, rejoin="n9")
-    second.stop()
+        made(tmp_path, None, 2, rejoin="n9")
     assert (tmp_path / "cluster.json").read_bytes() == before
     third = LocalCluster(tmp_path)
     assert list(third.prepare(None, rejoin="n2").nodes) == ["n1", "n2", "n3"]
@@ -323,13 +307,9 @@ def test_a_rejoin_of_an_unknown_node_leaves_a_folder_as_it_was(tmp_path: Path) -
 
 @pytest.mark.parametrize("made_as", ["async_master", "sync_master"])  # versions before made the latter, too
 def test_a_folder_of_one_node_is_not_started_as_sync_master(tmp_path: Path, made_as: str) -> None:
-    first = LocalCluster(tmp_path)
-    first.prepare(1, free_ports_only=True, replication=made_as)
-    first.stop()
-    second = LocalCluster(tmp_path)
+    made(tmp_path, 1, free_ports_only=True, replication=made_as)
     with pytest.raises(UsageError, match="--replication async_master"):
-        second.prepare(None, replication="sync_master")
-    second.stop()
+        made(tmp_path, None, replication="sync_master")
     third = LocalCluster(tmp_path)
     assert third.prepare(None, replication="async_master").replication == "async_master"
     third.stop()
