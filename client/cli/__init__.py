@@ -15,7 +15,9 @@ from .standard_streams import open_standard_streams
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command line and exit: 0, 1 (failed), 2 (usage), 130 (Ctrl-C); commands may exit with codes of their own."""
+    """Run one command line and exit: 0, 1 (failed), 2 (usage), 130 (Ctrl-C);
+    commands may exit with codes of their own.
+    """
     leave_on_interrupt()
     try:
         open_standard_streams()
@@ -27,7 +29,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process without the interpreter's own end, whose first step gives Ctrl-C back to the system (code -2, not 130)."""
+    """End the process without the interpreter's own end,
+    whose first step gives Ctrl-C back to the system (code -2, not 130).
+    """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the reader is gone; its error was reported

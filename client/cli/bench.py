@@ -28,7 +28,8 @@ from .output import DEFAULT_NAMESERVER, NameserverOption, err, out, print_json, 
 _BEAT_SECONDS = 0.5
 _MOST_QUEUES = 1024
 _COLUMNS = (
-    "WORKLOAD", "WHAT", "MESSAGES>", "MSG/S>", "MIB/S>", "P50 MS>", "P90 MS>", "P99 MS>", "P99.9 MS>", "MAX MS>",
+    "WORKLOAD", "WHAT", "MESSAGES>", "MSG/S>", "MIB/S>", "P50 MS>", "P90 MS>", "P99 MS>", "P99.9 MS>",
+    "MAX MS>",
 )  # fmt: skip
 
 

@@ -80,7 +80,9 @@ def add_group(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> int:
-    """Give a new broker group what the others have. That is topics and consumer groups. May be repeated. Exit code 1: conflicts."""
+    """Give a new broker group what the others have. That is topics and consumer groups. May be repeated.
+    Exit code 1: conflicts.
+    """
     wanted = [name.strip() for name in topics.split(",") if name.strip()]
     added = administer(
         GroupAdmin,
@@ -138,7 +140,9 @@ def drain(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> int:
-    """Let a broker group take no new messages; consumers go on. Exit code 1: not all was consumed in time, or it was taken back."""
+    """Let a broker group take no new messages; consumers go on.
+    Exit code 1: not all was consumed in time, or it was taken back.
+    """
     if undo:
         undrain(group, allow_reordering, "", nameserver, as_json)
         return 0
@@ -188,13 +192,15 @@ def _drain_as_dict(group: str, answer: pb.SetBrokerGroupModeResponse, left: Left
 def progress_as_dict(broker_group: str, row: pb.TopicProgress) -> dict[str, Any]:
     """Return a row of progress for `--json`."""
     return {
-        "group": row.group, "topic": row.topic, "broker_group": broker_group, "behind": row.behind, "queues": row.queues,
+        "group": row.group, "topic": row.topic, "broker_group": broker_group, "behind": row.behind,
+        "queues": row.queues,
         "leased": row.leased, "lost": row.lost, "parked": row.parked, "members": row.members,
     }  # fmt: skip
 
 
 async def _left(group: str, seconds: float, admin: GroupAdmin, *, quiet: bool) -> Left:
-    """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many seconds.
+    """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many
+    seconds.
 
     Ends also when the group is drained no longer. Raises: RouteError: it is still not known at the end.
     """
@@ -221,7 +227,9 @@ async def _left(group: str, seconds: float, admin: GroupAdmin, *, quiet: bool) -
 
 
 async def _newest(admin: GroupAdmin, name: str, known: BrokerGroup | None) -> BrokerGroup:
-    """Return the group with the nodes that it has now; with those that it had when no nameserver lists it any more."""
+    """Return the group with the nodes that it has now;
+    with those that it had when no nameserver lists it any more.
+    """
     try:
         return await admin.group(name)
     except LedgerMQError:
@@ -249,7 +257,8 @@ def _print_left(group: str, left: Left, in_time: float | None) -> None:
         if not row.group:
             out.print(
                 escape(
-                    f'no consumer group consumes topic "{row.topic}": {row.behind:,} messages are in {group} alone'
+                    f'no consumer group consumes topic "{row.topic}": '
+                    f"{row.behind:,} messages are in {group} alone"
                 )
             )
     if left.waiting:
@@ -338,7 +347,9 @@ def remove_group(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a drained broker group out of the cluster. Its nodes go on without serving clients until they are stopped."""
+    """Take a drained broker group out of the cluster.
+    Its nodes go on without serving clients until they are stopped.
+    """
 
     async def lost(admin: GroupAdmin) -> list[str]:
         return _lost_texts(await admin.left(await admin.group(group)))
@@ -396,7 +407,8 @@ def forget_group(
 ) -> int:
     """Take a broker group that is lost for good off all lists. Refused while a node of it lives.
 
-    What it holds is then no longer missed by listings, queries and changes. Exit code 1: a nameserver did not do it.
+    What it holds is then no longer missed by listings, queries and changes. Exit code 1: a nameserver did not
+    do it.
     """
     lost = administer(GroupAdmin, nameserver, lambda admin: admin.lost_group(group))
     (err if as_json else out).print(escape("\n".join(consequences(lost))))

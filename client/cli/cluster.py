@@ -68,8 +68,8 @@ def recover(
 ) -> int:
     """Make a group work again whose majority is lost for ever. What only the lost nodes had is lost.
 
-    First --show on every node that survived; then recover the best one, copy its folder to the other machines, and
-    --clone-for on each copy. The runbook has the steps.
+    First --show on every node that survived; then recover the best one, copy its folder to the other
+    machines, and --clone-for on each copy. The runbook has the steps.
     """
     if show and (clone_for or yes_lose_data):
         raise UsageError("--show changes nothing", "It was given with an option that does", "Leave one out")
@@ -140,7 +140,9 @@ def leader(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print who leads each group. Exit code 2 when none does, 3 when nothing answers; the worst group decides."""
+    """Print who leads each group. Exit code 2 when none does, 3 when nothing answers;
+    the worst group decides.
+    """
     reports, failure = run(collect(nameserver, node or []))
     wanted = [each for each in reports if group in ("", each.group)]
     if not wanted:

@@ -42,7 +42,9 @@ def demo(
         "build/demo"
     ),
 ) -> int:
-    """Kill the leader under load, and prove that nothing is lost. 200,000 messages go to three brokers meanwhile."""
+    """Kill the leader under load, and prove that nothing is lost.
+    200,000 messages go to three brokers meanwhile.
+    """
     if nodes not in (3, 5):
         raise UsageError(f"the demo needs a group that survives a loss: 3 or 5 nodes, not {nodes}")
     if docker and nodes != 3:

@@ -163,10 +163,11 @@ def _manifest(folder: Path) -> DumpManifest | None:
 async def _dump_all(
     nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool
 ) -> tuple[list[Path], list[str]]:
-    """Dump all nodes, one after the other; return their folders, and the names of those that could not be reached.
+    """Dump all nodes, one after the other; return their folders, and the names of those that could not be
+    reached.
 
-    Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a dump, or one of
-    another shape), and what `dump_node` raises.
+    Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a
+    dump, or one of another shape), and what `dump_node` raises.
     """
     targets = await known_nodes(nameserver, nodes)
     if not targets:
@@ -196,7 +197,7 @@ async def _dump_all(
 
 
 def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) -> None:
-    """An older dump of another shape in the same folder would be checked with this one. Raises: UsageError."""
+    """An older dump of another shape in the folder would be checked with this one. Raises: UsageError."""
     nodes = [to / target.node_id for target in targets]
     groups = [to / target.group / target.node_id for target in targets]
     for folder in nodes if several else groups:
@@ -218,7 +219,9 @@ def _refuse_older(folders: list[Path], targets: list[KnownNode]) -> None:
 
 
 def _refuse_mixture(path: Path, shown: str) -> None:
-    """The check would compare the older dump of a node that does not answer with the others' new ones. Raises: UsageError."""
+    """The check would compare the older dump of a node that does not answer with the others' new ones.
+    Raises: UsageError.
+    """
     if (path / MANIFEST).exists():
         raise UsageError(
             f"{shown} does not answer, and {path} holds an older dump of it",

@@ -32,7 +32,8 @@ def export(
 ) -> int:
     """Write the messages of a topic that a dump holds, one JSON object a line, without a cluster.
 
-    A body that is not UTF-8 text is written as base64 ("body_encoding"). Exit code: 0; 1 when something could not be read.
+    A body that is not UTF-8 text is written as base64 ("body_encoding"). Exit code: 0; 1 when something could
+    not be read.
     """
     begin_ms = max(time_ms(begin, earliest=0, latest=0), 0) if begin else 0
     end_ms = max(time_ms(end, earliest=1, latest=0), 1) if end and end != "latest" else 0

@@ -36,7 +36,8 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the
 
 #: Progress of a consumer group in a queue: fields, with their headings in a table.
 _QUEUE_COLUMNS: Final = {
-    "topic": "TOPIC", "broker_group": "GROUP", "queue_id": "QUEUE>", "committed_offset": "COMMITTED>", "end_offset": "END>",
+    "topic": "TOPIC", "broker_group": "GROUP", "queue_id": "QUEUE>", "committed_offset": "COMMITTED>",
+    "end_offset": "END>",
     "behind": "BEHIND>", "leased": "LEASED>", "parked": "PARKED>", "lost": "LOST>", "owner": "OWNER",
 }  # fmt: skip
 
@@ -123,7 +124,9 @@ def describe(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a group is on every queue, who consumes it, who holds leases, and which messages are parked."""
+    """Show how far a group is on every queue, who consumes it, who holds leases,
+    and which messages are parked.
+    """
     silent: Silent = {}
 
     async def work(
@@ -174,8 +177,10 @@ def _print_described(
 
 def _member(broker_group: str, member: admin_pb2.GroupMember) -> dict[str, Any]:
     return {
-        "member": member.member_id, "broker_group": broker_group, "queues": member.queues, "topics": list(member.topics),
-        "filter": member.filter, "allocation": member.allocation or "sticky", "zone": member.zone, "joined_ms": member.joined_ms,
+        "member": member.member_id, "broker_group": broker_group, "queues": member.queues,
+        "topics": list(member.topics),
+        "filter": member.filter, "allocation": member.allocation or "sticky", "zone": member.zone,
+        "joined_ms": member.joined_ms,
     }  # fmt: skip
 
 
@@ -188,7 +193,8 @@ def _holder(broker_group: str, each: admin_pb2.LeaseHolder) -> dict[str, Any]:
 
 def _parked(broker_group: str, each: admin_pb2.ParkedMessage) -> dict[str, Any]:
     return {
-        "topic": each.topic, "broker_group": broker_group, "queue_id": each.queue_id, "offset": each.queue_offset,
+        "topic": each.topic, "broker_group": broker_group, "queue_id": each.queue_id,
+        "offset": each.queue_offset,
         "message_id": each.message_id, "attempts": each.attempts, "parked_ms": each.parked_ms,
         "reason": "given up" if each.reason == admin_pb2.PARK_FORWARDED else "attempts",
     }  # fmt: skip
@@ -201,7 +207,8 @@ def _print_delivered(group: str, delivered: list[tuple[str, admin_pb2.GetDeliver
         out.print()
         print_table(
             ("LEASED BY", "TOPIC", "GROUP", "MESSAGES>", "OLDEST", "UNTIL"),
-            [(each.client_id or "(not known)", each.topic, where, each.leases, _when(each.oldest_ms), _until(each))
+            [(each.client_id or "(not known)", each.topic, where, each.leases, _when(each.oldest_ms),
+              _until(each))
              for where, each in holders],
         )  # fmt: skip
     parked = [_parked(where, each) for where, told in delivered for each in told.parked]
@@ -241,7 +248,9 @@ def release(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Deliver parked messages of a group again: they failed for the last time, and get all their attempts anew."""
+    """Deliver parked messages of a group again: they failed for the last time,
+    and get all their attempts anew.
+    """
     if bool(message) == everything:
         raise typer.BadParameter("say which: --message ID, or --all (with --topic: all of that topic)")
 
@@ -286,8 +295,8 @@ def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
     print_table(
         ("CONSUMER GROUP", "TOPIC", "GROUP", "BEHIND>", "QUEUES>", "LEASED>", "PARKED>", "LOST>", "MEMBERS>"),
         [
-            (row.group or "(none)", row.topic, where, row.behind, row.queues, row.leased, row.parked, row.lost,
-             row.members)
+            (row.group or "(none)", row.topic, where, row.behind, row.queues, row.leased, row.parked,
+             row.lost, row.members)
             for where, row in sorted(rows, key=lambda each: (each[1].group, each[1].topic, each[0]))
         ],
     )  # fmt: skip
@@ -320,7 +329,8 @@ def reset(
     administer(Admin, nameserver, lambda admin: admin.reset_offsets(group, topic, at))
     text = f'consumer group "{group}" continues at {to} of topic "{topic}"'
     if at.isdecimal() and int(at) > time.time() * 1000:
-        text = f'consumer group "{group}" continues at the end of topic "{topic}": nothing was stored at or after {to}'
+        place = f'the end of topic "{topic}": nothing was stored at or after {to}'
+        text = f'consumer group "{group}" continues at {place}'
     print_done(text, {"group": group, "topic": topic, "position": at}, as_json=as_json)
 
 

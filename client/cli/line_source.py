@@ -58,7 +58,9 @@ class LineCutter:
 async def lines_of(
     source: Any, limit: int, blank: Callable[[int], None] = lambda _: None
 ) -> AsyncIterator[bytes]:
-    """Yield the lines of a binary stream as they come; tell `blank` at the end how many were empty. Raises: UsageError (a line above the limit), OSError."""
+    """Yield the lines of a binary stream as they come; tell `blank` at the end how many were empty. Raises:
+    UsageError (a line above the limit), OSError.
+    """
     cutter = LineCutter(limit)
     async for chunk in _chunks(getattr(source, "raw", source)):
         for line in cutter.feed(chunk):
@@ -69,7 +71,9 @@ async def lines_of(
 
 
 async def _chunks(source: Any) -> AsyncIterator[bytes]:
-    """Read in a thread that dies with the program: nothing else can be waited for while a terminal says nothing."""
+    """Read in a thread that dies with the program:
+    nothing else can be waited for while a terminal says nothing.
+    """
     loop = asyncio.get_running_loop()
     wanted = threading.Semaphore(0)
     came: asyncio.Queue[bytes | OSError] = asyncio.Queue()

@@ -1,4 +1,6 @@
-"""Commands `ledgermq message …`: look up what is stored, by id, by key, by time; `export` and `trace` are added."""
+"""Commands `ledgermq message …`: look up what is stored, by id, by key, by time;
+`export` and `trace` are added.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ def query(
 
 
 def _bounds(begin: str, end: str) -> tuple[int, int]:
-    """Return the ms since the epoch between which is looked, 0 for no bound. Raises: typer.BadParameter, UsageError."""
+    """Return the ms since the epoch between which is looked, 0 for no bound.
+    Raises: typer.BadParameter, UsageError.
+    """
     now_ms = time.time_ns() // 1_000_000
     begin_ms = max(time_ms(begin, earliest=0, latest=now_ms), 0) if begin else 0
     end_ms = 0
@@ -214,7 +218,8 @@ def _show(message: MessageView) -> None:
     tag, keys, properties = _labels(message)
     lines = {
         "message id": message.message_id,
-        "where": f"{message.topic}[{message.queue_id}] of {message.queue.broker_group}, offset {message.queue_offset}",
+        "where": f"{message.topic}[{message.queue_id}] of {message.queue.broker_group}, "
+        f"offset {message.queue_offset}",
         "stored": local_time(message.store_timestamp),
         "born": local_time(message.born_timestamp),
         "tag": tag,

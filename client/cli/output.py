@@ -108,7 +108,7 @@ AnAdmin = TypeVar("AnAdmin", bound=Admin)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run asyncio code to its end; Ctrl-C cancels it cleanly, whenever it comes. Raises: KeyboardInterrupt."""
+    """Run asyncio code to its end; Ctrl-C cancels it cleanly at any time. Raises: KeyboardInterrupt."""
     runner = asyncio.Runner(loop_factory=new_event_loop)
     try:
         with without_interrupt():
@@ -162,7 +162,7 @@ def delete_named(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Delete a topic or a consumer group with what it has. `look` finds it: ask only about one that exists."""
+    """Delete a topic or a consumer group. `look` finds it: ask only about one that exists."""
     if not yes:
         administer(Admin, nameserver, look)
         confirm(f'Delete {what} "{name}" with {its}?')
@@ -177,7 +177,9 @@ def warn_of_silent(silent: Silent) -> None:
 
 
 def with_silent(rows: list[dict[str, Any]], silent: Silent) -> list[dict[str, Any]]:
-    """Return the rows of a list for `--json`, in each the broker groups that may know more of it, if there are any."""
+    """Return the rows of a list for `--json`, in each the broker groups that may know more of it,
+    if there are any.
+    """
     return [{**row, "silent_groups": sorted(silent)} for row in rows] if silent else rows
 
 
@@ -187,7 +189,9 @@ def print_json(value: object) -> None:
 
 
 def print_json_line(value: object) -> None:
-    """Print one of many JSON documents, each in a line of its own (NDJSON): it can be read before the last is there."""
+    """Print one of many JSON documents, each in a line of its own (NDJSON):
+    it can be read before the last is there.
+    """
     sys.stdout.write(safe_json(json.dumps(value, ensure_ascii=False)) + "\n")
 
 

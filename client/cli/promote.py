@@ -51,9 +51,10 @@ def promote(
 ) -> int:
     """Make a slave the master of its group, for good. What only the former master had is lost to the group.
 
-    Only for groups with replication async_master or sync_master; a quorum group elects by itself. The former master
-    must be stopped. When it comes back it is a slave; its old log is kept in its data folder. The runbook has the steps.
-    With --instead-of: of two nodes that were both promoted, NODE stays the master, and the other becomes its slave.
+    Only for groups with replication async_master or sync_master; a quorum group elects by itself. The former
+    master must be stopped. When it comes back it is a slave; its old log is kept in its data folder. The
+    runbook has the steps. With --instead-of: of two nodes that were both promoted, NODE stays the master, and
+    the other becomes its slave.
     """
     group = run(_group_of(name, nameserver, node or []))
     answer = group.answers.get(name)
@@ -141,7 +142,9 @@ def check_no_master(
 def _check_none_is_starting(
     name: str, answers: Mapping[str, pb.GetStatusResponse], instead_of: Collection[str]
 ) -> None:
-    """Raises: UsageError, when another node told one that answers that it is to become the master, and is not heard since."""
+    """Raises: UsageError, when another node told one that answers that it is to become the master,
+    and is not heard since.
+    """
     own = answers[name]
     for told, other in sorted(answers.items()):
         for claim in other.claims:
@@ -247,7 +250,10 @@ def _others(name: str, answers: Mapping[str, pb.GetStatusResponse]) -> list[str]
 
 def _other(name: str, mine: LogEnd, generation: int, node: str, answer: pb.GetStatusResponse | None) -> str:
     if answer is None:
-        return f"{node} does not answer: whether it has more than {name} is not known. If it can be started, do that first."
+        return (
+            f"{node} does not answer: whether it has more than {name} is not known. "
+            "If it can be started, do that first."
+        )
     if answer.generation != generation:
         return ""  # it starts over from the master of this generation, whichever that is
     theirs = log_end(answer)
@@ -260,7 +266,8 @@ def _other(name: str, mine: LogEnd, generation: int, node: str, answer: pb.GetSt
     shorter = (
         f", though it is {mine.index - theirs.index:,} entries shorter" if theirs.index < mine.index else ""
     )
-    return f"{node} has the newer log{shorter}: it ends at {theirs}, that of {name} at {mine}: promote {node} instead."
+    ends = f"it ends at {theirs}, that of {name} at {mine}"
+    return f"{node} has the newer log{shorter}: {ends}: promote {node} instead."
 
 
 def _does_not_tell(node: str) -> str:
@@ -304,7 +311,9 @@ async def _group_of(name: str, nameserver: str, nodes: list[str]) -> GroupAnswer
 
 
 def not_there(name: str, groups: Sequence[GroupAnswers]) -> UsageError:
-    """Return the error for a node that no answer names. After a promotion nodes start over, and are registered a little later."""
+    """Return the error for a node that no answer names.
+    After a promotion nodes start over, and are registered a little later.
+    """
     known = {told.node_id for each in groups for answer in each.answers.values() for told in answer.nodes}
     there = sorted({member for each in groups for member in each.members})
     if name in known:
@@ -320,7 +329,9 @@ def not_there(name: str, groups: Sequence[GroupAnswers]) -> UsageError:
 
 
 async def _promote(address: str, request: pb.PromoteRequest) -> int:
-    """Return the generation that begins. It takes as long as the node reads its log; who goes away before ends that."""
+    """Return the generation that begins. It takes as long as the node reads its log;
+    who goes away before ends that.
+    """
     channels = Channels()
     try:
         stub = AdminServiceStub(channels.get(address))

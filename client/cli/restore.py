@@ -65,7 +65,8 @@ def restore(
 ) -> int:
     """Make the folders of a new broker group from dumps.
 
-    Up to an entry or a time; nothing that runs is touched. First --show; then restore into a new folder, and start its nodes: on one machine with ledgermq up --data DIR.
+    Up to an entry or a time; nothing that runs is touched. First --show; then restore into a new folder, and
+    start its nodes: on one machine with ledgermq up --data DIR.
     """
     if show == (data is not None):
         raise UsageError(
@@ -95,7 +96,9 @@ def restore(
 
 
 def _let_up_start_it(data: Path) -> bool:
-    """Write the plan with which `ledgermq up` starts the folders as they are, if it starts clusters of that name."""
+    """Write the plan with which `ledgermq up` starts the folders as they are,
+    if it starts clusters of that name.
+    """
     made = json.loads((data / _RECORD).read_text())
     if made["cluster"] != _LOCAL:
         return False

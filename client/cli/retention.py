@@ -61,7 +61,8 @@ def clean(
     )
     if as_json:
         print_json([
-            {"group": name, "segments": list(a.segments), "bytes": a.bytes, "dry_run": dry_run, "note": a.note}
+            {"group": name, "segments": list(a.segments), "bytes": a.bytes, "dry_run": dry_run,
+             "note": a.note}
             for name, a in answers
         ])  # fmt: skip
         return

@@ -155,7 +155,7 @@ class _Report:
 
 
 class _JsonReport(_Report):
-    """One line of JSON for every receipt, printed as they come: there may be more of them than memory holds."""
+    """One line of JSON for every receipt, printed as they come: memory might not hold all."""
 
     def add(self, receipt: SendReceipt) -> None:
         """Print it."""
@@ -309,7 +309,9 @@ def _show(message: LeasedMessage, as_json: bool) -> None:
 
 
 def printable(body: bytes) -> str:
-    """Return the body as text that cannot move the cursor or change a terminal: control characters are escaped."""
+    """Return the body as text that cannot move the cursor or change a terminal:
+    control characters are escaped.
+    """
     return safe_lines(body.decode(errors="backslashreplace"))
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where the caller has closed stdin, stdout or stderr: their numbers must not go to sockets."""
+    """Put /dev/null where the caller has closed stdin, stdout or stderr:
+    their numbers must not go to sockets.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # for the life of the process

@@ -34,13 +34,17 @@ def position(text: str) -> str:
 
 
 def time_ms(text: str, *, earliest: int, latest: int) -> int:
-    """Return ms since the epoch for what a user typed, given what its two words stand for. Raises: typer.BadParameter."""
+    """Return ms since the epoch for what a user typed, given what its two words stand for.
+    Raises: typer.BadParameter.
+    """
     at, words = position(text), {"earliest": earliest, "latest": latest}
     return words[at] if at in words else int(at)
 
 
 def local_time(timestamp_ms: int, *, sep: str = "T", timespec: str = "milliseconds") -> str:
-    """Return ms since the epoch as `position` takes it. What is no time, though a client said so, is shown as it is."""
+    """Return ms since the epoch as `position` takes it.
+    What is no time, though a client said so, is shown as it is.
+    """
     try:
         return datetime.fromtimestamp(timestamp_ms / 1000).isoformat(sep, timespec)
     except (OverflowError, ValueError, OSError):

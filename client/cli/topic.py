@@ -46,7 +46,8 @@ KeepOption = Annotated[
     bool | None,
     typer.Option(
         "--keep-unread/--no-keep-unread",
-        help="Retention deletes no message that a consumer group has still to read; a full disk refuses new ones, of all topics.",
+        help="Retention deletes no message that a consumer group has still to read; "
+        "a full disk refuses new ones, of all topics.",
     ),
 ]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
@@ -111,7 +112,9 @@ def update(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Change how long a topic shows its messages, or whether unread ones stay. What is hidden already stays hidden."""
+    """Change how long a topic shows its messages, or whether unread ones stay.
+    What is hidden already stays hidden.
+    """
     retention_ms = None if retention_hours is None else int(retention_hours * _HOUR_MS)
     administer(
         Admin,
@@ -202,7 +205,10 @@ def describe(
 
 def _loss_text(broker_group: str, each: admin_pb2.TopicProgress) -> str:
     if not each.group:
-        return f"retention deleted {each.lost:,} messages in {broker_group}; no consumer group consumes the topic there"
+        return (
+            f"retention deleted {each.lost:,} messages in {broker_group}; "
+            "no consumer group consumes the topic there"
+        )
     texts = []
     if each.lost:
         texts.append(f"retention deleted {each.lost:,} messages before it had consumed them")

@@ -132,7 +132,8 @@ def _as_dict(trace: MessageTrace) -> dict[str, Any]:
         "steps": [
             {
                 "kind": each.event.kind, "begin_ms": each.event.begin_ms, "cost_ms": each.event.cost_ms,
-                "result": each.event.result, "attempt": each.event.attempt or None, "error": each.event.error or None,
+                "result": each.event.result, "attempt": each.event.attempt or None,
+                "error": each.event.error or None,
                 **{f"by_{name}": value for name, value in each.source._asdict().items()},
             }
             for each in trace.steps

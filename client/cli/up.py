@@ -75,7 +75,9 @@ def up(
         ),
     ] = None,
 ) -> int:
-    """Start a whole cluster on this machine: nameserver and brokers. Ctrl-C stops it (exit code 130; SIGTERM: 0)."""
+    """Start a whole cluster on this machine: nameserver and brokers. Ctrl-C stops it (exit code 130;
+    SIGTERM: 0).
+    """
     _check(nodes, data, groups, replication)
     if join is not None and not join.strip():  # `--join "$UNSET"` would start a separate cluster
         raise UsageError(
@@ -187,8 +189,8 @@ def _brokers(plan: LocalPlan) -> str:
 def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
     several = len(plan.groups) > 1
     rows = [
-        (*[group] * several, name, str(cluster.nodes[name].pid), f"127.0.0.1:{p.messaging}", f"127.0.0.1:{p.log}",
-         f"127.0.0.1:{p.raft}", f"127.0.0.1:{p.http}")
+        (*[group] * several, name, str(cluster.nodes[name].pid), f"127.0.0.1:{p.messaging}",
+         f"127.0.0.1:{p.log}", f"127.0.0.1:{p.raft}", f"127.0.0.1:{p.http}")
         for group, nodes in plan.groups.items()
         for name, p in nodes.items()
     ]  # fmt: skip
@@ -238,7 +240,8 @@ def _rejoin_hint(name: str, said: str, data: Path) -> str:
     """Return how a local cluster does what a node's last words advise, or nothing."""
     if "ledgermq broker --rejoin" not in said:
         return ""
-    return f"{name} shall fetch everything from the others? Here that is: ledgermq up --data {data} --rejoin {name}"
+    command = f"ledgermq up --data {data} --rejoin {name}"
+    return f"{name} shall fetch everything from the others? Here that is: {command}"
 
 
 def _print_stopped(killed: list[str], data: Path) -> None:
