@@ -99,8 +99,8 @@ def test_a_query_prints_a_row_for_each_message(ledgermq: CommandLine, cluster: C
     assert len(ledgermq("query -t orders -k k3")[1].splitlines()) == 2
     assert ledgermq("query -t orders -k k9") == (0, "no messages found\n", "")
     begin, end = local(STORED_MS + 1), str(STORED_MS + 3)
-    rows = ledgermq("query -t orders --from", begin, "--to", end)[1].splitlines()[1:]
-    assert [row.split()[1] for row in rows] == ids[2:0:-1]
+    found = ledgermq("query -t orders --from", begin, "--to", end)[1].splitlines()[1:]
+    assert [row.split()[1] for row in found] == ids[2:0:-1]
 
 
 def test_a_query_that_is_cut_says_where_to_go_on(ledgermq: CommandLine, cluster: Cluster) -> None:
