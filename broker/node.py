@@ -50,7 +50,7 @@ from .config import BrokerConfig
 from .errors import ConsumeQueueError
 from .leader.coordination import Coordination
 from .leader.pipeline import AppendPipeline
-from .leader.recent_deliveries import LeaseHolders, RecentDeliveries
+from .leader.releases import LeaseHolders, RecentDeliveries
 from .metrics import Metrics
 from .native.consumer_offsets import ConsumerOffsets
 from .native.fetch import Fetches, SectionReads, Suggestions

@@ -21,8 +21,7 @@ from ..cluster.known_leader import Leadership
 from ..cluster.slaves import SlaveGate
 from ..config import BrokerConfig
 from ..leader.leader_view import Verdict
-from ..leader.pipeline import AppendPipeline
-from ..leader.works import ProduceWork, SectionOutcome
+from ..leader.pipeline import AppendPipeline, ProduceWork, SectionOutcome
 from ..metrics import Metrics
 from ..refusals import DRAINING_PAUSE_MS, DRAINING_TEXT, REFUSABLE, RefusedError
 from ..service.answers import Refusals

@@ -14,7 +14,7 @@ from ledgermq.proto import peer_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import RecordView
 
-from ..leader.leader_view import Delivery
+from ..leader.selection import Delivery
 from ..reading.log_reader import LogReader, StoredSection
 from ..state.commands import ReleaseLeases, lease_rows
 from ..wire import official as wire

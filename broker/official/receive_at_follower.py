@@ -26,9 +26,8 @@ from ledgermq.raft.errors import NodeStoppedError, StorageError
 
 from ..cluster.forwarding import Forwarder, ForwardError, Metadata, answer_of
 from ..config import BrokerConfig
-from ..leader.leader_view import Delivery
-from ..leader.recent_deliveries import release_rows
-from ..leader.releases import LeaseReleases
+from ..leader.releases import LeaseReleases, release_rows
+from ..leader.selection import Delivery
 from ..metrics import Metrics
 from ..reading.commit_watch import CommitWatch
 from ..reading.log_reader import LogReader

@@ -11,8 +11,7 @@ from ledgermq.raft.errors import BusyError, DiskFullError, EntryTooLargeError
 from ..cluster.slaves import SlaveGate, SlavesAwayError, SlaveTimeoutError
 from ..config import BrokerConfig
 from ..leader.leader_view import Verdict
-from ..leader.pipeline import AppendPipeline, TooManyRequestsError
-from ..leader.works import SendWork, SentMessage
+from ..leader.pipeline import AppendPipeline, SendWork, SentMessage, TooManyRequestsError
 from ..metrics import Metrics
 from ..reading.polls import TooManyPollsError
 from ..refusals import DRAINING_TEXT

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ledgermq.raft.node.raft_node import RaftNode
 
-from ..leader.recent_deliveries import LeaseHolders
+from ..leader.releases import LeaseHolders
 from ..replica import Replica
 from .sessions import ClientsHere, session_of
 

@@ -38,21 +38,21 @@ _DEDUPLICATION = (
     SourceMutant(
         "UndecidedDuplicateIsConfirmed",
         "A duplicate of a message that is not decided yet is confirmed at once.",
-        "broker/leader/works.py",
+        "broker/leader/pipeline.py",
         "            self._undecided += 1\n            flight.when_decided",
         "            flight.when_decided",
         ("broker/leader/test_produce.py", "broker/official/test_messaging_send.py"),
     ),
     SourceMutant(
         "DuplicateSectionDoesNotWait", "A repeated section of a stream does not wait for its first copy.",
-        "broker/leader/works.py",
+        "broker/leader/pipeline.py",
         "if admission.verdict is Verdict.PENDING and admission.turn is not None:",
         "if False:",
         ("broker/leader/test_produce.py", "broker/native/test_log_service.py"),
     ),
     SourceMutant(
         "DuplicateOutlivesItsLostCopy", "A duplicate succeeds although the turn of its first copy was lost.",
-        "broker/leader/works.py", "            self.fail(error)\n            return", "            pass",
+        "broker/leader/pipeline.py", "            self.fail(error)\n            return", "            pass",
         ("broker/leader/test_produce.py", "broker/official/test_messaging_send.py"),
     ),
     SourceMutant(
@@ -379,14 +379,14 @@ _LEASED = (
     SourceMutant(
         "GrantedSinceMissesTheFirst",
         "A new leader keeps the leases of the first entry that may not have arrived.",
-        "broker/leader/recent_deliveries.py",
+        "broker/leader/releases.py",
         'found.leases["lease_id"] >= first_index)',
         'found.leases["lease_id"] > first_index)',
         ("broker/leader/test_deliveries.py",),
     ),
     SourceMutant(
         "LostNodeKeepsItsDeliveries", "What a lost node had to pass on is not released.",
-        "broker/leader/recent_deliveries.py", "since = now - ON_THE_WAY_SECONDS", "since = now",
+        "broker/leader/releases.py", "since = now - ON_THE_WAY_SECONDS", "since = now",
         ("broker/leader/test_deliveries.py",),
     ),
 )  # fmt: skip

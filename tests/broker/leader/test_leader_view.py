@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from ledgermq.broker.leader.leader_view import Delivery, LeaderView, Verdict
+from ledgermq.broker.leader.leader_view import LeaderView, Verdict
+from ledgermq.broker.leader.selection import Delivery
 from ledgermq.broker.state.commands import (
     LATEST,
     Ack,
@@ -100,7 +101,7 @@ def test_a_retry_while_the_first_copy_is_undecided_waits_for_it() -> None:
     assert (admission.verdict, admission.base_offset) == (Verdict.PENDING, 0)
     assert admission.turn is not None
     assert admission.turn.token == "token"
-    assert turn.is_empty
+    assert not turn.size
     assert decode_section(made).base_queue_offset == -1, "a refused section is not touched"
 
 
@@ -240,7 +241,7 @@ def test_a_start_by_time_is_looked_up_by_the_shell() -> None:
     node.fill(topic, 0, 3)
     turn = node.view.open_turn()
     assert turn.grant(request(group, topic), node.log.now).unresolved == [0, 1]
-    assert turn.is_empty
+    assert not turn.size
     node.command(SetPositions(group, position_rows([(topic, 0, 2), (topic, 1, 0)])))
     assert offsets(receive(node, request(group, topic))) == [(0, 2)]
 
@@ -254,7 +255,7 @@ def test_what_is_leased_is_not_given_twice_before_it_expires() -> None:
     first = receive(node, asked)
     assert offsets(receive(node, asked)) == [(0, 2)]
     assert receive(node, asked) == []
-    assert node.view.next_expiry(group, topic) == node.log.now + 1_000
+    assert node.view.selector.next_expiry(group, topic) == node.log.now + 1_000
     node.log.now += 1_000
     again = receive(node, asked)
     assert offsets(again) == offsets(first)
@@ -414,12 +415,14 @@ def test_a_short_run_that_a_filter_skips_costs_no_entry_and_is_not_scanned_again
     asked = request(group, topic, tags=frozenset({9}))
     receive(node, asked)
     node.fill(topic, 0, 50, tags=[1])
-    assert node.view.has_deliverable(asked, node.log.now)
+    assert node.view.selector.has_deliverable(asked, node.log.now)
     turn = node.view.open_turn()
     turn.grant(asked, node.log.now)
-    assert turn.is_empty
-    assert not node.view.has_deliverable(asked, node.log.now)
-    assert node.view.has_deliverable(request(group, topic), node.log.now), "another filter may want them"
+    assert not turn.size
+    assert not node.view.selector.has_deliverable(asked, node.log.now)
+    assert node.view.selector.has_deliverable(request(group, topic), node.log.now), (
+        "another filter may want them"
+    )
     node.fill(topic, 0, 1, tags=[9])
     assert offsets(receive(node, asked)) == [(0, 50)]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgermq.broker.leader.recent_deliveries import ROWS_MAX
-from ledgermq.broker.leader.releases import OwedLeases
+from ledgermq.broker.leader.releases import ROWS_MAX, OwedLeases
 from ledgermq.broker.state.commands import ReleaseLeases, lease_rows
 from ledgermq.broker.state.machine import BrokerState
 

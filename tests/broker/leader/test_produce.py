@@ -11,8 +11,13 @@ import pytest
 
 from ledgermq.broker.leader import pipeline as produce
 from ledgermq.broker.leader.leader_view import Verdict
-from ledgermq.broker.leader.pipeline import Flight, TooManyRequestsError, TurnFailedError
-from ledgermq.broker.leader.works import ProduceWork, SendWork
+from ledgermq.broker.leader.pipeline import (
+    Flight,
+    ProduceWork,
+    SendWork,
+    TooManyRequestsError,
+    TurnFailedError,
+)
 from ledgermq.broker.state.commands import (
     Ack,
     BrokerGroupMode,
@@ -268,7 +273,7 @@ def test_a_lost_proposal_is_unknown_and_a_refused_one_gives_its_offsets_back() -
         raft.proposals[1].committed.set_exception(ProposalLostError("gone"))
         await settle()
         assert isinstance(lost.future.exception(), ProposalLostError)
-        assert raft.pipeline.is_idle
+        assert not raft.pipeline.bytes_waiting
         assert raft.pipeline.bytes_waiting == 0
 
     run(body)
@@ -390,7 +395,7 @@ def test_on_a_nearly_full_disk_only_what_frees_space_or_sends_messages_elsewhere
         for place in (1, 2):  # a start of the log goes alone
             await settle()
             await raft.decide(place)
-        assert raft.pipeline.is_idle
+        assert not raft.pipeline.bytes_waiting
         assert all(future.done() and not future.exception() for future in taken)
         raft.pipeline.refusal = ""
         raft.pipeline.run(CommitOffsets(1, position_rows([])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.broker.leader.leader_view import Delivery, GrantPlan, ReceiveRequest
+from ledgermq.broker.leader.selection import Delivery, GrantPlan, ReceiveRequest
 from ledgermq.broker.state import consumption
 from ledgermq.broker.state.commands import Ack, Command, CommitOffsets, TrimQueues, lease_rows, position_rows
 from ledgermq.proto.entry import EntryHeader
@@ -29,11 +29,11 @@ class Pipelined:
         for command in commands:
             turn.add_command(command)
         plan = turn.grant(self.asked, self.node.log.now)
-        if turn.is_empty:
+        if not turn.size:
             turn.abandon()
         else:
             self._open.append((self.node.propose(turn), plan))
-        return self.apply() if len(self._open) > 1 or turn.is_empty else []
+        return self.apply() if len(self._open) > 1 or not turn.size else []
 
     def apply(self) -> list[tuple[int, int]]:
         """Apply the oldest undecided turn."""

@@ -14,8 +14,7 @@ from ledgermq.broker.cluster.leader_calls import LeaderCalls
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.leader.leader_view import Verdict
-from ledgermq.broker.leader.pipeline import Applied
-from ledgermq.broker.leader.works import ProduceWork, SectionOutcome
+from ledgermq.broker.leader.pipeline import Applied, ProduceWork, SectionOutcome
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.native import consumer_offsets, produce
 from ledgermq.broker.native.consumer_offsets import ConsumerOffsets
