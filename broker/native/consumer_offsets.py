@@ -13,7 +13,7 @@ from ledgermq.proto import log_pb2, route_pb2
 
 from ..errors import NotThereError
 from ..leader.pipeline import AppendPipeline
-from ..reading.queue_reader import QueueReader
+from ..reading.log_reader import QueueReader
 from ..refusals import RefusedError
 from ..replica import Replica
 from ..service.creation import Creation

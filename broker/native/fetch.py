@@ -21,10 +21,8 @@ from ledgermq.raft.node.raft_node import RaftNode
 from ..cluster.known_leader import Leadership
 from ..errors import ConsumeQueueError, QueueNotFoundError
 from ..metrics import Metrics
-from ..reading.commit_watch import CommitWatch
-from ..reading.log_reader import StoredSection
-from ..reading.polls import Polls, TooManyPollsError
-from ..reading.queue_reader import QueueReader
+from ..reading.log_reader import QueueReader, StoredSection
+from ..reading.polls import CommitWatch, Polls, TooManyPollsError
 from ..reading.read_advice import ReadAdvice
 from ..refusals import RefusedError
 from ..replica import Replica

@@ -29,9 +29,8 @@ from ..config import BrokerConfig
 from ..leader.releases import LeaseReleases, release_rows
 from ..leader.selection import Delivery
 from ..metrics import Metrics
-from ..reading.commit_watch import CommitWatch
 from ..reading.log_reader import LogReader
-from ..reading.polls import Polls, TooManyPollsError
+from ..reading.polls import CommitWatch, Polls, TooManyPollsError
 from ..replica import Replica
 from .hand_out import HandOut, RecordReader, deliveries_of_peer, first_frame, release_of_peer, to_peer
 from .receive_at_leader import count_out, last_frame

@@ -32,9 +32,8 @@ from ..leader.pipeline import AppendPipeline, Flight, TooManyRequestsError, sett
 from ..leader.releases import LeaseHolders, LeaseReleases, RecentDeliveries, release_of
 from ..leader.selection import Delivery, GrantPlan, ReceiveRequest
 from ..metrics import Metrics
-from ..reading.log_reader import LogReader
+from ..reading.log_reader import LogReader, QueueReader
 from ..reading.polls import Polls, TooManyPollsError
-from ..reading.queue_reader import QueueReader
 from ..replica import Replica
 from ..service.creation import Creation
 from ..service.sessions import session_of

@@ -14,8 +14,7 @@ from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.native.consumer_offsets import ConsumerOffsets
 from ledgermq.broker.native.log_service import LogService
-from ledgermq.broker.reading.log_reader import LogReader
-from ledgermq.broker.reading.queue_reader import QueueReader
+from ledgermq.broker.reading.log_reader import LogReader, QueueReader
 from ledgermq.broker.service import read_barrier
 from ledgermq.broker.service.answers import Refusals
 from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ledgermq.broker.reading import key_index
 from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, key_hash
 from ledgermq.broker.reading.key_index import KeyIndex
 from ledgermq.broker.reading.key_run import WRITING
@@ -110,7 +111,10 @@ def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> Non
     run(scenario)
 
 
-def test_what_is_not_taken_yet_is_said_to_be_unsearched_and_found_after_catching_up(tmp_path: Path) -> None:
+def test_what_is_not_taken_yet_is_said_to_be_unsearched_and_found_after_catching_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "FOLLOW_INTERVAL", 60.0)
     node, _ = filled(5)
 
     async def scenario() -> None:
