@@ -16,8 +16,7 @@ from typing import Final
 
 from ledgermq.proto import route_pb2 as pb
 
-from .registrations import MAX_TEXT
-from .strangers import Strangers, belongs_to
+from .registrations import MAX_TEXT, Strangers, belongs_to
 
 #: Maximum number of names to compare an unknown one with. 5,000 take a fifth of a second.
 _MAX_COMPARED: Final = 5_000

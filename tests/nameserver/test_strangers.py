@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ledgermq.nameserver import service
+from ledgermq.nameserver.registrations import MAX_STRANGERS, SHOWN_MS, Strangers
 from ledgermq.nameserver.route_table import RouteTable
-from ledgermq.nameserver.strangers import MAX_STRANGERS, SHOWN_MS, Strangers
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import route_pb2 as pb
 
