@@ -100,15 +100,14 @@ class Room:
         """Return why one more registration does not fit; "" if it does. `nodes` and `size` exclude it."""
         if nodes >= self.nodes:
             return (
-                f"{nodes} nodes are registered here, the limit (max_nodes of the nameserver). Nodes that are "
-                "silent are dropped; stop those that nobody needs, or raise max_nodes. This node goes on "
-                "asking"
+                f"{nodes} nodes are registered here, the limit (max_nodes of the nameserver). Silent nodes "
+                "are dropped; stop those that are not needed, or raise max_nodes. This node goes on asking"
             )
         if size + new.ByteSize() > self.size:
             return (
                 f"what is registered here has {size} bytes, this registration {new.ByteSize()} more; the "
-                f"limit is {self.size} (max_registered_bytes of the nameserver). Delete topics that nobody "
-                "needs, or raise it. This node goes on asking"
+                f"limit is {self.size} (max_registered_bytes of the nameserver). Delete topics that are not "
+                "needed, or raise it. This node goes on asking"
             )
         return ""
 
@@ -155,12 +154,12 @@ class Strangers:
         return [
             ns.Stranger(
                 cluster=its_cluster,
-                group=group,
+                group=broker_group,
                 node_id=node_id,
                 group_id=group_id,
                 log_address=_log_address(info.listeners, listener),
             )
-            for (its_cluster, group, node_id, group_id), (_, info) in sorted(
+            for (its_cluster, broker_group, node_id, group_id), (_, info) in sorted(
                 self._seen.items(), key=lambda item: item[0]
             )
             if cluster in ("", its_cluster)
@@ -181,11 +180,11 @@ def refusal_of_stranger(node_id: str, route: pb.GroupRoute, rivals: Iterable[str
     """Return the refusal for a node that registers under the name of a broker group to which it does not
     belong.
     """
-    group = f'broker group "{route.group}" of cluster "{route.cluster}"'
+    broker_group = f'broker group "{route.group}" of cluster "{route.cluster}"'
     return pb.Refusal(
         code=pb.OTHER_GROUP,
         message=(
-            f"{node_id} belongs to another {group} than the one that is registered here, with "
+            f"{node_id} belongs to another {broker_group} than the one that is registered here, with "
             f"{', '.join(rivals)}: two groups were made under one name. No client is sent to {node_id}. Stop "
             "it, or the others; a group that is to stay beside the other one needs a name of its own, which "
             "it gets when it is made. This node goes on asking"

@@ -183,9 +183,9 @@ class NameServerService:
 
     async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.GetRouteResponse:
         cluster = self._table.the_cluster(request.cluster)
-        groups = self._table.route(cluster, request.topic, self._listener)
-        if groups:
-            return pb.GetRouteResponse(groups=groups, cluster=cluster)
+        broker_groups = self._table.route(cluster, request.topic, self._listener)
+        if broker_groups:
+            return pb.GetRouteResponse(groups=broker_groups, cluster=cluster)
         return pb.GetRouteResponse(
             refusal=self._topic_not_found(request.cluster, cluster, request.topic), cluster=cluster
         )
@@ -209,7 +209,7 @@ class NameServerService:
             return route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
         similar = [f'"{name}"' for name in self._table.similar_topics(cluster, topic)]
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
-        if leaderless := [view.group for view in self._table.groups(cluster) if not view.leader_id]:
+        if leaderless := [view.group for view in self._table.broker_groups(cluster) if not view.leader_id]:
             # Nodes started without a majority know topics only up to their checkpoints.
             message = (
                 f'whether topic "{topic}" exists in cluster "{cluster}" is not known: group '
@@ -225,18 +225,18 @@ class NameServerService:
 
     async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsResponse:
         cluster = self._table.the_cluster(request.cluster)
-        groups = self._table.groups(cluster, self._listener)
+        broker_groups = self._table.broker_groups(cluster, self._listener)
         answer = pb.ListGroupsResponse(clusters=self._table.clusters())
         if request.gone_too:
-            groups += self._table.gone_groups(cluster, self._listener)
-            groups.sort(key=lambda view: (view.cluster, view.group))
+            broker_groups += self._table.gone_broker_groups(cluster, self._listener)
+            broker_groups.sort(key=lambda view: (view.cluster, view.group))
             now = now_ms()
             for gone in self._table.remembered(cluster):
                 answer.gone.add(
                     cluster=gone.view.cluster, group=gone.view.group, silent_ms=max(0, now - gone.heard_at),
                     topics=gone.topics if request.gone_topics else (),
                 )  # fmt: skip
-        answer.groups.extend(groups)
+        answer.groups.extend(broker_groups)
         answer.strangers.extend(self._table.strangers.lately(cluster, self._listener, now_ms()))
         return answer
 
@@ -281,14 +281,14 @@ class NameServerService:
 
     def _watched(self, request: pb.WatchRoutesRequest) -> pb.WatchRoutesResponse:
         listener = None if request.all_listeners else self._listener
-        groups = self._table.groups(self._table.the_cluster(request.cluster), listener)
+        broker_groups = self._table.broker_groups(self._table.the_cluster(request.cluster), listener)
         if request.without_group:
-            groups = [view for view in groups if view.group != request.without_group]
+            broker_groups = [view for view in broker_groups if view.group != request.without_group]
         if request.topics:
             wanted = set(request.topics)
-            for view in groups:
+            for view in broker_groups:
                 keep_topics(view, wanted)
-        return pb.WatchRoutesResponse(groups=groups)
+        return pb.WatchRoutesResponse(groups=broker_groups)
 
 
 def _refused(code: route_pb2.RefusalCode, message: str) -> pb.RegisterResponse:
@@ -354,8 +354,10 @@ class NameServer:
                 await self._full.look()
             await asyncio.sleep(_EXPIRY_CHECK_S)
             revision = self.table.revision
-            for cluster, group, node_id in self.table.expire(now_ms()):
-                logger.warning("node silent, dropped cluster=%s group=%s node=%s", cluster, group, node_id)
+            for cluster, broker_group, node_id in self.table.expire(now_ms()):
+                logger.warning(
+                    "node silent, dropped cluster=%s group=%s node=%s", cluster, broker_group, node_id
+                )
             if self.table.revision != revision:
                 self._changes.tell()
 

@@ -60,10 +60,10 @@ class ConsumerOffsets:
             # not know it yet.
             await self._barrier.catch_up()
             rows = self._positions(request)
-        group = await self._creation.ensure_group(request.group)
+        consumer_group = await self._creation.ensure_group(request.group)
         epochs = [each.epoch for each in request.offsets]
         command = CommitOffsets(
-            group.group_id,
+            consumer_group.group_id,
             position_rows(rows),
             request.reset,
             np.array(epochs, np.uint64) if any(epochs) else None,
@@ -114,17 +114,23 @@ class ConsumerOffsets:
         """
         state = self._replica.state
         topic = state.topics.named(request.topic)
-        group = state.groups.find(request.group) if request.group else None
+        consumer_group = state.groups.find(request.group) if request.group else None
         answer = log_pb2.QueryOffsetsResponse()
         for queue in state.queues_of(topic):
-            committed = state.committed_offset(group.group_id, *queue.key) if group is not None else None
+            committed = (
+                state.committed_offset(consumer_group.group_id, *queue.key)
+                if consumer_group is not None
+                else None
+            )
             answer.offsets.add(
                 topic=topic.name,
                 queue_id=queue.key[1],
                 offset=-1 if committed is None else committed,
                 begin_offset=queue.begin,
                 end_offset=queue.end,
-                lost=state.lost_count(group.group_id, *queue.key) if group is not None else 0,
+                lost=state.lost_count(consumer_group.group_id, *queue.key)
+                if consumer_group is not None
+                else 0,
             )
         if request.timestamp:
             for each in answer.offsets:

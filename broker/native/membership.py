@@ -112,8 +112,8 @@ class _Session:
         if not self._node.leadership.ready:
             raise NotLeaderError(None)
         meant.check()
-        group = await self._node.creation.ensure_group(request.group)
-        self._join = join_command(group.group_id, request)
+        consumer_group = await self._node.creation.ensure_group(request.group)
+        self._join = join_command(consumer_group.group_id, request)
         stream = await self._node.coordination.open(self._join)
         listening = asyncio.create_task(self._listen(stream))
         listening.add_done_callback(lambda _: stream.changed.set())

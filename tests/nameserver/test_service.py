@@ -272,7 +272,7 @@ def test_the_end_of_an_old_stream_says_nothing_when_the_node_beats_on_a_new_one(
             assert not (await anext(stream)).register_again
         for stream, leader in zip(streams, ("n1", ""), strict=True):
             await stream.aclose()
-            assert server.table.groups("local")[0].leader_id == leader
+            assert server.table.broker_groups("local")[0].leader_id == leader
 
     run(scenario())
 

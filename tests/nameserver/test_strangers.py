@@ -62,7 +62,7 @@ def test_a_route_says_which_group_it_is_of() -> None:
 def test_of_two_generations_the_later_one_is_shown() -> None:
     table = table_of(7)
     table.register("n2", "j", of_group(8, 7, nodes="n1 n2", term=9, leader="n2"), True, 5)
-    (view,) = table.groups("local")
+    (view,) = table.broker_groups("local")
     assert (view.group_id, list(view.former_group_ids), view.leader_id) == (8, [7], "n2")
 
 
@@ -73,7 +73,7 @@ def test_beats_and_goodbyes_of_another_node_of_that_name_are_not_its_own() -> No
     assert not table.suspect("local", "g0", "n1", 5_000, 8)
     assert not table.unregister("local", "g0", "n1", 8)
     assert not table.remove("local", "g0", "n1", 8)
-    (view,) = table.groups("local")
+    (view,) = table.broker_groups("local")
     assert [node.alive for node in view.nodes] == [True, True]
     assert (view.term, view.leader_id) == (1, "n1")
     assert table.expire(10_000) == [("local", "g0", "n2")], "beats of another one keep no node alive"
@@ -101,7 +101,7 @@ def test_a_build_that_knows_no_ids_registers_and_speaks_for_itself() -> None:
 def test_a_group_that_was_removed_takes_only_itself_off_the_list() -> None:
     table = table_of(7)
     assert not table.remove("local", "g0", "n1", 8)
-    assert table.groups("local")
+    assert table.broker_groups("local")
     assert table.remove("local", "g0", "n1", 7) or table.remove("local", "g0", "n2", 7)
 
 
@@ -153,9 +153,9 @@ def test_the_end_of_a_strangers_stream_makes_no_node_suspect() -> None:
             streams: dict[int, Any] = {each: calls.Heartbeat(beats(each), NO_CONTEXT) for each in (7, 8)}
             assert [(await anext(stream)).register_again for stream in streams.values()] == [False, True]
             await streams[8].aclose()
-            assert server.table.groups("local")[0].nodes[0].alive
+            assert server.table.broker_groups("local")[0].nodes[0].alive
             await streams[7].aclose()
-            assert not server.table.groups("local")[0].nodes[0].alive
+            assert not server.table.broker_groups("local")[0].nodes[0].alive
 
     run(scenario())
 
@@ -204,7 +204,7 @@ def test_a_node_that_came_without_data_belongs_to_what_the_others_know() -> None
     comes = of_group(8, nodes="n1 n3", leader="n3", term=4)
     assert table.rivals(comes) == []
     table.register("n3", "i", comes, True, 0)
-    (view,) = table.groups("local")
+    (view,) = table.broker_groups("local")
     assert (view.leader_id, view.group_id, list(view.former_group_ids)) == ("n3", 8, [7])
     assert table.rivals(of_group(9, nodes="n4")) == ["n1", "n2", "n3"]
 
