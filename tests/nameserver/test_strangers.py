@@ -15,7 +15,7 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import route_pb2 as pb
 
 from .test_route_table import route
-from .test_service import NO_CONTEXT, nameserver, run
+from .test_service import NO_CONTEXT, nameserver
 
 
 def of_group(group_id: int, *former: int, nodes: str = "n1", **changes: Any) -> pb.GroupRoute:
@@ -115,85 +115,70 @@ def test_a_master_that_is_gone_is_not_the_master_of_another_group() -> None:
     assert table.master("local", "g0") == (0, "")
 
 
-def test_a_stranger_is_refused_until_the_group_has_gone_and_is_shown_meanwhile() -> None:
-    async def scenario() -> None:
-        async with nameserver("internal", "external") as (_, stubs):
-            stub = stubs["external"]
-            await stub.Register(registration("n1", of_group(7)))
-            answer = await stub.Register(registration("n1", of_group(8), incarnation="j"))
-            assert (answer.refusal.code, answer.refusal.retryable) == (pb.OTHER_GROUP, True)
-            assert "Stop it, or the others" in answer.refusal.message
-            listed = await stub.ListGroups(ns.ListGroupsRequest())
-            assert [view.group_id for view in listed.groups] == [7]
-            assert [(each.node_id, each.log_address, each.group_id) for each in listed.strangers] == [
-                ("n1", "127.0.0.1:18081", 8)
-            ]
-            await stub.Unregister(ns.UnregisterRequest(cluster="local", group="g0", node_id="n1", group_id=8))
-            assert (await stub.ListGroups(ns.ListGroupsRequest())).groups
-            await stub.Unregister(ns.UnregisterRequest(cluster="local", group="g0", node_id="n1", group_id=7))
-            answer = await stub.Register(registration("n1", of_group(8), incarnation="j"))
-            assert not answer.refusal.code
-            listed = await stub.ListGroups(ns.ListGroupsRequest())
-            assert [view.group_id for view in listed.groups] == [8]
-
-    run(scenario())
+async def test_a_stranger_is_refused_until_the_group_has_gone_and_is_shown_meanwhile() -> None:
+    async with nameserver("internal", "external") as (_, stubs):
+        stub = stubs["external"]
+        await stub.Register(registration("n1", of_group(7)))
+        answer = await stub.Register(registration("n1", of_group(8), incarnation="j"))
+        assert (answer.refusal.code, answer.refusal.retryable) == (pb.OTHER_GROUP, True)
+        assert "Stop it, or the others" in answer.refusal.message
+        listed = await stub.ListGroups(ns.ListGroupsRequest())
+        assert [view.group_id for view in listed.groups] == [7]
+        assert [(each.node_id, each.log_address, each.group_id) for each in listed.strangers] == [
+            ("n1", "127.0.0.1:18081", 8)
+        ]
+        await stub.Unregister(ns.UnregisterRequest(cluster="local", group="g0", node_id="n1", group_id=8))
+        assert (await stub.ListGroups(ns.ListGroupsRequest())).groups
+        await stub.Unregister(ns.UnregisterRequest(cluster="local", group="g0", node_id="n1", group_id=7))
+        answer = await stub.Register(registration("n1", of_group(8), incarnation="j"))
+        assert not answer.refusal.code
+        listed = await stub.ListGroups(ns.ListGroupsRequest())
+        assert [view.group_id for view in listed.groups] == [8]
 
 
-def test_the_end_of_a_strangers_stream_makes_no_node_suspect() -> None:
+async def test_the_end_of_a_strangers_stream_makes_no_node_suspect() -> None:
     async def beats(group_id: int) -> AsyncGenerator[ns.HeartbeatBeat]:
         yield ns.HeartbeatBeat(
             cluster="local", group="g0", node_id="n1", term=1, leader_id="n1", group_id=group_id
         )
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        async with nameserver() as (server, stubs):
-            await stubs["default"].Register(registration("n1", of_group(7)))
-            calls = service.NameServerService(server.table, server._changes, "default")
-            streams: dict[int, Any] = {each: calls.Heartbeat(beats(each), NO_CONTEXT) for each in (7, 8)}
-            assert [(await anext(stream)).register_again for stream in streams.values()] == [False, True]
-            await streams[8].aclose()
-            assert server.table.broker_groups("local")[0].nodes[0].alive
-            await streams[7].aclose()
-            assert not server.table.broker_groups("local")[0].nodes[0].alive
-
-    run(scenario())
+    async with nameserver() as (server, stubs):
+        await stubs["default"].Register(registration("n1", of_group(7)))
+        calls = service.NameServerService(server.table, server._changes, "default")
+        streams: dict[int, Any] = {each: calls.Heartbeat(beats(each), NO_CONTEXT) for each in (7, 8)}
+        assert [(await anext(stream)).register_again for stream in streams.values()] == [False, True]
+        await streams[8].aclose()
+        assert server.table.broker_groups("local")[0].nodes[0].alive
+        await streams[7].aclose()
+        assert not server.table.broker_groups("local")[0].nodes[0].alive
 
 
-def test_a_node_that_has_no_group_yet_is_not_listed_among_those_that_have() -> None:
+async def test_a_node_that_has_no_group_yet_is_not_listed_among_those_that_have() -> None:
     """It may be one of another group, and would hide the node whose name it has. It is told who the master is."""
-
-    async def scenario() -> None:
-        async with nameserver() as (_, stubs):
-            stub = stubs["default"]
-            known = of_group(7)
-            known.master_id, known.generation = "n1", 2
-            await stub.Register(registration("n1", known))
-            answer = await stub.Register(registration("n1", of_group(0, leader=""), incarnation="j"))
-            assert (answer.master_id, answer.generation, answer.refusal.code) == ("n1", 2, 0)
-            (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-            assert view.leader_id == "n1"
-            await stub.Register(registration("n2", of_group(0, nodes="n2", leader=""), knows=False))
-            (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-            assert [node.node_id for node in view.nodes] == ["n1", "n2"], (
-                "an older build says no more than that"
-            )
-
-    run(scenario())
+    async with nameserver() as (_, stubs):
+        stub = stubs["default"]
+        known = of_group(7)
+        known.master_id, known.generation = "n1", 2
+        await stub.Register(registration("n1", known))
+        answer = await stub.Register(registration("n1", of_group(0, leader=""), incarnation="j"))
+        assert (answer.master_id, answer.generation, answer.refusal.code) == ("n1", 2, 0)
+        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+        assert view.leader_id == "n1"
+        await stub.Register(registration("n2", of_group(0, nodes="n2", leader=""), knows=False))
+        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+        assert [node.node_id for node in view.nodes] == ["n1", "n2"], "an older build says no more than that"
 
 
-def test_what_a_stranger_said_before_it_knew_its_group_is_forgotten() -> None:
-    async def scenario() -> None:
-        async with nameserver() as (_, stubs):
-            stub = stubs["default"]
-            await stub.Register(registration("n9", of_group(0, nodes="n9", leader="")))
-            await stub.Register(registration("n1", of_group(7)))
-            answer = await stub.Register(registration("n9", of_group(8, nodes="n9")))
-            assert answer.refusal.code == pb.OTHER_GROUP
-            (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-            assert [node.node_id for node in view.nodes] == ["n1"]
-
-    run(scenario())
+async def test_what_a_stranger_said_before_it_knew_its_group_is_forgotten() -> None:
+    async with nameserver() as (_, stubs):
+        stub = stubs["default"]
+        await stub.Register(registration("n9", of_group(0, nodes="n9", leader="")))
+        await stub.Register(registration("n1", of_group(7)))
+        answer = await stub.Register(registration("n9", of_group(8, nodes="n9")))
+        assert answer.refusal.code == pb.OTHER_GROUP
+        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+        assert [node.node_id for node in view.nodes] == ["n1"]
 
 
 def test_a_node_that_came_without_data_belongs_to_what_the_others_know() -> None:
@@ -217,40 +202,35 @@ def led(node_id: str) -> Any:
     )
 
 
-def test_one_node_of_another_group_without_a_leader_does_not_keep_a_group_out_that_has_one() -> None:
+async def test_one_node_of_another_group_without_a_leader_does_not_keep_a_group_out_that_has_one() -> None:
     """The nameserver was started again, and the node that was left over was quicker."""
-
-    async def scenario() -> None:
-        async with nameserver() as (server, stubs):
-            stub = stubs["default"]
-            stray = registration("n1", of_group(7, leader=""))
-            await stub.Register(stray)
-            answer = await stub.Register(registration("n2", of_group(8, nodes="n2", leader="n3")))
-            assert answer.refusal.code == pb.OTHER_GROUP, "only the leader's own word counts"
-            revision = server.table.revision
-            assert not (await stub.Register(led("n3"))).refusal.code
-            assert server.table.revision > revision
-            (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-            assert (view.group_id, [node.node_id for node in view.nodes]) == (8, ["n3"])
-            assert not server.table.beat("local", "g0", "n1", 1, "", 0, 7), "it registers again"
-            assert (await stub.Register(stray)).refusal.code == pb.OTHER_GROUP
-
-    run(scenario())
+    async with nameserver() as (server, stubs):
+        stub = stubs["default"]
+        stray = registration("n1", of_group(7, leader=""))
+        await stub.Register(stray)
+        answer = await stub.Register(registration("n2", of_group(8, nodes="n2", leader="n3")))
+        assert answer.refusal.code == pb.OTHER_GROUP, "only the leader's own word counts"
+        revision = server.table.revision
+        assert not (await stub.Register(led("n3"))).refusal.code
+        assert server.table.revision > revision
+        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+        assert (view.group_id, [node.node_id for node in view.nodes]) == (8, ["n3"])
+        assert not server.table.beat("local", "g0", "n1", 1, "", 0, 7), "it registers again"
+        assert (await stub.Register(stray)).refusal.code == pb.OTHER_GROUP
 
 
 @pytest.mark.parametrize("is_told_by_beat", [True, False])
-def test_a_group_that_had_a_leader_keeps_its_name_also_during_an_election(is_told_by_beat: bool) -> None:
-    async def scenario() -> None:
-        async with nameserver() as (server, stubs):
-            leader = "" if is_told_by_beat else "n1"
-            await stubs["default"].Register(registration("n1", of_group(7, leader=leader)))
-            if is_told_by_beat:
-                server.table.beat("local", "g0", "n1", 5, "n1", 0, 7)
-            server.table.beat("local", "g0", "n1", 6, "", 0, 7)
-            await stubs["default"].Register(registration("n1", of_group(7, leader="")))
-            assert (await stubs["default"].Register(led("n3"))).refusal.code == pb.OTHER_GROUP
-
-    run(scenario())
+async def test_a_group_that_had_a_leader_keeps_its_name_also_during_an_election(
+    is_told_by_beat: bool,
+) -> None:
+    async with nameserver() as (server, stubs):
+        leader = "" if is_told_by_beat else "n1"
+        await stubs["default"].Register(registration("n1", of_group(7, leader=leader)))
+        if is_told_by_beat:
+            server.table.beat("local", "g0", "n1", 5, "n1", 0, 7)
+        server.table.beat("local", "g0", "n1", 6, "", 0, 7)
+        await stubs["default"].Register(registration("n1", of_group(7, leader="")))
+        assert (await stubs["default"].Register(led("n3"))).refusal.code == pb.OTHER_GROUP
 
 
 def test_strangers_are_bounded_and_forgotten() -> None:
