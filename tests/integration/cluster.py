@@ -130,6 +130,11 @@ class Cluster:
     def nameserver_addresses(self) -> list[str]:
         return [f"127.0.0.1:{process.ports['bind']}" for process in self.nameservers]
 
+    @property
+    def nameserver(self) -> str:
+        """Return the address of the first nameserver."""
+        return self.nameserver_addresses[0]
+
     def __enter__(self) -> Self:
         try:
             self.start_all()

@@ -32,7 +32,7 @@ def test_killing_all_nodes_loses_nothing_that_was_acknowledged(tmp_path: Path, m
         for name in cluster.nodes:
             status = cluster.status(name)
             assert status is not None and status.flush == mode, f"{name} says {status}"
-        load = Load(cluster.nameserver_addresses[0], TOPIC)
+        load = Load(cluster.nameserver, TOPIC)
         with load.running():
             wait_for_more(load, 500)
             kill_all(cluster)

@@ -15,7 +15,7 @@ from .test_bad_input import Row, arguments_of_a_broker, check, run
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("bad-input"), settings={"auto-create-topics": "false"}) as running:
-        code, text = run(["topic", "create", "orders", "-n", running.nameserver_addresses[0]])
+        code, text = run(["topic", "create", "orders", "-n", running.nameserver])
         assert code == 0, text
         yield running
 
@@ -73,7 +73,7 @@ def test_bad_input_against_a_cluster(row: Row, cluster: Cluster, tmp_path: Path)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     names = {
-        "ns": cluster.nameserver_addresses[0],
+        "ns": cluster.nameserver,
         "data": str(tmp_path),
         "messaging": cluster.address("n1", "messaging"),
     }
@@ -106,14 +106,14 @@ def test_a_group_is_not_recovered_from_the_folder_of_a_running_node(cluster: Clu
 
 
 def test_nothing_was_stored_by_any_of_this(cluster: Cluster) -> None:
-    code, text = run(["topic", "list", "--json", "-n", cluster.nameserver_addresses[0]])
+    code, text = run(["topic", "list", "--json", "-n", cluster.nameserver])
     assert code == 0
     assert text.count('"topic":') == 1, text
 
 
 def test_without_quorum_a_send_fails_in_its_time_and_status_says_why(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
-        ns = cluster.nameserver_addresses[0]
+        ns = cluster.nameserver
         assert run(["topic", "create", "orders", "-n", ns])[0] == 0
         leader = cluster.wait_leader()
         first, second = (name for name in cluster.nodes if name != leader)

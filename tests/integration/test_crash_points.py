@@ -93,7 +93,7 @@ def _own_status(cluster: Cluster, name: str) -> admin_pb2.NodeStatus | None:
 
 @contextmanager
 def load_on(cluster: Cluster, in_flight: int = 64) -> Iterator[Load]:
-    load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=in_flight, timeout_ms=30_000)
+    load = Load(cluster.nameserver, TOPIC, in_flight=in_flight, timeout_ms=30_000)
     with load.running():
         wait_for_more(load, 100)
         yield load
@@ -199,7 +199,7 @@ def test_power_cuts_while_checkpoints_are_written_and_segments_deleted_keep_the_
 def test_checkpoints_of_all_nodes_at_one_index_are_equal_after_a_random_history(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, settings=SMALL_SEGMENTS) as cluster:
         with load_on(cluster) as load:
-            with Consumer(cluster.nameserver_addresses[0], group="readers", topic=TOPIC) as consumer:
+            with Consumer(cluster.nameserver, group="readers", topic=TOPIC) as consumer:
                 for message in consumer.receive(32, timeout_ms=5000)[::2]:
                     message.ack()
             for _ in range(2):

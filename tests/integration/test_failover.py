@@ -22,7 +22,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_ten_kills_of_the_leader_under_load_lose_no_acknowledged_message(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
+    load = Load(cluster.nameserver, TOPIC)
     with load.running():
         for _ in range(10):
             wait_for_more(load)
@@ -35,7 +35,7 @@ def test_ten_kills_of_the_leader_under_load_lose_no_acknowledged_message(cluster
 
 
 def test_a_stopped_leader_is_replaced_and_acknowledges_nothing_when_it_wakes(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
+    load = Load(cluster.nameserver, TOPIC)
     with load.running():
         wait_for_more(load)
         leader = cluster.wait_leader()
@@ -50,7 +50,7 @@ def test_a_stopped_leader_is_replaced_and_acknowledges_nothing_when_it_wakes(clu
 
 
 def test_all_nodes_killed_at_once_and_started_again_have_everything(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
+    load = Load(cluster.nameserver, TOPIC)
     with load.running():
         for _ in range(3):
             wait_for_more(load)
@@ -64,7 +64,7 @@ def test_all_nodes_killed_at_once_and_started_again_have_everything(cluster: Clu
 
 
 def test_a_planned_stop_hands_the_lead_over_and_loses_nothing(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
+    load = Load(cluster.nameserver, TOPIC)
     with load.running():
         for _ in range(3):
             wait_for_more(load)

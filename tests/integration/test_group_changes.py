@@ -24,7 +24,7 @@ from .group_load import TOPIC, Load, command, run, traffic, until
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     with Cluster(tmp_path, nodes=3) as running:
-        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver_addresses[0])
+        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver)
         monkeypatch.setenv("COLUMNS", "200")
         yield running
 
@@ -54,7 +54,7 @@ def permissions(cluster: Cluster, node: str) -> dict[str, int]:
 async def test_a_group_is_added_drained_and_removed_under_load_and_nothing_acknowledged_is_lost(
     cluster: Cluster,
 ) -> None:
-    async with traffic(cluster.nameserver_addresses[0], 30_000) as each:
+    async with traffic(cluster.nameserver, 30_000) as each:
         load, consumers, producer = each.load, each.consumers, each.producer
         assert await asyncio.to_thread(cluster.add_group, 1) == "g1"
         assert await command("cluster", "add-group", "g1") == 0
@@ -115,7 +115,7 @@ async def come_back(cluster: Cluster, load: Load) -> None:
 def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     cluster.add_group(1)
 
     def ledgermq(*arguments: str) -> tuple[int, str]:

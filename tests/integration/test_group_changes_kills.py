@@ -17,7 +17,7 @@ from .group_load import Load, command, run, traffic
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     with Cluster(tmp_path, nodes=3) as running:
-        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver_addresses[0])
+        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver)
         monkeypatch.setenv("COLUMNS", "200")
         yield running
 
@@ -32,7 +32,7 @@ def test_with_a_node_killed_in_each_step_nothing_acknowledged_is_lost_and_repeat
     cluster: Cluster,
 ) -> None:
     async def scenario() -> None:
-        async with traffic(cluster.nameserver_addresses[0], 60_000) as each:
+        async with traffic(cluster.nameserver, 60_000) as each:
             assert await asyncio.to_thread(cluster.add_group, 3) == "g1"
             await add(cluster)
             await each.consumers.saw("g1")

@@ -79,7 +79,7 @@ def fill(cluster: Cluster) -> tuple[str, Load]:
     """Send under load while the last node alone is killed, then lose the other two; return the survivor."""
     leader = cluster.wait_leader()
     survivor = next(name for name in cluster.nodes if name != leader)
-    load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=16)
+    load = Load(cluster.nameserver, TOPIC, in_flight=16)
     with load.running():
         wait_until(lambda: load.count > 3000, "messages of more than one segment")
         cluster.kill(survivor)
@@ -134,7 +134,7 @@ def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: P
         }
         check_every_node(cluster, TOPIC, load.history)
 
-        with Producer(cluster.nameserver_addresses[0]) as producer:
+        with Producer(cluster.nameserver) as producer:
             receipt = producer.send(TOPIC, b"afterwards")
         load.history.acknowledged[b"afterwards"] = (receipt.queue_id, receipt.queue_offset)
         check_every_node(cluster, TOPIC, load.history)
@@ -189,7 +189,7 @@ def _check_old_folder_is_refused(cluster: Cluster, name: str) -> None:
     wait_until(lambda: words in cluster.nodes[name].log(1000), "the old folder is refused")
     others = [other for other in cluster.nodes if other != name]
     wait_until(lambda: all(words in cluster.nodes[n].log(1000) for n in others), "the others say so, too")
-    with Producer(cluster.nameserver_addresses[0]) as producer:
+    with Producer(cluster.nameserver) as producer:
         producer.send(TOPIC, b"with two of three")
     cluster.kill(name)
 

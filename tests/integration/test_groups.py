@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def ledgermq(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
     """Run one command line; return its exit code and what it printed. Every test begins with all nodes up."""
     cluster.start_all()
-    monkeypatch.setenv("LEDGERMQ_NAMESERVER", cluster.nameserver_addresses[0])
+    monkeypatch.setenv("LEDGERMQ_NAMESERVER", cluster.nameserver)
     monkeypatch.setenv("COLUMNS", "200")
 
     def command(*arguments: str) -> tuple[int, str]:
@@ -75,7 +75,7 @@ class Sender:
 
 @asynccontextmanager
 async def sending(cluster: Cluster, topic: str) -> AsyncIterator[Sender]:
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     async with Admin(address) as admin:
         assert await admin.create_topic(topic, 2) == 4
     async with Producer(address, selector=StrictRoundRobin()) as producer:
@@ -87,7 +87,7 @@ def expected(count: int) -> Counter[bytes]:
 
 
 async def test_twenty_messages_are_spread_over_both_groups_and_read_once(cluster: Cluster) -> None:
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     async with sending(cluster, "spread") as send:
         receipts = await send(20)
     assert Counter((each.broker_group, each.queue_id) for each in receipts) == dict.fromkeys(QUEUES, 5)
@@ -111,7 +111,7 @@ async def test_leases_and_acknowledgements_work_over_both_groups(cluster: Cluste
     async with sending(cluster, "leased") as send:
         await send(20)
     got: Counter[bytes] = Counter()
-    async with SimpleConsumer(cluster.nameserver_addresses[0], group="simple") as consumer:
+    async with SimpleConsumer(cluster.nameserver, group="simple") as consumer:
         await consumer.subscribe("leased")
         while got.total() < 20:
             messages = await consumer.receive(timeout_ms=10_000)
@@ -119,7 +119,7 @@ async def test_leases_and_acknowledgements_work_over_both_groups(cluster: Cluste
             await asyncio.gather(*(consumer.ack(message) for message in messages))
         assert await consumer.receive(timeout_ms=600) == []
     assert got == expected(20)
-    async with Admin(cluster.nameserver_addresses[0]) as admin:
+    async with Admin(cluster.nameserver) as admin:
         _, progress = await admin.describe_group("simple", "leased")
     assert {(where, each.queue_id): each.committed_offset for where, each in progress} == dict.fromkeys(
         QUEUES, 5
@@ -165,21 +165,21 @@ def test_a_topic_that_an_official_client_uses_first_is_made_in_every_group(clust
     assert call_messaging(cluster, "n2", "QueryRoute", request).status.code == v2.OK
 
     async def groups() -> set[str]:
-        async with Admin(cluster.nameserver_addresses[0]) as admin:
+        async with Admin(cluster.nameserver) as admin:
             return {queue.broker_group for queue, _ in (await admin.describe_topic("first-use"))[1]}
 
     assert asyncio.run(groups()) == {"g0", "g1"}
 
 
 async def test_our_producer_makes_a_topic_in_every_group_by_its_first_use(cluster: Cluster) -> None:
-    async with Producer(cluster.nameserver_addresses[0], selector=StrictRoundRobin()) as producer:
+    async with Producer(cluster.nameserver, selector=StrictRoundRobin()) as producer:
         receipts = await producer.send_batch(Message("by-us", b"x") for _ in range(16))
     assert {each.broker_group for each in receipts} == {"g0", "g1"}
 
 
 def test_a_producer_prefers_the_group_that_is_led_from_its_zone(cluster: Cluster, ledgermq: Any) -> None:
     async def groups(zone: str) -> set[str]:
-        address = cluster.nameserver_addresses[0]
+        address = cluster.nameserver
         async with Producer(address, zone=zone, selector=StrictRoundRobin()) as producer:
             receipts = await producer.send_batch(Message("zones", b"x") for _ in range(16))
         return {each.broker_group for each in receipts}
@@ -256,7 +256,7 @@ async def test_with_a_dead_group_every_message_is_stored_elsewhere_within_3_s_an
     cluster: Cluster,
 ) -> None:
     """The deadline of a message is 3 s, so one that takes longer fails the batch."""
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     async with Admin(address) as admin:
         await admin.create_topic("comes-back", 2)
     async with Producer(address, selector=StrictRoundRobin(), timeout_ms=3_000) as producer:
@@ -285,7 +285,7 @@ async def test_a_pull_consumer_reads_what_lives_at_once_and_the_dead_group_when_
         await send(20)
     for node in cluster.groups["g0"]:
         await asyncio.to_thread(cluster.kill, node)
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     async with PullConsumer(address, group="pull-again") as consumer:
         await consumer.subscribe("pull-group-dies")
         assert {queue.broker_group for queue in consumer.assignment} == {"g1"}
@@ -303,7 +303,7 @@ def forgotten(cluster: Cluster, group: str) -> list[str] | None:
     """Return the broker groups that clients are told of, when `group` is not among them."""
 
     async def groups() -> list[str]:
-        async with Admin(cluster.nameserver_addresses[0]) as admin:
+        async with Admin(cluster.nameserver) as admin:
             return [each.name for each in await admin.groups()]
 
     known = asyncio.run(groups())

@@ -130,7 +130,7 @@ def test_when_a_broker_group_is_drained_the_client_goes_on_through_the_other_and
             return await stored(admin)
 
     with Cluster(tmp_path, nodes=1, groups=2) as two_groups:
-        address = two_groups.nameserver_addresses[0]
+        address = two_groups.nameserver
         asyncio.run(create())
         text = run_client_and(
             lambda: asyncio.run(drain()), client_python, "simple", two_groups, "drained", access="n2"

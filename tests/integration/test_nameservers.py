@@ -134,7 +134,7 @@ def test_established_clients_and_a_restarted_broker_work_without_any_nameserver(
 
 def test_brokers_fill_a_nameserver_that_starts_empty(cluster: Cluster) -> None:
     first, second = cluster.nameservers
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     run_client(send_one(address, "known", b"before"))
     kill(first)
     kill(second)

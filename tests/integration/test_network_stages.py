@@ -73,7 +73,7 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedCluster]:
 
     settings |= {"segment-size": "17MiB", "scrub-bytes-per-second": "0"}
     with GatedCluster(tmp_path_factory.mktemp("stages"), nodes=3, settings=settings) as running:
-        run_client(fill(running.nameserver_addresses[0]))
+        run_client(fill(running.nameserver))
         yield running
 
 
@@ -110,7 +110,7 @@ async def send(nameserver: str, body: bytes) -> tuple[int, int]:
 
 def everything_else_goes_on(cluster: Cluster, leader: str, body: bytes) -> None:
     """Connect to all client ports anew, send, read what was sent from the leader's memory."""
-    place = run_client(send(cluster.nameserver_addresses[0], body))
+    place = run_client(send(cluster.nameserver, body))
     topic = describe_topic(cluster.address(leader), HOT)
     assert body in fetch(cluster.address(leader), topic.topic_id, *place).section
     is_served(cluster, leader)
@@ -153,7 +153,7 @@ def test_a_leader_whose_flush_waits_for_the_disk_holds_up_no_send_and_hands_the_
 ) -> None:
     """The followers are the majority. What is new they show: a node shows only what is durable there."""
     leader, terms = gated.wait_leader(), gated.terms()
-    nameserver, follower = gated.nameserver_addresses[0], next(n for n in gated.nodes if n != leader)
+    nameserver, follower = gated.nameserver, next(n for n in gated.nodes if n != leader)
     before = run_client(send(nameserver, b"before"))
     topic = describe_topic(gated.address(leader), HOT)
     gate = Gate(gated.folder / leader, FLUSHES)
@@ -205,7 +205,7 @@ def tls_hello() -> bytes:
 def test_a_filter_finds_what_it_wants_behind_all_that_it_does_not_in_one_receive(gated: GatedCluster) -> None:
     """It scans 8,192 messages per turn of the leader; a receive used to end there and wait for new ones."""
     leader = gated.wait_leader()
-    topic, nameserver = "filtered", gated.nameserver_addresses[0]
+    topic, nameserver = "filtered", gated.nameserver
 
     async def send_all() -> None:
         async with Producer(nameserver, timeout_ms=60_000) as producer:
@@ -248,7 +248,7 @@ def test_a_storm_of_connections_without_descriptors_for_them_costs_no_election_a
     with FewFilesCluster(tmp_path, nodes=3) as cluster:
         leader, terms = cluster.wait_leader(), cluster.terms()
         follower = next(name for name in cluster.nodes if name != leader)
-        load = Load(cluster.nameserver_addresses[0], HOT, in_flight=8)
+        load = Load(cluster.nameserver, HOT, in_flight=8)
         with load.running():
             wait_for_more(load, 8)
             with crowded(cluster, leader, 300):

@@ -52,7 +52,7 @@ def run_seed(cluster: PowerCutCluster, seed: int, *, timeout_ms: int = 30_000) -
     rng = random.Random(seed)
     topic = f"seed-{seed}"
     load = Load(
-        cluster.nameserver_addresses[0],
+        cluster.nameserver,
         topic,
         in_flight=rng.choice((1, 8, 64, 256)),
         prefix=topic,

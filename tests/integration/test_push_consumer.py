@@ -91,7 +91,7 @@ def consumer_of(cluster: Cluster, group: str, listener: Any, **options: Any) -> 
 
 def start_member(cluster: Cluster, group: str, topic: str, *batch: str) -> subprocess.Popen[bytes]:
     """Start a consumer that can be killed; it prints a line for each message that it is done with."""
-    arguments = [cluster.nameserver_addresses[0], group, topic, *batch]
+    arguments = [cluster.nameserver, group, topic, *batch]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.integration.push_member", *arguments],
         stdout=subprocess.PIPE,

@@ -53,7 +53,7 @@ class Group:
     def start_member(self) -> None:
         self._started += 1
         seed = self._random.randrange(1 << 30)
-        arguments = [self._cluster.nameserver_addresses[0], self.name, self._topic, str(seed), self._mode]
+        arguments = [self._cluster.nameserver, self.name, self._topic, str(seed), self._mode]
         with (
             (self._folder / f"{self._started}.done").open("wb") as out,
             (self._folder / f"{self._started}.log").open("wb") as log,

@@ -26,7 +26,7 @@ def receive_bodies(nameserver: str) -> set[bytes]:
 
 def test_a_leader_without_followers_acknowledges_and_shows_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3) as cluster:
-        nameserver = cluster.nameserver_addresses[0]
+        nameserver = cluster.nameserver
         with Producer(nameserver, timeout_ms=10_000) as producer:
             producer.send(TOPIC, b"before")
         leader = cluster.wait_leader()

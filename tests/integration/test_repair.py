@@ -84,7 +84,7 @@ class Repaired:
 def repaired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repaired]:
     folder = tmp_path_factory.mktemp("repair")
     with Cluster(folder, nodes=3, settings=SETTINGS | OFTEN) as cluster:
-        asyncio.run(_fill(cluster.nameserver_addresses[0]))
+        asyncio.run(_fill(cluster.nameserver))
         leader = cluster.wait_leader()
         victim = next(name for name in cluster.nodes if name != leader)
         yield Repaired(cluster, victim, read_topic(cluster.address(leader), TOPIC))
@@ -159,7 +159,7 @@ def test_the_scrubber_of_a_running_node_finds_damage_and_repairs_it(repaired: Re
     shown = subprocess.run(
         [
             str(Path(sys.executable).with_name("ledgermq")), "cluster", "status", "--nameserver",
-            repaired.cluster.nameserver_addresses[0],
+            repaired.cluster.nameserver,
         ],
         capture_output=True,
         text=True,

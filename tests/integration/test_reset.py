@@ -37,7 +37,7 @@ class Rig:
     def send(self, count: int) -> None:
         """Send messages that do not compress, large enough to fill segments, and some small ones."""
         bodies = [self.random.randbytes(BODY if i % 3 else 40) for i in range(count)]
-        nameserver = self.cluster.nameserver_addresses[0]
+        nameserver = self.cluster.nameserver
 
         async def produce() -> list[Place]:
             async with Producer(nameserver) as producer:

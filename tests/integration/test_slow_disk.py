@@ -73,7 +73,7 @@ async def read_backlog(nameserver: str, wanted: set[bytes]) -> None:
 
 @pytest.mark.alone
 def test_a_cold_read_and_sends_on_slow_disks_cause_no_election(cluster: SlowDiskCluster) -> None:
-    nameserver = cluster.nameserver_addresses[0]
+    nameserver = cluster.nameserver
     backlog = History()
     run_client(send_backlog(nameserver, backlog))
     terms = cluster.terms()

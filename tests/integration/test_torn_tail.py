@@ -102,7 +102,7 @@ def kill_and_tear(cluster: Cluster, load: Load, name: str, tear: Callable[[Tail]
 
 def test_a_node_with_a_torn_tail_recovers_and_serves_the_same_as_the_others(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3) as cluster:
-        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=16)
+        load = Load(cluster.nameserver, TOPIC, in_flight=16)
         with load.running():
             for number, tear in enumerate(TEARS):
                 leader = cluster.wait_leader()
@@ -119,7 +119,7 @@ def test_a_node_with_a_torn_tail_recovers_and_serves_the_same_as_the_others(tmp_
 def test_all_nodes_with_torn_tails_have_what_was_acknowledged(tmp_path: Path) -> None:
     """The blocks behind the last turn hold messages that were never acknowledged."""
     with Cluster(tmp_path, nodes=3) as cluster:
-        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=16)
+        load = Load(cluster.nameserver, TOPIC, in_flight=16)
         with load.running():
             wait_for_more(load)
             for name in cluster.nodes:
