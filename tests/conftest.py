@@ -75,12 +75,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function to its end, in an event loop of its own."""
+    """Run a test that is a coroutine function to its end, in the event loop of its fixtures."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
+    runner: asyncio.Runner = pyfuncitem._request.getfixturevalue("runner")
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), COROUTINE_SECONDS))
+    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), COROUTINE_SECONDS))
     return True
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """Return the event loop of a test that is a coroutine."""
+    with asyncio.Runner() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

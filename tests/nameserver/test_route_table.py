@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,11 @@ def table_with(*node_ids: str) -> RouteTable:
     for node_id in node_ids:
         table.register(node_id, "i", route(nodes=" ".join(node_ids)), node_id == "n1", 0)
     return table
+
+
+@pytest.fixture
+def table() -> RouteTable:
+    return table_with("n1", "n2")
 
 
 def alive(table: RouteTable) -> dict[str, bool]:
@@ -71,8 +77,7 @@ def test_a_node_stands_where_it_says_itself_and_else_where_the_leader_says() -> 
     assert [node.zone for node in shown.nodes] == ["east", "north", "west"]
 
 
-def test_a_new_leader_wins_by_its_term_even_when_the_old_one_registers_again() -> None:
-    table = table_with("n1", "n2")
+def test_a_new_leader_wins_by_its_term_even_when_the_old_one_registers_again(table: RouteTable) -> None:
     table.register("n2", "i", route(term=2, leader="n2", nodes="n1 n2", topics=("new",)), True, 10)
     table.register("n1", "i", route(term=1, leader="n1", version=99, nodes="n1 n2"), True, 20)
     view = table.broker_groups("local")[0]
@@ -80,14 +85,12 @@ def test_a_new_leader_wins_by_its_term_even_when_the_old_one_registers_again() -
     assert [info.name for info in view.topics] == ["new"]
 
 
-def test_the_leaders_view_of_topics_counts_more_than_a_followers_of_the_same_term() -> None:
-    table = table_with("n1", "n2")
+def test_the_leaders_view_of_topics_counts_more_than_a_followers_of_the_same_term(table: RouteTable) -> None:
     table.register("n2", "i", route(version=50, topics=(), nodes="n1 n2"), False, 10)
     assert [info.name for info in table.broker_groups("local")[0].topics] == ["orders"]
 
 
-def test_a_beat_brings_news_of_an_election() -> None:
-    table = table_with("n1", "n2")
+def test_a_beat_brings_news_of_an_election(table: RouteTable) -> None:
     assert table.beat("local", "g0", "n2", 5, "n2", 10)
     assert table.broker_groups("local")[0].leader_id == "n2"
 
@@ -96,22 +99,19 @@ def test_a_beat_of_an_unknown_node_asks_for_a_registration() -> None:
     assert not RouteTable().beat("local", "g0", "n1", 1, "n1", 0)
 
 
-def test_a_closed_stream_makes_a_node_suspect_and_a_beat_clears_it() -> None:
-    table = table_with("n1", "n2")
+def test_a_closed_stream_makes_a_node_suspect_and_a_beat_clears_it(table: RouteTable) -> None:
     assert table.suspect("local", "g0", "n2", 10)
     assert alive(table) == {"n1": True, "n2": False}
     table.beat("local", "g0", "n2", 1, "n1", 20)
     assert alive(table) == {"n1": True, "n2": True}
 
 
-def test_a_suspect_leader_is_no_leader() -> None:
-    table = table_with("n1", "n2")
+def test_a_suspect_leader_is_no_leader(table: RouteTable) -> None:
     table.suspect("local", "g0", "n1", 10)
     assert table.broker_groups("local")[0].leader_id == ""
 
 
-def test_the_leaders_later_word_that_a_suspect_lives_counts() -> None:
-    table = table_with("n1", "n2")
+def test_the_leaders_later_word_that_a_suspect_lives_counts(table: RouteTable) -> None:
     table.suspect("local", "g0", "n2", 10)
     table.register("n1", "i", route(nodes="n1 n2"), True, 20)
     assert alive(table)["n2"]
@@ -130,8 +130,7 @@ def test_a_goodbye_removes_a_node_at_once() -> None:
     assert table.broker_groups("local") == []
 
 
-def test_the_revision_stays_when_nothing_visible_changes() -> None:
-    table = table_with("n1", "n2")
+def test_the_revision_stays_when_nothing_visible_changes(table: RouteTable) -> None:
     before = table.revision
     table.register("n1", "i", route(nodes="n1 n2"), True, 50)
     table.beat("local", "g0", "n1", 1, "n1", 60)
@@ -241,8 +240,9 @@ def test_the_table_agrees_with_a_model_that_replays_everything(script: list[Step
         assert (views[0].term if views else 0) == model.term()
 
 
-def test_a_group_whose_last_node_left_is_remembered_for_who_asks_for_it_and_for_nobody_else() -> None:
-    table = table_with("n1", "n2")
+def test_a_group_whose_last_node_left_is_remembered_for_who_asks_for_it_and_for_nobody_else(
+    table: RouteTable,
+) -> None:
     table.unregister("local", "g0", "n1")
     assert table.gone_broker_groups("local") == []
     table.expire(10_000)
@@ -268,8 +268,9 @@ def test_so_many_groups_that_left_are_remembered_and_no_more() -> None:
     assert names == [f"g{number:03}" for number in range(1, MAX_GONE_BROKER_GROUPS + 1)]
 
 
-def test_of_a_group_that_left_it_is_remembered_when_it_was_heard_last_and_which_topics_it_had() -> None:
-    table = table_with("n1", "n2")
+def test_of_a_group_that_left_it_is_remembered_when_it_was_heard_last_and_which_topics_it_had(
+    table: RouteTable,
+) -> None:
     table.beat("local", "g0", "n2", 1, "n1", 700)
     table.expire(12_000)
     (gone,) = table.remembered("local")
@@ -277,8 +278,9 @@ def test_of_a_group_that_left_it_is_remembered_when_it_was_heard_last_and_which_
     assert table.remembered("elsewhere") == []
 
 
-def test_a_group_that_is_lost_for_good_is_forgotten_and_a_node_of_it_that_comes_back_registers_anew() -> None:
-    table = table_with("n1", "n2")
+def test_a_group_that_is_lost_for_good_is_forgotten_and_a_node_of_it_that_comes_back_registers_anew(
+    table: RouteTable,
+) -> None:
     assert table.nodes_of("local", "g0") == ["n1", "n2"]
     table.expire(10_000)
     assert table.nodes_of("local", "g0") == []
@@ -292,8 +294,7 @@ def test_a_group_that_is_lost_for_good_is_forgotten_and_a_node_of_it_that_comes_
     assert alive(table)["n2"]
 
 
-def test_a_removed_group_is_forgotten_with_its_dead_nodes_and_that_it_was_here() -> None:
-    table = table_with("n1", "n2")
+def test_a_removed_group_is_forgotten_with_its_dead_nodes_and_that_it_was_here(table: RouteTable) -> None:
     table.suspect("local", "g0", "n2", 1)
     revision = table.revision
     assert table.remove("local", "g0", "n1")
@@ -332,8 +333,7 @@ def test_the_first_goodbye_of_a_drained_group_takes_all_of_it() -> None:
     assert table.broker_groups("local") == []
 
 
-def test_the_mode_of_a_group_is_that_of_its_newest_view() -> None:
-    table = table_with("n1", "n2")
+def test_the_mode_of_a_group_is_that_of_its_newest_view(table: RouteTable) -> None:
     drained = route(version=5, nodes="n1 n2")
     drained.mode, drained.writable = pb.MODE_DRAINING, False
     table.register("n1", "i", drained, True, 1)

@@ -54,37 +54,33 @@ async def test_a_route_is_told_with_the_addresses_of_the_listener() -> None:
             assert answer.groups[0].nodes[0].listeners[0].log_address == address
 
 
-async def test_an_unknown_topic_is_refused_with_similar_names_and_the_next_command() -> None:
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration())
-        refusal = (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="order"))).refusal
-        assert refusal.code == route_pb2.TOPIC_NOT_FOUND
-        assert 'Did you mean "orders"?' in refusal.message
-        assert "ledgermq topic create order" in refusal.message
+async def test_an_unknown_topic_is_refused_with_similar_names_and_the_next_command(stub: Any) -> None:
+    await stub.Register(registration())
+    refusal = (await stub.GetRoute(pb.GetRouteRequest(topic="order"))).refusal
+    assert refusal.code == route_pb2.TOPIC_NOT_FOUND
+    assert 'Did you mean "orders"?' in refusal.message
+    assert "ledgermq topic create order" in refusal.message
 
 
-async def test_without_brokers_the_refusal_says_so() -> None:
-    async with nameserver() as (_, stubs):
-        refusal = (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="orders"))).refusal
-        assert refusal.code == route_pb2.NO_QUORUM
-        assert refusal.retryable
+async def test_without_brokers_the_refusal_says_so(stub: Any) -> None:
+    refusal = (await stub.GetRoute(pb.GetRouteRequest(topic="orders"))).refusal
+    assert refusal.code == route_pb2.NO_QUORUM
+    assert refusal.retryable
 
 
-async def test_while_a_group_has_no_leader_nobody_says_that_a_topic_does_not_exist() -> None:
+async def test_while_a_group_has_no_leader_nobody_says_that_a_topic_does_not_exist(stub: Any) -> None:
     """Nodes that were started without a majority know topics only up to their checkpoints."""
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration(leader="", topics=("orders",)))
-        refusal = (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="order"))).refusal
-        assert (refusal.code, refusal.retryable) == (route_pb2.NO_QUORUM, True)
-        assert "group g0 has no leader" in refusal.message
-        assert 'Did you mean "orders"?' in refusal.message
-        assert (await stubs["default"].GetRoute(pb.GetRouteRequest(topic="orders"))).groups
+    await stub.Register(registration(leader="", topics=("orders",)))
+    refusal = (await stub.GetRoute(pb.GetRouteRequest(topic="order"))).refusal
+    assert (refusal.code, refusal.retryable) == (route_pb2.NO_QUORUM, True)
+    assert "group g0 has no leader" in refusal.message
+    assert 'Did you mean "orders"?' in refusal.message
+    assert (await stub.GetRoute(pb.GetRouteRequest(topic="orders"))).groups
 
 
-async def test_a_registration_without_a_name_is_refused() -> None:
-    async with nameserver() as (_, stubs):
-        answer = await stubs["default"].Register(pb.RegisterRequest())
-        assert answer.refusal.code == route_pb2.INVALID_ARGUMENT
+async def test_a_registration_without_a_name_is_refused(stub: Any) -> None:
+    answer = await stub.Register(pb.RegisterRequest())
+    assert answer.refusal.code == route_pb2.INVALID_ARGUMENT
 
 
 async def test_more_nodes_than_the_limit_are_refused_and_those_that_are_there_register_again() -> None:
@@ -117,76 +113,69 @@ async def test_a_stream_of_beats_under_many_names_is_remembered_once() -> None:
     assert not kept._beating
 
 
-async def test_a_watcher_hears_of_a_new_leader_at_once() -> None:
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration())
-        watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest(topics=["orders"]))
-        assert (await watch.read()).groups[0].leader_id == "n1"
-        await stubs["default"].Register(registration("n2", term=2, leader="n2"))
-        assert (await watch.read()).groups[0].leader_id == "n2"
-        watch.cancel()
+async def test_a_watcher_hears_of_a_new_leader_at_once(stub: Any) -> None:
+    await stub.Register(registration())
+    watch = stub.WatchRoutes(pb.WatchRoutesRequest(topics=["orders"]))
+    assert (await watch.read()).groups[0].leader_id == "n1"
+    await stub.Register(registration("n2", term=2, leader="n2"))
+    assert (await watch.read()).groups[0].leader_id == "n2"
+    watch.cancel()
 
 
-async def test_a_watcher_is_not_bothered_with_other_topics() -> None:
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration())
-        watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest(topics=["orders"]))
-        assert [info.name for info in (await watch.read()).groups[0].topics] == ["orders"]
-        await stubs["default"].Register(registration(topics=("orders", "other")))
-        await stubs["default"].Register(registration(term=2, leader="n2"))
-        changed = await watch.read()
-        assert changed.groups[0].term == 2
-        watch.cancel()
+async def test_a_watcher_is_not_bothered_with_other_topics(stub: Any) -> None:
+    await stub.Register(registration())
+    watch = stub.WatchRoutes(pb.WatchRoutesRequest(topics=["orders"]))
+    assert [info.name for info in (await watch.read()).groups[0].topics] == ["orders"]
+    await stub.Register(registration(topics=("orders", "other")))
+    await stub.Register(registration(term=2, leader="n2"))
+    changed = await watch.read()
+    assert changed.groups[0].term == 2
+    watch.cancel()
 
 
-async def test_the_end_of_the_heartbeat_stream_makes_the_node_suspect() -> None:
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration())
-        beats = stubs["default"].Heartbeat()
-        await beats.write(pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=1, leader_id="n1"))
-        assert not (await beats.read()).register_again
-        watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest())
-        assert (await watch.read()).groups[0].nodes[0].alive
-        beats.cancel()
-        changed = await watch.read()
-        assert not changed.groups[0].nodes[0].alive
-        assert changed.groups[0].leader_id == ""
-        watch.cancel()
+async def test_the_end_of_the_heartbeat_stream_makes_the_node_suspect(stub: Any) -> None:
+    await stub.Register(registration())
+    beats = stub.Heartbeat()
+    await beats.write(pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=1, leader_id="n1"))
+    assert not (await beats.read()).register_again
+    watch = stub.WatchRoutes(pb.WatchRoutesRequest())
+    assert (await watch.read()).groups[0].nodes[0].alive
+    beats.cancel()
+    changed = await watch.read()
+    assert not changed.groups[0].nodes[0].alive
+    assert changed.groups[0].leader_id == ""
+    watch.cancel()
 
 
-async def test_a_beat_of_an_unknown_node_is_told_to_register() -> None:
-    async with nameserver() as (_, stubs):
-        beats = stubs["default"].Heartbeat()
-        await beats.write(pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1"))
-        assert (await beats.read()).register_again
-        beats.cancel()
+async def test_a_beat_of_an_unknown_node_is_told_to_register(stub: Any) -> None:
+    beats = stub.Heartbeat()
+    await beats.write(pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1"))
+    assert (await beats.read()).register_again
+    beats.cancel()
 
 
-async def test_a_beat_whose_leader_cannot_be_shown_ends_its_stream_and_tells_nobody() -> None:
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration())
-        beats = stubs["default"].Heartbeat()
-        named = pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=99, leader_id="\x1b[31m")
-        await beats.write(named)
-        with pytest.raises(grpc.aio.AioRpcError, match="cannot be printed") as refused:
-            await beats.read()
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        (group,) = (await stubs["default"].ListGroups(pb.ListGroupsRequest())).groups
-        assert group.term != 99
+async def test_a_beat_whose_leader_cannot_be_shown_ends_its_stream_and_tells_nobody(stub: Any) -> None:
+    await stub.Register(registration())
+    beats = stub.Heartbeat()
+    named = pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=99, leader_id="\x1b[31m")
+    await beats.write(named)
+    with pytest.raises(grpc.aio.AioRpcError, match="cannot be printed") as refused:
+        await beats.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    (group,) = (await stub.ListGroups(pb.ListGroupsRequest())).groups
+    assert group.term != 99
 
 
-async def test_a_goodbye_removes_the_node() -> None:
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration())
-        await stubs["default"].Unregister(pb.UnregisterRequest(cluster="local", group="g0", node_id="n1"))
-        assert not (await stubs["default"].ListGroups(pb.ListGroupsRequest())).groups
+async def test_a_goodbye_removes_the_node(stub: Any) -> None:
+    await stub.Register(registration())
+    await stub.Unregister(pb.UnregisterRequest(cluster="local", group="g0", node_id="n1"))
+    assert not (await stub.ListGroups(pb.ListGroupsRequest())).groups
 
 
-async def test_a_busy_port_is_an_error_that_names_it() -> None:
-    async with nameserver() as (server, _):
-        address = server.addresses["default"]
-        with pytest.raises(BindError, match=address):
-            await NameServer({"default": address}, 10_000).start()
+async def test_a_busy_port_is_an_error_that_names_it(server: NameServer) -> None:
+    address = server.addresses["default"]
+    with pytest.raises(BindError, match=address):
+        await NameServer({"default": address}, 10_000).start()
 
 
 async def test_when_one_address_is_busy_none_is_kept() -> None:
@@ -259,13 +248,12 @@ async def test_a_silent_node_is_dropped_and_watchers_hear_of_it(monkeypatch: pyt
         watch.cancel()
 
 
-async def test_a_stop_ends_the_watches() -> None:
-    async with nameserver() as (server, stubs):
-        watch = stubs["default"].WatchRoutes(pb.WatchRoutesRequest())
+async def test_a_stop_ends_the_watches(server: NameServer, stub: Any) -> None:
+    watch = stub.WatchRoutes(pb.WatchRoutesRequest())
+    await watch.read()
+    await server.stop(0)
+    with pytest.raises(aio.AioRpcError):
         await watch.read()
-        await server.stop(0)
-        with pytest.raises(aio.AioRpcError):
-            await watch.read()
 
 
 @pytest.mark.parametrize("method", ["Register", "GetRoute"])
@@ -310,35 +298,35 @@ async def test_a_node_watches_the_other_groups_with_the_addresses_of_all_listene
         watch.cancel()
 
 
-async def test_groups_that_left_are_listed_when_they_are_asked_for() -> None:
-    async with nameserver() as (_, stubs):
-        await stubs["default"].Register(registration())
-        goodbye = pb.UnregisterRequest(cluster="local", group="g0", node_id="n1")
-        await stubs["default"].Unregister(goodbye)
-        assert not (await stubs["default"].ListGroups(pb.ListGroupsRequest())).groups
-        listed = await stubs["default"].ListGroups(pb.ListGroupsRequest(gone_too=True))
-        assert [view.group for view in listed.groups] == ["g0"]
+async def test_groups_that_left_are_listed_when_they_are_asked_for(stub: Any) -> None:
+    await stub.Register(registration())
+    goodbye = pb.UnregisterRequest(cluster="local", group="g0", node_id="n1")
+    await stub.Unregister(goodbye)
+    assert not (await stub.ListGroups(pb.ListGroupsRequest())).groups
+    listed = await stub.ListGroups(pb.ListGroupsRequest(gone_too=True))
+    assert [view.group for view in listed.groups] == ["g0"]
 
 
-async def test_a_group_that_left_is_forgotten_on_demand_and_one_that_lives_is_not() -> None:
-    async with nameserver() as (server, stubs):
-        stub, request = stubs["default"], pb.ForgetGroupRequest(cluster="local", group="g0")
-        await stub.Register(registration())
-        await stub.Register(registration("n2"))
-        server.table.suspect("local", "g0", "n1", 1)
-        refusal = (await stub.ForgetGroup(request)).refusal
-        assert refusal.code == route_pb2.INVALID_ARGUMENT
-        assert "n1, n2 of it are registered" in refusal.message and "repeat it then" in refusal.message
-        for node in ("n1", "n2"):
-            await stub.Unregister(pb.UnregisterRequest(cluster="local", group="g0", node_id=node))
-        (gone,) = (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True))).gone
-        assert not gone.topics, "a list of many groups would be long"
-        (gone,) = (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True, gone_topics=True))).gone
-        assert (gone.cluster, gone.group, [info.name for info in gone.topics]) == (
-            "local",
-            "g0",
-            ["orders"],
-        )
-        assert (await stub.ForgetGroup(request)).forgotten
-        assert not (await stub.ForgetGroup(request)).forgotten
-        assert not (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True))).groups
+async def test_a_group_that_left_is_forgotten_on_demand_and_one_that_lives_is_not(
+    server: NameServer, stub: Any
+) -> None:
+    request = pb.ForgetGroupRequest(cluster="local", group="g0")
+    await stub.Register(registration())
+    await stub.Register(registration("n2"))
+    server.table.suspect("local", "g0", "n1", 1)
+    refusal = (await stub.ForgetGroup(request)).refusal
+    assert refusal.code == route_pb2.INVALID_ARGUMENT
+    assert "n1, n2 of it are registered" in refusal.message and "repeat it then" in refusal.message
+    for node in ("n1", "n2"):
+        await stub.Unregister(pb.UnregisterRequest(cluster="local", group="g0", node_id=node))
+    (gone,) = (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True))).gone
+    assert not gone.topics, "a list of many groups would be long"
+    (gone,) = (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True, gone_topics=True))).gone
+    assert (gone.cluster, gone.group, [info.name for info in gone.topics]) == (
+        "local",
+        "g0",
+        ["orders"],
+    )
+    assert (await stub.ForgetGroup(request)).forgotten
+    assert not (await stub.ForgetGroup(request)).forgotten
+    assert not (await stub.ListGroups(pb.ListGroupsRequest(gone_too=True))).groups

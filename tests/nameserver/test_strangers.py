@@ -11,6 +11,7 @@ import pytest
 from ledgermq.nameserver import service
 from ledgermq.nameserver.registrations import MAX_STRANGERS, SHOWN_MS, Strangers
 from ledgermq.nameserver.route_table import RouteTable
+from ledgermq.nameserver.service import NameServer
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import route_pb2 as pb
 
@@ -154,31 +155,27 @@ async def test_the_end_of_a_strangers_stream_makes_no_node_suspect() -> None:
         assert not server.table.broker_groups("local")[0].nodes[0].alive
 
 
-async def test_a_node_that_has_no_group_yet_is_not_listed_among_those_that_have() -> None:
+async def test_a_node_that_has_no_group_yet_is_not_listed_among_those_that_have(stub: Any) -> None:
     """It may be one of another group, and would hide the node whose name it has. It is told who the master is."""
-    async with nameserver() as (_, stubs):
-        stub = stubs["default"]
-        known = of_group(7)
-        known.master_id, known.generation = "n1", 2
-        await stub.Register(registration("n1", known))
-        answer = await stub.Register(registration("n1", of_group(0, leader=""), incarnation="j"))
-        assert (answer.master_id, answer.generation, answer.refusal.code) == ("n1", 2, 0)
-        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-        assert view.leader_id == "n1"
-        await stub.Register(registration("n2", of_group(0, nodes="n2", leader=""), knows=False))
-        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-        assert [node.node_id for node in view.nodes] == ["n1", "n2"], "an older build says no more than that"
+    known = of_group(7)
+    known.master_id, known.generation = "n1", 2
+    await stub.Register(registration("n1", known))
+    answer = await stub.Register(registration("n1", of_group(0, leader=""), incarnation="j"))
+    assert (answer.master_id, answer.generation, answer.refusal.code) == ("n1", 2, 0)
+    (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+    assert view.leader_id == "n1"
+    await stub.Register(registration("n2", of_group(0, nodes="n2", leader=""), knows=False))
+    (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+    assert [node.node_id for node in view.nodes] == ["n1", "n2"], "an older build says no more than that"
 
 
-async def test_what_a_stranger_said_before_it_knew_its_group_is_forgotten() -> None:
-    async with nameserver() as (_, stubs):
-        stub = stubs["default"]
-        await stub.Register(registration("n9", of_group(0, nodes="n9", leader="")))
-        await stub.Register(registration("n1", of_group(7)))
-        answer = await stub.Register(registration("n9", of_group(8, nodes="n9")))
-        assert answer.refusal.code == pb.OTHER_GROUP
-        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-        assert [node.node_id for node in view.nodes] == ["n1"]
+async def test_what_a_stranger_said_before_it_knew_its_group_is_forgotten(stub: Any) -> None:
+    await stub.Register(registration("n9", of_group(0, nodes="n9", leader="")))
+    await stub.Register(registration("n1", of_group(7)))
+    answer = await stub.Register(registration("n9", of_group(8, nodes="n9")))
+    assert answer.refusal.code == pb.OTHER_GROUP
+    (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+    assert [node.node_id for node in view.nodes] == ["n1"]
 
 
 def test_a_node_that_came_without_data_belongs_to_what_the_others_know() -> None:
@@ -202,35 +199,34 @@ def led(node_id: str) -> Any:
     )
 
 
-async def test_one_node_of_another_group_without_a_leader_does_not_keep_a_group_out_that_has_one() -> None:
+async def test_one_node_of_another_group_without_a_leader_does_not_keep_a_group_out_that_has_one(
+    server: NameServer, stub: Any
+) -> None:
     """The nameserver was started again, and the node that was left over was quicker."""
-    async with nameserver() as (server, stubs):
-        stub = stubs["default"]
-        stray = registration("n1", of_group(7, leader=""))
-        await stub.Register(stray)
-        answer = await stub.Register(registration("n2", of_group(8, nodes="n2", leader="n3")))
-        assert answer.refusal.code == pb.OTHER_GROUP, "only the leader's own word counts"
-        revision = server.table.revision
-        assert not (await stub.Register(led("n3"))).refusal.code
-        assert server.table.revision > revision
-        (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
-        assert (view.group_id, [node.node_id for node in view.nodes]) == (8, ["n3"])
-        assert not server.table.beat("local", "g0", "n1", 1, "", 0, 7), "it registers again"
-        assert (await stub.Register(stray)).refusal.code == pb.OTHER_GROUP
+    stray = registration("n1", of_group(7, leader=""))
+    await stub.Register(stray)
+    answer = await stub.Register(registration("n2", of_group(8, nodes="n2", leader="n3")))
+    assert answer.refusal.code == pb.OTHER_GROUP, "only the leader's own word counts"
+    revision = server.table.revision
+    assert not (await stub.Register(led("n3"))).refusal.code
+    assert server.table.revision > revision
+    (view,) = (await stub.ListGroups(ns.ListGroupsRequest())).groups
+    assert (view.group_id, [node.node_id for node in view.nodes]) == (8, ["n3"])
+    assert not server.table.beat("local", "g0", "n1", 1, "", 0, 7), "it registers again"
+    assert (await stub.Register(stray)).refusal.code == pb.OTHER_GROUP
 
 
 @pytest.mark.parametrize("is_told_by_beat", [True, False])
 async def test_a_group_that_had_a_leader_keeps_its_name_also_during_an_election(
-    is_told_by_beat: bool,
+    server: NameServer, stub: Any, is_told_by_beat: bool
 ) -> None:
-    async with nameserver() as (server, stubs):
-        leader = "" if is_told_by_beat else "n1"
-        await stubs["default"].Register(registration("n1", of_group(7, leader=leader)))
-        if is_told_by_beat:
-            server.table.beat("local", "g0", "n1", 5, "n1", 0, 7)
-        server.table.beat("local", "g0", "n1", 6, "", 0, 7)
-        await stubs["default"].Register(registration("n1", of_group(7, leader="")))
-        assert (await stubs["default"].Register(led("n3"))).refusal.code == pb.OTHER_GROUP
+    leader = "" if is_told_by_beat else "n1"
+    await stub.Register(registration("n1", of_group(7, leader=leader)))
+    if is_told_by_beat:
+        server.table.beat("local", "g0", "n1", 5, "n1", 0, 7)
+    server.table.beat("local", "g0", "n1", 6, "", 0, 7)
+    await stub.Register(registration("n1", of_group(7, leader="")))
+    assert (await stub.Register(led("n3"))).refusal.code == pb.OTHER_GROUP
 
 
 def test_strangers_are_bounded_and_forgotten() -> None:

@@ -18,8 +18,12 @@ from ledgermq.raft.errors import NodeStoppedError, NotLeaderError
 from ..leading_node import Leader, settle
 
 
-async def test_a_member_is_told_when_its_queues_change() -> None:
-    leader = Leader()
+@pytest.fixture
+def leader() -> Leader:
+    return Leader()
+
+
+async def test_a_member_is_told_when_its_queues_change(leader: Leader) -> None:
     a = await leader.join("a")
     assert leader.owned(a) == [0, 1, 2, 3]
     a.changed.clear()
@@ -32,8 +36,7 @@ async def test_a_member_is_told_when_its_queues_change() -> None:
     assert (leader.owned(a), leader.owned(b)) == ([0, 1], [2, 3])
 
 
-async def test_who_leaves_is_told_nothing_more_and_the_others_at_once() -> None:
-    leader = Leader()
+async def test_who_leaves_is_told_nothing_more_and_the_others_at_once(leader: Leader) -> None:
     a, b = await leader.join("a"), await leader.join("b")
     leader.coordination.leave(a)
     await settle()
@@ -41,8 +44,7 @@ async def test_who_leaves_is_told_nothing_more_and_the_others_at_once() -> None:
     assert leader.owned(b) == [0, 1, 2, 3]
 
 
-async def test_what_is_refused_or_lost_comes_again_with_the_next_look() -> None:
-    leader = Leader()
+async def test_what_is_refused_or_lost_comes_again_with_the_next_look(leader: Leader) -> None:
     a, b = await leader.join("a"), await leader.join("b")
     leader.refuse = lambda command: TooManyRequestsError(1, 1) if isinstance(command, LeaveGroup) else None
     leader.coordination.leave(a)
@@ -56,8 +58,7 @@ async def test_what_is_refused_or_lost_comes_again_with_the_next_look() -> None:
     assert leader.owned(b) == [0, 1, 2, 3]
 
 
-async def test_a_member_that_is_silent_is_taken_out_and_told_so() -> None:
-    leader = Leader()
+async def test_a_member_that_is_silent_is_taken_out_and_told_so(leader: Leader) -> None:
     a, b = await leader.join("a"), await leader.join("b")
     for _ in range(30):
         leader.coordination.heard(b)
@@ -68,9 +69,8 @@ async def test_a_member_that_is_silent_is_taken_out_and_told_so() -> None:
     assert leader.owned(b) == [0, 1, 2, 3]
 
 
-async def test_a_stall_of_the_loop_makes_nobody_silent() -> None:
+async def test_a_stall_of_the_loop_makes_nobody_silent(leader: Leader) -> None:
     """The signs of life that came meanwhile wait to be read."""
-    leader = Leader()
     a = await leader.join("a")
     leader.time += 60
     leader.coordination._tick()
@@ -78,8 +78,7 @@ async def test_a_stall_of_the_loop_makes_nobody_silent() -> None:
     assert leader.owned(a) == [0, 1, 2, 3]
 
 
-async def test_the_time_to_come_back_begins_when_the_stream_ends() -> None:
-    leader = Leader()
+async def test_the_time_to_come_back_begins_when_the_stream_ends(leader: Leader) -> None:
     a = await leader.join("a")
     await leader.tick(2.5)
     leader.coordination.close(a)
@@ -93,8 +92,7 @@ async def test_the_time_to_come_back_begins_when_the_stream_ends() -> None:
     assert leader.node.state.memberships.group_ids() == []
 
 
-async def test_another_stream_of_the_same_member_takes_over() -> None:
-    leader = Leader()
+async def test_another_stream_of_the_same_member_takes_over(leader: Leader) -> None:
     old = await leader.join("a")
     new = await leader.join("a")
     with pytest.raises(RefusedError, match="took this membership over") as refused:
@@ -106,8 +104,7 @@ async def test_another_stream_of_the_same_member_takes_over() -> None:
     assert leader.owned(new) == [0, 1, 2, 3]
 
 
-async def test_streams_end_with_the_lead_and_the_next_leader_knows_the_members() -> None:
-    leader = Leader()
+async def test_streams_end_with_the_lead_and_the_next_leader_knows_the_members(leader: Leader) -> None:
     a = await leader.join("a")
     leader.leadership.on_lost()
     with pytest.raises(NotLeaderError):
@@ -124,8 +121,7 @@ async def test_streams_end_with_the_lead_and_the_next_leader_knows_the_members()
     assert leader.owned(again) == [0, 1, 2, 3]
 
 
-async def test_a_node_that_stops_ends_its_streams() -> None:
-    leader = Leader()
+async def test_a_node_that_stops_ends_its_streams(leader: Leader) -> None:
     a = await leader.join("a")
     leader.coordination.stop()
     with pytest.raises(NodeStoppedError):
@@ -134,8 +130,9 @@ async def test_a_node_that_stops_ends_its_streams() -> None:
         await leader.join("b")
 
 
-async def test_who_comes_back_in_the_last_moment_is_not_taken_out_behind_its_own_command() -> None:
-    leader = Leader()
+async def test_who_comes_back_in_the_last_moment_is_not_taken_out_behind_its_own_command(
+    leader: Leader,
+) -> None:
     a = await leader.join("a")
     leader.coordination.close(a)
     await leader.tick(2.9)
@@ -149,8 +146,7 @@ async def test_who_comes_back_in_the_last_moment_is_not_taken_out_behind_its_own
     assert not any(isinstance(command, LeaveGroup) for command in leader.asked)
 
 
-async def test_a_deleted_group_ends_the_streams_of_its_members() -> None:
-    leader = Leader()
+async def test_a_deleted_group_ends_the_streams_of_its_members(leader: Leader) -> None:
     a = await leader.join("a")
     leader.apply(DeleteGroup(leader.group))
     await settle()
@@ -161,8 +157,7 @@ async def test_a_deleted_group_ends_the_streams_of_its_members() -> None:
         await leader.join("b")
 
 
-async def test_a_new_topic_is_given_out() -> None:
-    leader = Leader()
+async def test_a_new_topic_is_given_out(leader: Leader) -> None:
     a = await leader.join("a", topics=("later",))
     assert leader.owned(a) == []
     leader.apply(CreateTopic("later", 2))
@@ -195,8 +190,7 @@ async def test_members_are_bounded_in_a_group_and_in_all(monkeypatch: pytest.Mon
         await leader.join("d")
 
 
-async def test_a_join_that_is_refused_leaves_nothing_behind() -> None:
-    leader = Leader()
+async def test_a_join_that_is_refused_leaves_nothing_behind(leader: Leader) -> None:
     leader.refuse = lambda command: TooManyRequestsError(1, 1)
     with pytest.raises(TooManyRequestsError):
         await leader.join("a")
@@ -219,9 +213,8 @@ async def test_twenty_members_share_sixty_four_queues_and_no_queue_rests() -> No
 
 
 async def test_long_passes_over_a_group_leave_the_loop_to_others_in_between(
-    monkeypatch: pytest.MonkeyPatch,
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leader = Leader()
     stream = await leader.join("a")
     real = leader.coordination._groups[leader.group].decide
 
