@@ -188,8 +188,7 @@ def test_of_two_nodes_that_were_promoted_beside_each_other_a_person_chooses_one(
 def test_a_master_that_was_cut_off_is_fenced_while_it_runs(tmp_path: Path) -> None:
     """It is stopped (SIGSTOP) with connections that it believes in, and wakes up beside its successor."""
     with cluster_of(tmp_path, "async_master") as cluster:
-        load = Load(cluster.nameserver, TOPIC, in_flight=8, timeout_ms=60_000)
-        with load.running():
+        with Load(cluster.nameserver, TOPIC, in_flight=8, timeout_ms=60_000).running() as load:
             wait_until(lambda: load.count > 500, "messages")
             wait_until(lambda: "group id known" in cluster.nodes["n3"].log(1000), "n3 belongs to the group")
             cluster.pause("n1")
@@ -225,8 +224,7 @@ def test_a_master_that_was_cut_off_is_fenced_while_it_runs(tmp_path: Path) -> No
 
 def test_a_planned_change_of_the_master_loses_nothing(tmp_path: Path) -> None:
     with cluster_of(tmp_path, "async_master", 2) as cluster:
-        load = Load(cluster.nameserver, TOPIC, in_flight=8, timeout_ms=60_000)
-        with load.running():
+        with Load(cluster.nameserver, TOPIC, in_flight=8, timeout_ms=60_000).running() as load:
             wait_until(lambda: load.count > 300, "messages")
             load.ask_to_stop()
         wait_level(cluster, "n1")

@@ -42,8 +42,7 @@ def nameserver(cluster: Cluster) -> str:
 
 def fail_over(cluster: Cluster) -> str:
     """kill -9 the leader; return its name when another one leads."""
-    leader = cluster.wait_leader()
-    cluster.kill(leader)
+    leader = cluster.kill_leader()
     cluster.wait_leader(other_than=leader)
     return leader
 
@@ -449,7 +448,7 @@ async def test_an_ordered_message_that_its_consumer_gives_up_is_parked_and_its_q
 def forward(cluster: Cluster, request: v2.ForwardMessageToDeadLetterQueueRequest) -> int:
     """Call a follower, as an official client would."""
     leader = cluster.wait_leader()
-    node = next(name for name in cluster.nodes if name != leader)
+    node = cluster.others(leader)[0]
     with grpc.insecure_channel(cluster.address(node, "messaging")) as channel:
         stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
         metadata = (("x-mq-client-id", "official"),)

@@ -88,7 +88,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
     with Cluster(folder, nodes=3, settings=SETTINGS | {"scrub-bytes-per-second": "0"}) as cluster:
         asyncio.run(_fill(cluster.nameserver))
         leader = cluster.wait_leader()
-        victim = next(name for name in cluster.nodes if name != leader)
+        victim = cluster.others(leader)[0]
         stored = read_topic(cluster.address(leader), TOPIC)
         # A node that has just started does not know its broker group's id yet, so it could ask no other node.
         record = folder / victim / "identity"

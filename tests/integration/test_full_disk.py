@@ -131,8 +131,7 @@ def test_a_log_that_fills_its_disk_refuses_messages_and_takes_them_again_after_a
     assert "ledgermq admin clean" in told
     stored = read_topic(cluster.address(cluster.wait_leader()), TOPIC)
     assert consume(nameserver, 64) >= 64, "reads and acknowledgements go on"
-    leader = cluster.wait_leader()
-    cluster.kill(leader)
+    leader = cluster.kill_leader()
     assert cluster.wait_leader(other_than=leader) != leader, "votes are stored"
     cluster.restart(leader)
     assert read_topic(cluster.address(cluster.wait_leader()), TOPIC) == stored
@@ -152,8 +151,7 @@ def test_a_disk_that_others_filled_to_the_last_byte_can_lose_its_leader_and_be_c
     with contextlib.suppress(LedgerMQError):  # there may be no room for a grant either
         consume(nameserver, 128)
     for _ in range(3):
-        leader = cluster.wait_leader()
-        cluster.kill(leader)
+        leader = cluster.kill_leader()
         cluster.wait_leader(other_than=leader)
         cluster.restart(leader)
     assert clean(cluster).segments, "the command that every refusal names makes room"

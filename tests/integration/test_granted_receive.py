@@ -35,7 +35,7 @@ def whole(cluster: Cluster) -> None:
 
 def followers(cluster: Cluster) -> list[str]:
     leader = cluster.wait_leader()
-    return [name for name in cluster.nodes if name != leader]
+    return cluster.others(leader)
 
 
 def prepare(cluster: Cluster, topic: str, count: int, *, fifo: bool = False) -> list[bytes]:

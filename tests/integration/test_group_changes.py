@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -20,13 +18,7 @@ from ledgermq.proto import rocketmq_v2_pb2_grpc, route_pb2
 from .cluster import Cluster, wait_until
 from .group_load import TOPIC, Load, command, run, traffic, until
 
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    with Cluster(tmp_path, nodes=3) as running:
-        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver)
-        monkeypatch.setenv("COLUMNS", "200")
-        yield running
+pytestmark = pytest.mark.usefixtures("command_line")
 
 
 def send_officially(cluster: Cluster, node: str) -> v2.SendMessageResponse:

@@ -78,9 +78,8 @@ def snapshot(data: Path) -> dict[str, bytes]:
 def fill(cluster: Cluster) -> tuple[str, Load]:
     """Send under load while the last node alone is killed, then lose the other two; return the survivor."""
     leader = cluster.wait_leader()
-    survivor = next(name for name in cluster.nodes if name != leader)
-    load = Load(cluster.nameserver, TOPIC, in_flight=16)
-    with load.running():
+    survivor = cluster.others(leader)[0]
+    with Load(cluster.nameserver, TOPIC, in_flight=16).running() as load:
         wait_until(lambda: load.count > 3000, "messages of more than one segment")
         cluster.kill(survivor)
         wait_until(lambda: load.count > 3300, "messages that the survivor never gets")
@@ -94,7 +93,7 @@ def fill(cluster: Cluster) -> tuple[str, Load]:
 def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
         survivor, load = fill(cluster)
-        lost = [name for name in cluster.nodes if name != survivor]
+        lost = cluster.others(survivor)
         for name in lost:
             (tmp_path / name).rename(tmp_path / f"{name}-old")
         data, group = tmp_path / survivor, "g0"
@@ -116,10 +115,7 @@ def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: P
             told = json.loads(text)
             assert (told["cloned_for"], told["last_index"]) == (name, shown["last_index"])
             assert told["recovered_from_group_id"] == shown["group_id"]
-        for name in cluster.nodes:
-            cluster.start(name)
-        for name in cluster.nodes:
-            cluster.wait_ready(name)
+        cluster.start_all()
 
         stored = read_topic(cluster.address(survivor), TOPIC)
         assert len(stored) > 2900

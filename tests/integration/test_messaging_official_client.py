@@ -92,7 +92,7 @@ def test_every_message_that_was_acknowledged_arrives_through_a_failover(
     topic = f"official-{mode}"
     create_topic(cluster, topic)
     leader = cluster.wait_leader()
-    follower = next(name for name in cluster.nodes if name != leader)
+    follower = cluster.others(leader)[0]
     text = run_client(client_python, mode, cluster, topic, kill=leader, access=follower)
     cluster.restart(leader)
     assert f"RESULT sent={MESSAGES} received={MESSAGES}" in text

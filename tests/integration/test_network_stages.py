@@ -25,7 +25,7 @@ from tests.gated_disk import FLUSHES, OPENS, READS, Gate
 from tests.tls import CERTIFICATE, KEY
 
 from .checks import check_every_node, wait_for_more
-from .cluster import Cluster, Process, wait_until
+from .cluster import Cluster, wait_until
 from .connections import PREFACE, Crowd
 from .history import History, Load, describe_topic, run_client
 from .test_slow_disk import TOPIC as COLD
@@ -40,28 +40,11 @@ COLD_READERS = 8
 OLD = 600
 
 
-class ModuleCluster(Cluster):
-    """Its brokers run another module than the broker's own."""
-
-    module = "ledgermq.broker"
-
-    def _broker(self, name: str, ports: dict[str, int], peers: str, options: dict[str, str]) -> Process:
-        process = super()._broker(name, ports, peers, options)
-        process.arguments[1] = self.module
-        return process
-
-    def terms(self) -> dict[str, int]:
-        found = {}
-        for name in self.nodes:
-            found[name] = wait_until(partial(self.status, name), f"{name} answers").term
-        return found
-
-
-class GatedCluster(ModuleCluster):
+class GatedCluster(Cluster):
     module = "tests.integration.gated_disk_node"
 
 
-class FewFilesCluster(ModuleCluster):
+class FewFilesCluster(Cluster):
     module = "tests.integration.few_files_node"
 
 
@@ -247,9 +230,8 @@ def test_a_storm_of_connections_without_descriptors_for_them_costs_no_election_a
     """A node with a limit of 256 files gets 1,200 calls, and keeps what it needs: its peers reconnect."""
     with FewFilesCluster(tmp_path, nodes=3) as cluster:
         leader, terms = cluster.wait_leader(), cluster.terms()
-        follower = next(name for name in cluster.nodes if name != leader)
-        load = Load(cluster.nameserver, HOT, in_flight=8)
-        with load.running():
+        follower = cluster.others(leader)[0]
+        with Load(cluster.nameserver, HOT, in_flight=8).running() as load:
             wait_for_more(load, 8)
             with crowded(cluster, leader, 300):
                 wait_for_more(load, 100)

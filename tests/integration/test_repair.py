@@ -40,7 +40,7 @@ class Repaired:
         return self.cluster.folder / self.victim
 
     def others(self) -> list[str]:
-        return [name for name in self.cluster.nodes if name != self.victim]
+        return self.cluster.others(self.victim)
 
     def said(self) -> str:
         return self.cluster.nodes[self.victim].log(2000)
@@ -86,7 +86,7 @@ def repaired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repaired]:
     with Cluster(folder, nodes=3, settings=SETTINGS | OFTEN) as cluster:
         asyncio.run(_fill(cluster.nameserver))
         leader = cluster.wait_leader()
-        victim = next(name for name in cluster.nodes if name != leader)
+        victim = cluster.others(leader)[0]
         yield Repaired(cluster, victim, read_topic(cluster.address(leader), TOPIC))
 
 

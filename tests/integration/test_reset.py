@@ -48,7 +48,7 @@ class Rig:
 
     def follower(self) -> str:
         leader = self.cluster.wait_leader()
-        return next(name for name in self.cluster.nodes if name != leader)
+        return self.cluster.others(leader)[0]
 
     def clean(self) -> int:
         """Delete all but the last segment; return the first entry that is left at the leader."""

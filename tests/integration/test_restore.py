@@ -65,8 +65,9 @@ def test_a_deleted_topic_is_back_in_a_group_that_was_restored_to_before_its_dele
             admin.delete_topic("orders")
         send(cluster, "later", [b"after the mistake"])
         dump(cluster, tmp_path / "dumps")
-        leader = cluster.wait_leader()
-        cluster.kill(leader)  # one copy more, of a stopped node: the tail behind its commit hint counts, too
+        leader = (
+            cluster.kill_leader()
+        )  # one copy more, of a stopped node: the tail behind its commit hint counts, too
         cli("dump", tmp_path / "offline", "--data", tmp_path / "first" / leader)
 
     shown = cli("restore", tmp_path / "dumps", tmp_path / "offline", "--show")
