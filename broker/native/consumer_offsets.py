@@ -22,7 +22,7 @@ from ..state.commands import CommitOffsets, position_rows
 from ..state.effects import CommitResult
 from ..wire.validation import group_problem
 
-#: Most offsets in one commit. Every node applies it in one step, during which it answers no one.
+#: Most offsets in one commit. Every node applies it in one step, during which it answers no call.
 MAX_COMMIT_ROWS: Final = 4096
 
 
@@ -147,11 +147,10 @@ def _fenced_text(request: log_pb2.CommitOffsetsRequest, place: int) -> str:
     if refused.epoch:
         return (
             f"{queue} is not this consumer's any more: epoch {refused.epoch} has ended. Drop what is "
-            f"buffered of it; its "
-            f"owner goes on at the committed offset. Queues of this commit that are still owned are stored"
+            f"buffered of it; its owner goes on at the committed offset. Queues of this commit that are "
+            f"still owned are stored"
         )
     return (
         f'{queue} belongs to the members of group "{request.group}", which consume it queue by queue. Use '
-        f"another group, "
-        "or stop the members first"
+        "another group, or stop the members first"
     )

@@ -248,8 +248,7 @@ class SectionReads:
         return RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
             f"offset {offset} was deleted by retention: the queue begins at {begin} now, {begin - offset:,} "
-            f"messages are "
-            f"gone. Go on at {begin}",
+            f"messages are gone. Go on at {begin}",
         )
 
     async def _take(
@@ -300,8 +299,7 @@ class SectionReads:
         return RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
             f"offset {position.offset} was deleted by retention; this node does not know yet where the queue "
-            f"begins now. "
-            "Ask again",
+            "begins now. Ask again",
             retryable=True,
             retry_after_ms=100,
         )

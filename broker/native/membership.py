@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc.aio
@@ -243,7 +244,4 @@ def join_command(group_id: int, request: log_pb2.MembershipRequest) -> JoinGroup
 
 def changed_subscription(join: JoinGroup, request: log_pb2.MembershipRequest) -> JoinGroup:
     """Return the command for a later request that names topics."""
-    return JoinGroup(
-        join.group_id, join.member, tuple(sorted(set(request.topics))), join.allocation, join.zone,
-        request.filter, join.session_timeout_ms, join.release_ms,
-    )  # fmt: skip
+    return replace(join, topics=tuple(sorted(set(request.topics))), filter=request.filter)

@@ -43,7 +43,7 @@ class History:
         doubled = [body for body, times in Counter(stored.values()).items() if times > 1]
         assert not doubled, f"{where}: {len(doubled)} messages are stored twice, first {doubled[:3]}"
         invented = [b for b in stored.values() if b not in self.acknowledged and b not in self.unknown]
-        assert not invented, f"{where}: {len(invented)} messages nobody sent, first {invented[:3]}"
+        assert not invented, f"{where}: {len(invented)} messages were never sent, first {invented[:3]}"
 
 
 @functools.cache

@@ -61,7 +61,7 @@ def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path
             assert source.stale and source.node_id in ("n2", "n3")
         async with Producer(nameserver, timeout_ms=1500) as producer:
             with pytest.raises(SendTimeoutError, match=r"master n1 .* is away.*cluster promote NODE"):
-                await producer.send(TOPIC, b"nobody takes it")
+                await producer.send(TOPIC, b"not taken")
 
     with cluster_of(tmp_path, "async_master") as cluster:
         send(cluster, *[b"%d" % i for i in range(40)])

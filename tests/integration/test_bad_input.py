@@ -80,9 +80,9 @@ ALONE = [
     Row("empty tag filter", "consume orders --group g --tag ''", 2, ("tag filter is empty", "--help")),
     Row("stdin more than once", "send orders - --count 2", 2, ("--count", "stdin", "--help")),
     # No confirmation is asked for what may not exist: a command that cannot reach the cluster says so.
-    Row("delete, and nobody to look", "topic delete orders -n 127.0.0.1:{p1}", 1,
+    Row("delete without a cluster", "topic delete orders -n 127.0.0.1:{p1}", 1,
         ("127.0.0.1:{p1}", "ledgermq up")),
-    Row("delete a group, and nobody to look", "group delete g -n 127.0.0.1:{p1}", 1,
+    Row("delete a group without a cluster", "group delete g -n 127.0.0.1:{p1}", 1,
         ("127.0.0.1:{p1}", "ledgermq up")),
     # --- no node there
     Row("no nameserver", "topic list -n 127.0.0.1:{p1}", 1, ("127.0.0.1:{p1}", "ledgermq up")),

@@ -145,7 +145,7 @@ def test_a_deposed_leader_that_loses_power_while_its_tail_is_cut_comes_back_whol
                 followers = cluster.others(old)
                 for name in followers:
                     cluster.pause(name)
-                wait_until(partial(_is_ahead_alone, cluster, old), f"{old} appends what nobody else has")
+                wait_until(partial(_is_ahead_alone, cluster, old), f"{old} appends what no other node has")
                 cluster.kill(old)
                 for name in followers:
                     cluster.resume(name)

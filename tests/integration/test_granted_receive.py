@@ -161,7 +161,7 @@ def test_a_fifo_group_keeps_its_order_over_all_nodes(cluster: Cluster) -> None:
             attempt = f"attempt-{len(received)}"
             messages = consumer.receive(attempt=attempt, count=10)
             for each in consumers:
-                assert each.receive(poll_ms=0, attempt="of somebody else") == [], "the queue is locked"
+                assert each.receive(poll_ms=0, attempt="of another client") == [], "the queue is locked"
             again = other.receive(attempt=attempt, count=10)
             assert [each.system_properties.receipt_handle for each in again] == [
                 each.system_properties.receipt_handle for each in messages

@@ -112,7 +112,7 @@ def is_served(cluster: Cluster, leader: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "threads_held"), [(OPENS, 1), (READS, 4)])
-def test_cold_reads_that_wait_for_the_disk_hold_up_nobody_else(
+def test_cold_reads_that_wait_for_the_disk_hold_up_no_other_reads(
     gated: GatedCluster, what: str, threads_held: int
 ) -> None:
     """All want the same segment, so one thread opens it. Each reads in its own thread while there are any."""
@@ -158,7 +158,7 @@ def test_a_leader_whose_flush_waits_for_the_disk_holds_up_no_send_and_hands_the_
     assert new_term == old + 1, "a hand-over, no election"
 
 
-def test_handshakes_that_are_half_done_hold_up_nobody(gated: GatedCluster) -> None:
+def test_handshakes_that_are_half_done_hold_up_no_other_client(gated: GatedCluster) -> None:
     leader, terms = gated.wait_leader(), gated.terms()
     address = gated.address(leader, "messaging")
     hello = tls_hello()

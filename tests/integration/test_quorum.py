@@ -34,14 +34,14 @@ def test_a_leader_without_followers_acknowledges_and_shows_nothing(cluster: Clus
 
     with Load(nameserver, TOPIC, in_flight=8, prefix="cut-off", timeout_ms=3000).running() as load:
         with pytest.raises(LedgerMQError), Producer(nameserver, timeout_ms=3000) as producer:
-            producer.send(TOPIC, b"nobody hears this")
+            producer.send(TOPIC, b"no follower hears this")
         assert load.count == 0, "a send was acknowledged by a leader alone"
         assert set(read_topic(cluster.address(leader), info).values()) == {b"before"}
         assert receive_bodies(nameserver) <= {b"before"}, "a consumer saw what was never committed"
 
         cluster.resume(followers[0])
         wait_until(lambda: load.count > 0, "sends are acknowledged again with two of three")
-    load.history.unknown[b"nobody hears this"] = "sent without a quorum"
+    load.history.unknown[b"no follower hears this"] = "sent without a quorum"
     load.history.unknown[b"before"] = "sent first"
     load.history.check(read_topic(cluster.address(cluster.wait_leader()), TOPIC), "the leader")
     cluster.resume(followers[1])

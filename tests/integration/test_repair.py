@@ -198,7 +198,7 @@ def test_without_the_others_a_damaged_node_waits_and_says_so_and_they_make_it_wh
         assert _segments(repaired.data)[-1].read_bytes() == damaged
         status, text = cluster.http(victim, "/livez")
         assert status == 200 and "repairing" in text and "waits for a member" in text, (
-            "nobody kills it for that"
+            "it is not killed for that"
         )
         assert cluster.http(victim, "/startupz")[0] == 503
         assert cluster.terminate(victim) == 0

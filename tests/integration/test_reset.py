@@ -149,7 +149,7 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         cluster.start(other)
         cluster.wait_ready(other)
         wait_until(
-            lambda: all(node.state == "" for node in rig.status(leader).nodes), "nobody catches up any more"
+            lambda: all(node.state == "" for node in rig.status(leader).nodes), "no node catches up any more"
         )
         rig.lead(victim)
         rig.send(30)

@@ -240,7 +240,7 @@ def test_the_table_agrees_with_a_model_that_replays_everything(script: list[Step
         assert (views[0].term if views else 0) == model.term()
 
 
-def test_a_group_whose_last_node_left_is_remembered_for_who_asks_for_it_and_for_nobody_else(
+def test_a_group_whose_last_node_left_is_remembered_only_for_those_who_ask_for_it(
     table: RouteTable,
 ) -> None:
     table.unregister("local", "g0", "n1")

@@ -68,7 +68,7 @@ async def test_without_brokers_the_refusal_says_so(stub: Any) -> None:
     assert refusal.retryable
 
 
-async def test_while_a_group_has_no_leader_nobody_says_that_a_topic_does_not_exist(stub: Any) -> None:
+async def test_while_a_group_has_no_leader_no_topic_is_said_not_to_exist(stub: Any) -> None:
     """Nodes that were started without a majority know topics only up to their checkpoints."""
     await stub.Register(registration(leader="", topics=("orders",)))
     refusal = (await stub.GetRoute(pb.GetRouteRequest(topic="order"))).refusal
@@ -154,7 +154,7 @@ async def test_a_beat_of_an_unknown_node_is_told_to_register(stub: Any) -> None:
     beats.cancel()
 
 
-async def test_a_beat_whose_leader_cannot_be_shown_ends_its_stream_and_tells_nobody(stub: Any) -> None:
+async def test_a_beat_whose_leader_cannot_be_shown_ends_its_stream_and_is_not_passed_on(stub: Any) -> None:
     await stub.Register(registration())
     beats = stub.Heartbeat()
     named = pb.HeartbeatBeat(cluster="local", group="g0", node_id="n1", term=99, leader_id="\x1b[31m")

@@ -81,7 +81,7 @@ def test_beats_and_goodbyes_of_another_node_of_that_name_are_not_its_own() -> No
 
 
 def test_a_node_that_has_no_group_yet_does_not_speak_for_the_one_whose_name_it_has() -> None:
-    """All folders of the group were lost, and the new one waits for a node: nobody of the old one is there."""
+    """All folders of the group were lost, and the new one waits for a node: no node of the old one is there."""
     table = table_of(7)
     for now in (1_000, 9_000):
         assert not table.beat("local", "g0", "n1", 0, "", now), "it registers again, and is not listed"

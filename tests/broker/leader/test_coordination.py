@@ -69,7 +69,7 @@ async def test_a_member_that_is_silent_is_taken_out_and_told_so(leader: Leader) 
     assert leader.owned(b) == [0, 1, 2, 3]
 
 
-async def test_a_stall_of_the_loop_makes_nobody_silent(leader: Leader) -> None:
+async def test_a_stall_of_the_loop_makes_no_member_silent(leader: Leader) -> None:
     """The signs of life that came meanwhile wait to be read."""
     a = await leader.join("a")
     leader.time += 60

@@ -384,7 +384,7 @@ def check_settled(members: Members) -> None:
         names = [name for name, member in membership.members.items() if topic.name in member.topics]
         counts = Counter(membership.of((topic.topic_id, queue)).member for queue in range(topic.queue_count))
         if topic.name in subscribed:
-            assert counts.keys() <= set(names), "no queue without an owner when somebody can own it"
+            assert counts.keys() <= set(names), "no queue without an owner while a member can own it"
             assert max(counts[name] for name in names) - min(counts[name] for name in names) <= 1
         else:
             assert counts.keys() == {""}

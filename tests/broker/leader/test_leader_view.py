@@ -137,7 +137,7 @@ def test_a_new_producer_is_refused_when_as_many_are_remembered_as_may_be(node: N
     assert produce(node, topic, 0, producer=1)[0] is Verdict.ACCEPTED
     assert produce(node, topic, 0, producer=2)[0] is Verdict.ACCEPTED
     assert produce(node, topic, 0, producer=3)[0] is Verdict.TOO_MANY_STREAMS
-    assert produce(node, topic, 2, producer=1)[0] is Verdict.ACCEPTED  # whoever is known goes on
+    assert produce(node, topic, 2, producer=1)[0] is Verdict.ACCEPTED  # known producers continue
     assert produce(node, topic, 0, producer=1)[0] is Verdict.DUPLICATE
     node.command(EvictDedup(START_MS, START_MS + 10**9))
     assert produce(node, topic, 0, producer=3)[0] is Verdict.ACCEPTED

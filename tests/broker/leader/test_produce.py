@@ -144,7 +144,7 @@ async def test_a_retry_whose_turn_is_empty_is_not_confirmed_before_its_first_cop
     raft.pipeline.submit(retry)
     await settle()
     assert len(raft.proposals) == 2, "the retry adds nothing to the log"
-    assert not retry.future.done(), "nobody knows yet whether the first copy is stored"
+    assert not retry.future.done(), "it is not known yet whether the first copy is stored"
     await raft.decide(1)
     assert retry.future.result()[0].base_offset == first.future.result()[0].base_offset
     assert raft.state.queue_end(1, 0) == 1
@@ -269,7 +269,7 @@ async def test_a_command_that_cannot_be_encoded_fails_its_caller_only(raft: Fake
     assert work.future.result()[0].base_offset == 0
 
 
-async def test_a_defect_while_a_turn_is_filled_leaves_no_gap_and_nobody_waiting(raft: FakeRaft) -> None:
+async def test_a_defect_while_a_turn_is_filled_leaves_no_gap_and_no_caller_waiting(raft: FakeRaft) -> None:
     class Broken(ProduceWork):
         def place(self, flight: Flight, now: int) -> None:
             raise ArithmeticError("a defect")
@@ -291,7 +291,7 @@ async def test_a_defect_while_a_turn_is_filled_leaves_no_gap_and_nobody_waiting(
 
 
 @pytest.mark.parametrize("seconds", [2**62, -(2**62)])
-async def test_a_birth_time_that_no_clock_shows_fails_nobody(seconds: int, raft: FakeRaft) -> None:
+async def test_a_birth_time_that_no_clock_shows_fails_no_message(seconds: int, raft: FakeRaft) -> None:
     """It does not fit its field of the record; what shares the turn must not be refused for it."""
     await raft.topic("a", 1)
     sent = v2.Message(body=b"x")

@@ -199,7 +199,7 @@ async def test_a_stream_that_loses_its_leader_is_told_who_leads_now(monkeypatch:
     await call.join("a")
     leader.leadership.on_lost()
     await settle()
-    assert not call.task.done(), "nobody is known yet"
+    assert not call.task.done(), "no leader is known yet"
     leader.leadership.on_changed("n2", 2)
     await call.task
     assert (call.last.refusal.code, call.last.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")

@@ -78,7 +78,7 @@ def test_the_offset_of_a_time_is_that_of_the_first_message_stored_then_or_later(
     assert (found.time_offset, found.begin_offset, found.end_offset) == (offset, 0, 6)
 
 
-def test_no_offset_of_a_time_is_looked_for_when_nobody_asks() -> None:
+def test_no_offset_of_a_time_is_looked_for_unless_it_is_asked_for() -> None:
     (found,) = Asked().query().offsets
     assert not found.HasField("time_offset")
 

@@ -160,7 +160,7 @@ async def test_a_reader_stays_at_the_follower_while_one_of_its_queues_is_far_beh
 
 
 async def test_a_lone_old_message_is_no_backlog() -> None:
-    """Nothing is left to be read behind it: going elsewhere would help nobody."""
+    """Nothing is left to be read behind it: another node would not help."""
     replicas = Replicas(queues=2)
     replicas.write(ENTRY_MESSAGES, queue=1)
     replicas.write(100_000, queue=0)
