@@ -1,4 +1,7 @@
-"""Processes of a test and what they leave behind. Only processes whose command line names the test's folder count."""
+"""Processes of a test and what they leave behind.
+
+Only processes whose command line names the test's folder count.
+"""
 
 from __future__ import annotations
 

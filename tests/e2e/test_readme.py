@@ -1,4 +1,4 @@
-"""The README's code is executed as printed, against a cluster from `ledgermq up`; so is what it says about commands."""
+"""The README's code and commands are executed as printed, against a cluster from `ledgermq up`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def blocks() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Run a cluster; give what the README's addresses are here (the known ports may be taken on this machine)."""
+    """Run a cluster; give what the README's addresses are here (the known ports may be taken on this
+    machine).
+    """
     data = tmp_path_factory.mktemp("readme") / "data"
     with up(data) as (nameserver, _):
         first = json.loads((data / "cluster.json").read_text())["nodes"]["n1"]

@@ -252,7 +252,7 @@ def test_sends_go_on_through_the_other_group_when_one_is_gone_which_is_forgotten
     assert "group-dies" in ledgermq("topic", "list")[1], "nothing was deleted in it"
 
 
-async def test_with_a_dead_group_every_message_is_stored_elsewhere_within_3_s_and_the_group_is_used_when_it_is_back(
+async def test_with_a_dead_group_every_message_is_stored_elsewhere_within_3_s_and_it_is_used_when_it_is_back(
     cluster: Cluster,
 ) -> None:
     """The deadline of a message is 3 s, so one that takes longer fails the batch."""

@@ -107,7 +107,7 @@ class Group:
             self.committed[each.queue_id] = now
             passed = [offset for offset in range(now) if (each.queue_id, offset) not in done]
             assert not passed, (
-                f"{self.name}: queue {each.queue_id} is committed to {now}, no listener was done with {passed}"
+                f"{self.name}: queue {each.queue_id} is committed to {now}, {passed} was not done"
             )
         if self._mode == "orderly":
             self._check_order(done)

@@ -146,7 +146,7 @@ def test_the_only_cluster_needs_no_name() -> None:
     assert table.the_cluster("") == ""
 
 
-# --- against a dumb model ------------------------------------------------------------------------------------------
+# --- against a dumb model -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -223,7 +223,8 @@ def test_the_table_agrees_with_a_model_that_replays_everything(script: list[Step
         now += step.wait
         revision, before = table.revision, table.broker_groups("local")
         if step.kind == "register":
-            # The registration names only its own node, so that life depends on the nameserver's own eyes alone.
+            # The registration names only its own node, so that life depends on the nameserver's own eyes
+            # alone.
             table.register(step.node, "i", route(step.term, step.leader, nodes=step.node), False, now)
         elif step.kind == "beat":
             table.beat("local", "g0", step.node, step.term, step.leader, now)

@@ -81,7 +81,7 @@ def test_beats_and_goodbyes_of_another_node_of_that_name_are_not_its_own() -> No
 
 
 def test_a_node_that_has_no_group_yet_does_not_speak_for_the_one_whose_name_it_has() -> None:
-    """All folders of the group were lost, and the new one waits for a node: no node of the old one is there."""
+    """The folders of the old group are lost, and the new one waits for a node."""
     table = table_of(7)
     for now in (1_000, 9_000):
         assert not table.beat("local", "g0", "n1", 0, "", now), "it registers again, and is not listed"
@@ -156,7 +156,10 @@ async def test_the_end_of_a_strangers_stream_makes_no_node_suspect() -> None:
 
 
 async def test_a_node_that_has_no_group_yet_is_not_listed_among_those_that_have(stub: Any) -> None:
-    """It may be one of another group, and would hide the node whose name it has. It is told who the master is."""
+    """It may be one of another group, and would hide the node whose name it has.
+
+    It is told who the master is.
+    """
     known = of_group(7)
     known.master_id, known.generation = "n1", 2
     await stub.Register(registration("n1", known))

@@ -33,7 +33,7 @@ def given_out(owners: Mapping[QueueKey, str]) -> dict[str, list[int]]:
     return found
 
 
-# --- worked examples ------------------------------------------------------------------------------------------------
+# --- worked examples ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("strategy", ["average", "sticky"])
 def test_four_queues_and_two_machines_make_two_each(strategy: str) -> None:
     """A5.4."""
@@ -120,7 +120,7 @@ def test_without_subscribers_there_are_no_owners() -> None:
         assert allocate(strategy, [], [topic(1, 4)], {(1, 0): "a"}) == {}
 
 
-# --- properties -----------------------------------------------------------------------------------------------------
+# --- properties ---------------------------------------------------------------------------------------------
 NAMES = [f"m{number:02}" for number in range(20)]
 
 
@@ -236,8 +236,11 @@ def test_a_newcomer_moves_queues_to_itself_only(
 
 
 def test_with_many_topics_a_newcomer_seldom_disturbs_the_others() -> None:
-    """Never is not possible: of topics with 2, 30 and 6 queues, nine members have 4 or 5 in sum, two of these 5 one of each small
-    topic. Among ten no member may have 5, nor the newcomer more than one of the small topics' queues: one of them goes to an old member.
+    """Never is not possible.
+
+    Of topics with 2, 30 and 6 queues, nine members have 4 or 5 in sum, two of these 5 one of each small
+    topic. Among ten no member may have 5, nor the newcomer more than one of the small topics' queues: one of
+    them goes to an old member.
     """
     rng, disturbed, groups = random.Random(1), 0, 2000
     for _ in range(groups):

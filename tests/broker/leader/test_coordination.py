@@ -1,4 +1,4 @@
-"""Members' streams at the node that leads: who is told what, what is refused, what a stall of the loop does."""
+"""Members' streams at the leader: what they are told and refused, and what a stall of the loop does."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_reset_by_an_outsider_shows_as_a_new_epoch(group: GroupPlay) -> None:
     assert [key for key in after if after[key] != before[key]] == [(1, 0)]
 
 
-# --- random histories -----------------------------------------------------------------------------------------------
+# --- random histories ---------------------------------------------------------------------------------------
 class Members:
     """The members of one group: they come, go, crash, dawdle and commit late."""
 
@@ -297,7 +297,8 @@ class Members:
             self.alive.add(name)
             (self.slow.add if choose.random() < 0.2 else self.slow.discard)(name)
             group.join(
-                name, topics=wanted, session_timeout_ms=choose.choice((500, 3000)), release_ms=choose.choice((0, 1000))
+                name, topics=wanted, session_timeout_ms=choose.choice((500, 3000)),
+                release_ms=choose.choice((0, 1000)),
             )  # fmt: skip
         elif roll < 0.38 and name in self.alive:
             self.alive.discard(name)
@@ -320,7 +321,7 @@ class Members:
 
 
 class History:
-    """One to three groups on the same queues; leaders that change; topics that are made again; proposals that are lost."""
+    """One to three groups on the same queues; leaders change, topics are made again, proposals are lost."""
 
     def __init__(self, seed: int) -> None:
         self.choose = choose = random.Random(seed)

@@ -39,7 +39,7 @@ def topic(node: Node) -> int:
     return node.topic()
 
 
-# --- offsets and retries ----------------------------------------------------------------------------------------
+# --- offsets and retries ------------------------------------------------------------------------------------
 def test_offsets_go_on_behind_what_is_proposed_and_not_applied(node: Node, topic: int) -> None:
     turn = node.view.open_turn()
     assert [turn.add_records(section(topic, 0, records(3))).base_offset for _ in range(2)] == [0, 3]
@@ -204,7 +204,7 @@ def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing(no
     assert node.view.open_turn().add_records(section(topic, 0, records(1))).verdict is Verdict.TOPIC_GONE
 
 
-# --- where a new group begins -------------------------------------------------------------------------------------
+# --- where a new group begins -------------------------------------------------------------------------------
 def test_a_new_group_begins_at_the_first_message_by_default(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 3)
@@ -229,7 +229,7 @@ def test_a_start_by_time_is_looked_up_by_the_shell(node: Node) -> None:
     assert offsets(receive(node, request(group, topic))) == [(0, 2)]
 
 
-# --- leases ---------------------------------------------------------------------------------------------------------
+# --- leases -------------------------------------------------------------------------------------------------
 def test_what_is_leased_is_not_given_twice_before_it_expires(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 3)
@@ -364,7 +364,7 @@ def test_a_session_that_says_goodbye_is_lost_at_once(node: Node) -> None:
     assert node.view.housekeeping(node.log.now) == [SessionLost(77)]
 
 
-# --- filters, bounds, fairness ------------------------------------------------------------------------------------
+# --- filters, bounds, fairness ------------------------------------------------------------------------------
 def test_a_filter_skips_what_it_does_not_want_and_keeps_the_order(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 10, tags=[1, 2, 3])
@@ -423,7 +423,7 @@ def test_all_queues_get_their_turn(node: Node) -> None:
     assert len(receive(node, request(group, topic, 100))) == 9
 
 
-# --- everything at once against a dumb second version ---------------------------------------------------------------
+# --- everything at once against a dumb second version -------------------------------------------------------
 @pytest.mark.parametrize("seed", range(8))
 def test_random_consumers_lose_nothing_and_agree_with_a_dumb_model(seed: int) -> None:
     """The model keeps one dictionary entry per message: done, or (lease id, deadline, attempt)."""

@@ -1,4 +1,4 @@
-"""The append pipeline: what arrives together shares an entry, retries wait for the first copy, bounds hold."""
+"""The append pipeline: works of one moment share an entry, retries wait for the first copy, bounds hold."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_a_retry_of_an_undecided_message_waits_for_the_first_copy(raft: Fa
 
 
 async def test_a_retry_whose_turn_is_empty_is_not_confirmed_before_its_first_copy(raft: FakeRaft) -> None:
-    """Large works do not wait for the append that is out: a turn of nothing but duplicates ends at once, their waiting does not."""
+    """Large works do not wait for the append that is out; a turn of duplicates ends at once."""
     await raft.topic()
     large = bytes(produce.LARGE_TURN_BYTES)
     first, retry = sections(body=large), sections(body=large)

@@ -1,4 +1,4 @@
-"""What LogService answers when a leader cannot be sure that it still leads, or has not applied everything yet."""
+"""LogService at a leader that cannot be sure that it still leads, or has not applied everything yet."""
 
 from __future__ import annotations
 
@@ -226,7 +226,10 @@ async def test_a_request_that_comes_during_an_election_waits_for_its_end(
 async def test_what_is_meant_for_another_group_of_the_name_is_not_taken(
     own_id: int, meant_id: int, is_taken: int
 ) -> None:
-    """Its topic ids are those of other topics here. What it was before a recovery, or a promotion, is no other one."""
+    """Its topic ids are those of other topics here.
+
+    What it was before a recovery, or a promotion, is no other one.
+    """
     leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
     leadership.on_changed("n2", 2)
     served, stream = producing(leadership, pipeline, FakeRaft(own_id), meant_id=meant_id)

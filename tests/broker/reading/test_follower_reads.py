@@ -1,4 +1,4 @@
-"""A backlog is read from a follower: the seeds' example, and what a follower serves with and without a leader."""
+"""A backlog is read from a follower: the seeds' example, and a follower with and without a leader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ ENTRY_MESSAGES = 500
 
 
 class GroupLog(BytesLog):
-    """The log that all nodes have. What stands before `hot_from` is on disk only: reading it waits for `gate`."""
+    """The log that all nodes have.
+
+    What stands before `hot_from` is on disk only: reading it waits for `gate`.
+    """
 
     segment_size = 1 << 30
 
@@ -102,7 +105,7 @@ def end_of(found: log_pb2.FetchedQueue) -> int:
 
 
 async def test_the_example_of_the_seeds() -> None:
-    """100,000 written, 20,000 consumed, 50,000 fit: the rest comes from the follower, the end from the leader again."""
+    """100,000 written, 20,000 consumed, 50,000 fit: a follower serves the rest, the leader the end."""
     replicas = Replicas()
     replicas.write(100_000)
     replicas.close_log(messages_in_memory=50_000)

@@ -1,4 +1,4 @@
-"""The key index against a scan of everything: whatever was damaged, deleted, restarted, it finds all and says what it skipped."""
+"""The key index against a scan: after damage, deletion, restart it finds all and says what it skipped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def expected(node: MessageLog, hashed: int, begin: int, end: int, form: ItemForm
 
 @pytest.mark.parametrize("seed", range(24))
 async def test_random_logs_give_what_a_scan_gives(seed: int, tmp_path: Path) -> None:
-    """Segments roll, parts are written, nodes restart, retention deletes; hashes collide when they have few bits."""
+    """Segments roll, parts are written, nodes restart, retention deletes; short hashes collide."""
     rng = random.Random(seed)
     form = rng.choice((FORM, ItemForm(62), ItemForm(58)))
     options: dict[str, Any] = {"form": form, "part_items": rng.choice((3, 20, 1000))}
@@ -150,7 +150,7 @@ async def test_each_closed_segment_has_one_file_and_the_open_one_its_parts(tmp_p
 
 
 async def test_no_damaged_byte_changes_an_answer(tmp_path: Path) -> None:
-    """Each byte of a run and of a part, one after the other: at once the right answer, or one that says what is missing."""
+    """Each byte of a run and a part in turn: at once the right answer, or one that says what is missing."""
     node = MessageLog()
     topic = node.topic(queues=1)
     for i in range(13):
