@@ -51,7 +51,7 @@ from .config import BrokerConfig
 from .errors import ConsumeQueueError
 from .leader.coordination import Coordination
 from .leader.pipeline import AppendPipeline
-from .leader.recent_deliveries import LeaseHolders, RecentDeliveries
+from .leader.releases import LeaseHolders, RecentDeliveries
 from .metrics import Metrics
 from .native.consumer_offsets import ConsumerOffsets
 from .native.fetch import Fetches, SectionReads, Suggestions
@@ -69,15 +69,13 @@ from .official.topic_answers import TopicAnswers
 from .ports.http import Routes
 from .ports.listeners import Handlers, Listeners, PortError, check_port
 from .ports.port_policy import port_policy
-from .reading.commit_watch import CommitWatch
 from .reading.consume_queue_files import ConsumeQueueFiles
 from .reading.key_index import KeyIndex
 from .reading.key_runs import Builds
 from .reading.live_readers import LiveReaders
-from .reading.log_reader import LogReader
+from .reading.log_reader import LogReader, QueueReader
 from .reading.memory import usable_memory
-from .reading.polls import Polls
-from .reading.queue_reader import QueueReader
+from .reading.polls import CommitWatch, Polls
 from .reading.read_advice import ReadAdvice
 from .replica import Replica
 from .retention.keeper import Retention
@@ -501,9 +499,8 @@ class BrokerNode:
     # --- ReplicaObserver ------------------------------------------------------------------------------------
     def on_effects(self, effects: Effects) -> None:
         """Notify the parts that follow entries; those applied before the parts exist do not matter."""
-        if not self._is_assembled:
+        if not self._is_assembled or effects.is_plain:
             return
-        self._keys.on_effects(effects)
         if effects.topics_changed:
             self._registration.changed()
         if effects.parked and self._leadership.ready:

@@ -23,8 +23,7 @@ from .cluster.known_leader import Leadership
 from .errors import ConsumeQueueError
 from .leader.leader_view import MAX_STREAMS, LeaderView
 from .leader.pipeline import AppendPipeline, TooManyRequestsError
-from .leader.recent_deliveries import LAST_LEADER_MS, granted_since
-from .leader.releases import LeaseReleases
+from .leader.releases import LAST_LEADER_MS, LeaseReleases, granted_since
 from .reading.consume_queue_files import ConsumeQueueFiles
 from .reading.polls import Polls
 from .refusals import RefusedError

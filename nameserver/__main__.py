@@ -88,18 +88,14 @@ async def serve(config: NameserverConfig) -> None:
     server = NameServer(config.listeners, config.expiry_ms, config.max_connections, room)
     await server.start()
     try:
-        await _serve_until(stop, server)
+        first, *more = server.addresses.items()
+        names = [f"nameserver={first[1]}", *(f"{name}={address}" for name, address in more)]
+        sys.stdout.write(f"ready {' '.join(names)}\n")
+        sys.stdout.flush()
+        await stop.wait()
+        logging.getLogger(__name__).info("stopping on a signal")
     finally:
         await server.stop()
-
-
-async def _serve_until(stop: asyncio.Event, server: NameServer) -> None:
-    first, *more = server.addresses.items()
-    names = [f"nameserver={first[1]}", *(f"{name}={address}" for name, address in more)]
-    sys.stdout.write(f"ready {' '.join(names)}\n")
-    sys.stdout.flush()
-    await stop.wait()
-    logging.getLogger(__name__).info("stopping on a signal")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

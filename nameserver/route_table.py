@@ -16,8 +16,7 @@ from typing import Final
 
 from ledgermq.proto import route_pb2 as pb
 
-from .registrations import MAX_TEXT
-from .strangers import Strangers, belongs_to
+from .registrations import MAX_TEXT, Strangers, belongs_to
 
 #: Maximum number of names to compare an unknown one with. 5,000 take a fifth of a second.
 _MAX_COMPARED: Final = 5_000
@@ -25,9 +24,9 @@ _MAX_COMPARED: Final = 5_000
 #: Silence in ms after which a node is dropped.
 EXPIRY_MS = 10_000
 #: Number of broker groups without nodes to remember. One more evicts the one that left first.
-MAX_GONE_GROUPS = 64
+MAX_GONE_BROKER_GROUPS = 64
 
-GroupKey = tuple[str, str]  # cluster, group
+BrokerGroupKey = tuple[str, str]  # cluster, group
 NodeKey = tuple[str, str, str]  # cluster, group, node id
 
 
@@ -53,7 +52,7 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class DepartedGroup:
+class DepartedBrokerGroup:
     """Memory of a broker group whose last node has left without being removed."""
 
     view: pb.GroupRoute  # without leader and topics; none of its nodes is alive
@@ -72,7 +71,7 @@ class RouteTable:
         self.revision = 0  # number of changes visible in an answer
         self.strangers = Strangers()  # nodes that were refused
         self._nodes: dict[NodeKey, NodeRecord] = {}
-        self._gone: dict[GroupKey, DepartedGroup] = {}
+        self._gone: dict[BrokerGroupKey, DepartedBrokerGroup] = {}
 
     # --- what brokers say -----------------------------------------------------------------------------------
 
@@ -95,19 +94,19 @@ class RouteTable:
         A single left-over node of another broker group must not keep a whole one out just because it
         registered first.
         """
-        group = (route.cluster, route.group)
-        keys = [(*group, node_id) for node_id in self.rivals(route)]
+        broker_group = (route.cluster, route.group)
+        keys = [(*broker_group, node_id) for node_id in self.rivals(route)]
         if not is_leader or any(self._nodes[key].knew_leader for key in keys):
             return False
-        before = self._shown(group)
+        before = self._shown(broker_group)
         for key in keys:
             del self._nodes[key]  # not `_forget`: their broker group has not left, it is refused
-        self._bump_if_changed(group, before)
+        self._bump_if_changed(broker_group, before)
         return True
 
-    def knows_id(self, cluster: str, group: str) -> bool:
+    def knows_id(self, cluster: str, broker_group: str) -> bool:
         """Return whether a registered node has reported the id of that broker group."""
-        return any(record.route.group_id for _, record in self._records((cluster, group)))
+        return any(record.route.group_id for _, record in self._records((cluster, broker_group)))
 
     def registered(self, besides: NodeKey) -> tuple[int, int]:
         """Return the number of registered nodes except one, and the bytes of their registrations."""
@@ -159,78 +158,85 @@ class RouteTable:
         return self._bump_if_changed(key[:2], before)
 
     def beat(
-        self, cluster: str, group: str, node_id: str, term: int, leader_id: str, now: int, group_id: int = 0
+        self,
+        cluster: str,
+        broker_group: str,
+        node_id: str,
+        term: int,
+        leader_id: str,
+        now: int,
+        group_id: int = 0,
     ) -> bool:
         """Handle a heartbeat. Returns False if the node is unknown and must register again."""
-        record = self._record((cluster, group, node_id), group_id)
+        record = self._record((cluster, broker_group, node_id), group_id)
         if record is None:
             return False
-        before = self._shown((cluster, group))
+        before = self._shown((cluster, broker_group))
         record.heard_at = now
         record.suspect_since = None
         if (term, bool(leader_id)) >= (record.term, bool(record.leader_id)):
             record.term, record.leader_id = term, leader_id
             record.knew_leader |= bool(leader_id)
-        self._bump_if_changed((cluster, group), before)
+        self._bump_if_changed((cluster, broker_group), before)
         return True
 
-    def suspect(self, cluster: str, group: str, node_id: str, now: int, group_id: int = 0) -> bool:
+    def suspect(self, cluster: str, broker_group: str, node_id: str, now: int, group_id: int = 0) -> bool:
         """Mark a node as suspect because its stream closed: it is not shown as alive until heard again.
 
         Returns whether a view changed.
         """
-        record = self._record((cluster, group, node_id), group_id)
+        record = self._record((cluster, broker_group, node_id), group_id)
         if record is None:
             return False
-        before = self._shown((cluster, group))
+        before = self._shown((cluster, broker_group))
         record.suspect_since = now
-        return self._bump_if_changed((cluster, group), before)
+        return self._bump_if_changed((cluster, broker_group), before)
 
-    def unregister(self, cluster: str, group: str, node_id: str, group_id: int = 0) -> bool:
+    def unregister(self, cluster: str, broker_group: str, node_id: str, group_id: int = 0) -> bool:
         """Forget a node that says goodbye. Returns whether a view changed."""
-        if self._record((cluster, group, node_id), group_id) is None:
+        if self._record((cluster, broker_group, node_id), group_id) is None:
             return False
-        before = self._shown((cluster, group))
-        self._forget((cluster, group, node_id))
-        return self._bump_if_changed((cluster, group), before)
+        before = self._shown((cluster, broker_group))
+        self._forget((cluster, broker_group, node_id))
+        return self._bump_if_changed((cluster, broker_group), before)
 
-    def remove(self, cluster: str, group: str, node_id: str, group_id: int = 0) -> bool:
+    def remove(self, cluster: str, broker_group: str, node_id: str, group_id: int = 0) -> bool:
         """Forget a whole broker group that has left the cluster for good, as one of its nodes reports.
 
         Returns whether a view changed. A node that was away when its broker group was restored reports the
         same. So while another node of it lives and takes messages, only the reporting node is forgotten.
         Nothing is forgotten if another broker group now has the name.
         """
-        route = pb.GroupRoute(cluster=cluster, group=group, group_id=group_id)
+        route = pb.GroupRoute(cluster=cluster, group=broker_group, group_id=group_id)
         if self.rivals(route):
             return False
         if any(
-            key[:2] == (cluster, group)
+            key[:2] == (cluster, broker_group)
             and key[2] != node_id
             and record.suspect_since is None
             and record.route.mode == pb.MODE_ACTIVE
             for key, record in self._nodes.items()
         ):
-            return self.unregister(cluster, group, node_id, group_id)
-        before = self._shown((cluster, group))
-        for key in [key for key in self._nodes if key[:2] == (cluster, group)]:
+            return self.unregister(cluster, broker_group, node_id, group_id)
+        before = self._shown((cluster, broker_group))
+        for key in [key for key in self._nodes if key[:2] == (cluster, broker_group)]:
             del self._nodes[key]
-        self._gone.pop((cluster, group), None)
-        return self._bump_if_changed((cluster, group), before)
+        self._gone.pop((cluster, broker_group), None)
+        return self._bump_if_changed((cluster, broker_group), before)
 
-    def nodes_of(self, cluster: str, group: str) -> list[str]:
+    def nodes_of(self, cluster: str, broker_group: str) -> list[str]:
         """Return the ids of the registered nodes of a broker group, including suspect ones."""
-        return sorted(node_id for node_id, _ in self._records((cluster, group)))
+        return sorted(node_id for node_id, _ in self._records((cluster, broker_group)))
 
-    def forget(self, cluster: str, group: str) -> bool:
+    def forget(self, cluster: str, broker_group: str) -> bool:
         """Forget a broker group without registered nodes that is lost for good.
 
         Returns whether it was remembered.
 
         A node that comes back after all registers like one of a new broker group.
         """
-        assert not self.nodes_of(cluster, group), "it lives"
-        return self._gone.pop((cluster, group), None) is not None
+        assert not self.nodes_of(cluster, broker_group), "it lives"
+        return self._gone.pop((cluster, broker_group), None) is not None
 
     def expire(self, now: int) -> list[NodeKey]:
         """Drop the nodes that were silent for `expiry_ms`, and return them."""
@@ -245,28 +251,28 @@ class RouteTable:
         """Forget a node. If it was the last of its broker group, remember that it was here."""
         if key not in self._nodes:
             return
-        group = key[:2]
-        view = self._view(group, None)
+        broker_group = key[:2]
+        view = self._view(broker_group, None)
         heard_at = self._nodes.pop(key).heard_at
-        if any(True for _ in self._records(group)):
+        if any(True for _ in self._records(broker_group)):
             return
         topics = tuple(view.topics)
         view.leader_id = ""
         del view.topics[:]
         for node in view.nodes:
             node.alive = False
-        self._gone[group] = DepartedGroup(view, topics, heard_at)
-        while len(self._gone) > MAX_GONE_GROUPS:
+        self._gone[broker_group] = DepartedBrokerGroup(view, topics, heard_at)
+        while len(self._gone) > MAX_GONE_BROKER_GROUPS:
             del self._gone[next(iter(self._gone))]
 
-    def master(self, cluster: str, group: str) -> tuple[int, str]:
+    def master(self, cluster: str, broker_group: str) -> tuple[int, str]:
         """Return (generation, master id) of a broker group as far as its nodes reported it; (0, "") without a
         master.
         """
-        records = dict(self._records((cluster, group)))
+        records = dict(self._records((cluster, broker_group)))
         if records:
             return _master(records)
-        gone = self._gone.get((cluster, group))
+        gone = self._gone.get((cluster, broker_group))
         return (gone.view.generation, gone.view.master_id) if gone is not None else (0, "")
 
     # --- what clients ask -----------------------------------------------------------------------------------
@@ -283,14 +289,14 @@ class RouteTable:
         known = self.clusters()
         return cluster or (known[0] if len(known) == 1 else "")
 
-    def groups(self, cluster: str, listener: str | None = "") -> list[pb.GroupRoute]:
+    def broker_groups(self, cluster: str, listener: str | None = "") -> list[pb.GroupRoute]:
         """Return the views of all broker groups of `cluster`, with the addresses of one listener (None: of
         all).
         """
-        names = sorted({group for each, group, _ in self._nodes if each == cluster})
+        names = sorted({broker_group for each, broker_group, _ in self._nodes if each == cluster})
         return [self._view((cluster, name), listener) for name in names]
 
-    def gone_groups(self, cluster: str, listener: str = "") -> list[pb.GroupRoute]:
+    def gone_broker_groups(self, cluster: str, listener: str = "") -> list[pb.GroupRoute]:
         """Return the broker groups of `cluster` ("": of all) whose last node has left, as they were then.
 
         Clients never get them.
@@ -304,19 +310,19 @@ class RouteTable:
             views.append(view)
         return views
 
-    def remembered(self, cluster: str) -> list[DepartedGroup]:
-        """Return the memory of the broker groups that `gone_groups` returns, in the same order."""
+    def remembered(self, cluster: str) -> list[DepartedBrokerGroup]:
+        """Return the memory of the broker groups that `gone_broker_groups` returns, in the same order."""
         return [self._gone[key] for key in sorted(self._gone) if cluster in ("", key[0])]
 
     def route(self, cluster: str, topic: str, listener: str = "") -> list[pb.GroupRoute]:
         """Return the broker groups that have `topic`, each with that topic only; empty if none has it."""
-        return [view for view in self.groups(cluster, listener) if keep_topics(view, {topic})]
+        return [view for view in self.broker_groups(cluster, listener) if keep_topics(view, {topic})]
 
     def similar_topics(self, cluster: str, topic: str) -> list[str]:
         """Return up to three known topic names similar to `topic`."""
         if len(topic) > MAX_TEXT:
             return []
-        known = {info.name for view in self.groups(cluster) for info in view.topics}
+        known = {info.name for view in self.broker_groups(cluster) for info in view.topics}
         if len(known) > _MAX_COMPARED:
             return []
         return get_close_matches(topic, sorted(known), n=3, cutoff=0.6)
@@ -332,21 +338,21 @@ class RouteTable:
             return record
         return None
 
-    def _records(self, key: GroupKey) -> Iterator[tuple[str, NodeRecord]]:
+    def _records(self, key: BrokerGroupKey) -> Iterator[tuple[str, NodeRecord]]:
         return ((node_id, record) for (c, g, node_id), record in self._nodes.items() if (c, g) == key)
 
-    def _shown(self, key: GroupKey) -> bytes:
+    def _shown(self, key: BrokerGroupKey) -> bytes:
         """Return the broker group as an answer with all listeners would show it, for comparison."""
         if not any(True for _ in self._records(key)):
             return b""
         return self._view(key, None).SerializeToString(deterministic=True)
 
-    def _bump_if_changed(self, key: GroupKey, before: bytes) -> bool:
+    def _bump_if_changed(self, key: BrokerGroupKey, before: bytes) -> bool:
         changed = self._shown(key) != before
         self.revision += changed
         return changed
 
-    def _view(self, key: GroupKey, listener: str | None) -> pb.GroupRoute:
+    def _view(self, key: BrokerGroupKey, listener: str | None) -> pb.GroupRoute:
         """Merge the reports of a broker group's nodes. `listener` None keeps all listeners."""
         records = dict(self._records(key))
         _, best = max(records.items(), key=lambda item: (item[1].order, item[0]))

@@ -13,21 +13,23 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from itertools import count
+from typing import Any
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from ledgermq.proto import nameserver_pb2 as pb
-from ledgermq.proto import nameserver_pb2_grpc, route_pb2
+from ledgermq.proto import route_pb2
 from ledgermq.proto.foreign_text import safe_text
 
 from .config import MAX_CONNECTIONS
 from .connection_limit import FullListeners, connections_per_listener
 from .errors import BindError
-from .registrations import MAX_REGISTRATION, Room, problem_of, text_problem
-from .request_handlers import request_handlers
+from .registrations import MAX_REGISTRATION, Room, problem_of, refusal_of_stranger, text_problem
 from .route_table import NodeKey, RouteTable, keep_topics
-from .strangers import refusal_of_stranger
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +79,8 @@ def _key(beat: pb.HeartbeatBeat) -> tuple[NodeKey, int]:
     return (beat.cluster, beat.group, beat.node_id), beat.group_id
 
 
-class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
-    """Calls received on one listener. All listeners share `table` and `changes`."""
+class NameServerService:
+    """Calls received on one listener, see `request_handlers`. All listeners share `table` and `changes`."""
 
     def __init__(self, table: RouteTable, changes: Changes, listener: str, room: Room | None = None) -> None:
         self._table = table
@@ -93,11 +95,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         if self._table.revision != revision:
             self._changes.tell()
 
-    async def Register(
-        self,
-        request: pb.RegisterRequest,
-        context: aio.ServicerContext[pb.RegisterRequest, pb.RegisterResponse],
-    ) -> pb.RegisterResponse:
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         route = request.route
         if problem := problem_of(request):
             return _refused(route_pb2.INVALID_ARGUMENT, problem)
@@ -139,14 +137,12 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         return pb.RegisterResponse(refusal=refusal)
 
     async def Heartbeat(
-        self,
-        request_iterator: AsyncIterator[pb.HeartbeatBeat],
-        context: aio.ServicerContext[pb.HeartbeatBeat, pb.HeartbeatReply],
+        self, beats: AsyncIterator[pb.HeartbeatBeat], context: Any
     ) -> AsyncIterator[pb.HeartbeatReply]:
         last: pb.HeartbeatBeat | None = None
         stream = object()
         try:
-            async for beat in request_iterator:
+            async for beat in beats:
                 # it would be sent to all clients
                 if problem := text_problem("the leader id", beat.leader_id):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
@@ -177,32 +173,19 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             logger.warning("heartbeat stream closed node=%s group=%s", last.node_id, last.group)
             self._changes.tell()
 
-    async def Unregister(
-        self,
-        request: pb.UnregisterRequest,
-        context: aio.ServicerContext[pb.UnregisterRequest, pb.UnregisterResponse],
-    ) -> pb.UnregisterResponse:
-        if request.group_removed:
-            changed = self._table.remove(request.cluster, request.group, request.node_id, request.group_id)
-        else:
-            changed = self._table.unregister(
-                request.cluster, request.group, request.node_id, request.group_id
-            )
-        if changed:
+    async def Unregister(self, request: pb.UnregisterRequest, context: Any) -> pb.UnregisterResponse:
+        drop = self._table.remove if request.group_removed else self._table.unregister
+        if drop(request.cluster, request.group, request.node_id, request.group_id):
             what = "group removed" if request.group_removed else "unregistered"
             logger.info("%s node=%s group=%s", what, request.node_id, request.group)
             self._changes.tell()
         return pb.UnregisterResponse()
 
-    async def GetRoute(
-        self,
-        request: pb.GetRouteRequest,
-        context: aio.ServicerContext[pb.GetRouteRequest, pb.GetRouteResponse],
-    ) -> pb.GetRouteResponse:
+    async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.GetRouteResponse:
         cluster = self._table.the_cluster(request.cluster)
-        groups = self._table.route(cluster, request.topic, self._listener)
-        if groups:
-            return pb.GetRouteResponse(groups=groups, cluster=cluster)
+        broker_groups = self._table.route(cluster, request.topic, self._listener)
+        if broker_groups:
+            return pb.GetRouteResponse(groups=broker_groups, cluster=cluster)
         return pb.GetRouteResponse(
             refusal=self._topic_not_found(request.cluster, cluster, request.topic), cluster=cluster
         )
@@ -226,7 +209,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
             return route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=message)
         similar = [f'"{name}"' for name in self._table.similar_topics(cluster, topic)]
         hint = f" Did you mean {' or '.join(similar)}?" if similar else ""
-        if leaderless := [view.group for view in self._table.groups(cluster) if not view.leader_id]:
+        if leaderless := [view.group for view in self._table.broker_groups(cluster) if not view.leader_id]:
             # Nodes started without a majority know topics only up to their checkpoints.
             message = (
                 f'whether topic "{topic}" exists in cluster "{cluster}" is not known: group '
@@ -240,32 +223,24 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         )
         return route_pb2.Refusal(code=route_pb2.TOPIC_NOT_FOUND, message=message)
 
-    async def ListGroups(
-        self,
-        request: pb.ListGroupsRequest,
-        context: aio.ServicerContext[pb.ListGroupsRequest, pb.ListGroupsResponse],
-    ) -> pb.ListGroupsResponse:
+    async def ListGroups(self, request: pb.ListGroupsRequest, context: Any) -> pb.ListGroupsResponse:
         cluster = self._table.the_cluster(request.cluster)
-        groups = self._table.groups(cluster, self._listener)
+        broker_groups = self._table.broker_groups(cluster, self._listener)
         answer = pb.ListGroupsResponse(clusters=self._table.clusters())
         if request.gone_too:
-            groups += self._table.gone_groups(cluster, self._listener)
-            groups.sort(key=lambda view: (view.cluster, view.group))
+            broker_groups += self._table.gone_broker_groups(cluster, self._listener)
+            broker_groups.sort(key=lambda view: (view.cluster, view.group))
             now = now_ms()
             for gone in self._table.remembered(cluster):
                 answer.gone.add(
                     cluster=gone.view.cluster, group=gone.view.group, silent_ms=max(0, now - gone.heard_at),
                     topics=gone.topics if request.gone_topics else (),
                 )  # fmt: skip
-        answer.groups.extend(groups)
+        answer.groups.extend(broker_groups)
         answer.strangers.extend(self._table.strangers.lately(cluster, self._listener, now_ms()))
         return answer
 
-    async def ForgetGroup(
-        self,
-        request: pb.ForgetGroupRequest,
-        context: aio.ServicerContext[pb.ForgetGroupRequest, pb.ForgetGroupResponse],
-    ) -> pb.ForgetGroupResponse:
+    async def ForgetGroup(self, request: pb.ForgetGroupRequest, context: Any) -> pb.ForgetGroupResponse:
         # registered, so the names are valid
         if nodes := self._table.nodes_of(request.cluster, request.group):
             message = (
@@ -282,9 +257,7 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
         return pb.ForgetGroupResponse(forgotten=forgotten)
 
     async def WatchRoutes(
-        self,
-        request: pb.WatchRoutesRequest,
-        context: aio.ServicerContext[pb.WatchRoutesRequest, pb.WatchRoutesResponse],
+        self, request: pb.WatchRoutesRequest, context: Any
     ) -> AsyncIterator[pb.WatchRoutesResponse]:
         if self._watchers >= MAX_WATCHERS:
             await context.abort(
@@ -308,14 +281,14 @@ class NameServerService(nameserver_pb2_grpc.NameServerServiceServicer):
 
     def _watched(self, request: pb.WatchRoutesRequest) -> pb.WatchRoutesResponse:
         listener = None if request.all_listeners else self._listener
-        groups = self._table.groups(self._table.the_cluster(request.cluster), listener)
+        broker_groups = self._table.broker_groups(self._table.the_cluster(request.cluster), listener)
         if request.without_group:
-            groups = [view for view in groups if view.group != request.without_group]
+            broker_groups = [view for view in broker_groups if view.group != request.without_group]
         if request.topics:
             wanted = set(request.topics)
-            for view in groups:
+            for view in broker_groups:
                 keep_topics(view, wanted)
-        return pb.WatchRoutesResponse(groups=groups)
+        return pb.WatchRoutesResponse(groups=broker_groups)
 
 
 def _refused(code: route_pb2.RefusalCode, message: str) -> pb.RegisterResponse:
@@ -381,7 +354,67 @@ class NameServer:
                 await self._full.look()
             await asyncio.sleep(_EXPIRY_CHECK_S)
             revision = self.table.revision
-            for cluster, group, node_id in self.table.expire(now_ms()):
-                logger.warning("node silent, dropped cluster=%s group=%s node=%s", cluster, group, node_id)
+            for cluster, broker_group, node_id in self.table.expire(now_ms()):
+                logger.warning(
+                    "node silent, dropped cluster=%s group=%s node=%s", cluster, broker_group, node_id
+                )
             if self.table.revision != revision:
                 self._changes.tell()
+
+
+class _NoRequestError(Exception):
+    """The bytes of a call are not the message that the method expects."""
+
+
+def request_handlers(service: Any) -> grpc.GenericRpcHandler[Any, Any]:
+    """Return handlers for every method of NameServerService. `service` has a method of each name.
+
+    gRPC's own deserializers answer UNKNOWN and log a traceback per call. Here requests stay bytes until a
+    handler decodes them. The refusal of other bytes is in-band if the answer has a field for it, else the
+    status INVALID_ARGUMENT.
+    """
+    descriptor = pb.DESCRIPTOR.services_by_name["NameServerService"]
+    return grpc.method_handlers_generic_handler(
+        descriptor.full_name,
+        {method.name: _handler(method, getattr(service, method.name)) for method in descriptor.methods},
+    )
+
+
+def _handler(method: MethodDescriptor, serve: Any) -> Any:
+    """Return the gRPC handler of one method."""
+    request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+
+    def decoded(raw: bytes) -> Any:
+        try:
+            return request_type.FromString(raw)
+        except DecodeError:
+            name = method.input_type.name
+            raise _NoRequestError(f"the request cannot be decoded: it is no {name}") from None
+
+    async def one(raw: bytes, context: Any) -> Any:
+        try:
+            request = decoded(raw)
+        except _NoRequestError as error:
+            if "refusal" not in method.output_type.fields_by_name:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            refusal = route_pb2.Refusal(code=route_pb2.INVALID_ARGUMENT, message=str(error))
+            return response_type(refusal=refusal)
+        return await serve(request, context)
+
+    async def stream(raw: Any, context: Any) -> AsyncIterator[Any]:
+        async def requests() -> AsyncIterator[Any]:
+            async for each in raw:
+                yield decoded(each)
+
+        try:
+            async for answer in serve(requests() if method.client_streaming else decoded(raw), context):
+                yield answer
+        except _NoRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    encode = response_type.SerializeToString
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(stream, response_serializer=encode)
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(stream, response_serializer=encode)
+    return grpc.unary_unary_rpc_method_handler(one, response_serializer=encode)

@@ -7,7 +7,9 @@ containers, whose names and images are the same for all. Tests marked `long` beg
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import logging
 import signal
 from collections.abc import Iterator
@@ -30,6 +32,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Limit of a test that is a coroutine.
+COROUTINE_SECONDS = 120.0
 ONE_BY_ONE = ("tests/integration/", "tests/e2e/", "tests/sim/")
 
 
@@ -67,6 +71,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitsOf
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what is marked `long` first; else the order stays."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function to its end, in the event loop of its fixtures."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    runner: asyncio.Runner = pyfuncitem._request.getfixturevalue("runner")
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), COROUTINE_SECONDS))
+    return True
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """Return the event loop of a test that is a coroutine."""
+    with asyncio.Runner() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -180,7 +180,9 @@ def _passed_on(status: RaftStatus | PeerStatus, message: type[Message]) -> dict[
 
 
 def _live_reading(each: LiveReading) -> admin_pb2.LiveReading:
-    return admin_pb2.LiveReading(group=each.group, topic=each.topic, streams=each.streams, behind=each.behind)
+    return admin_pb2.LiveReading(
+        group=each.consumer_group, topic=each.topic, streams=each.streams, behind=each.behind
+    )
 
 
 def _state(peer: PeerStatus, *, leads: bool) -> str:

@@ -14,7 +14,7 @@ from ledgermq.proto.foreign_text import safe_text
 
 from ..config import BrokerConfig
 from ..leader.pipeline import AppendPipeline
-from ..reading.queue_reader import QueueReader
+from ..reading.log_reader import QueueReader
 from ..refusals import RefusedError
 from ..replica import Replica
 from ..service.creation import Creation

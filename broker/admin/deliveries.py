@@ -22,7 +22,7 @@ from ledgermq.raft.types import LogIndex
 
 from ..errors import BrokerError
 from ..leader.pipeline import AppendPipeline
-from ..leader.recent_deliveries import ROWS_MAX, LeaseHolders
+from ..leader.releases import ROWS_MAX, LeaseHolders
 from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
 from ..replica import Replica

@@ -4,6 +4,6 @@ Owns: the append pipeline, the leader's view of undecided turns, selection, rele
 queue-exclusive consumer groups (D14).
 Must not: answer a call; the services in `native`, `official` and `admin` do.
 
-Begin with `pipeline.py`. Then: `works.py`, `leader_view.py`, `selection.py`, `grant_plan.py`,
-`coordination.py`.
+Begin with `pipeline.py`. Then: `leader_view.py`, `selection.py`, `releases.py`, `coordination.py`,
+`coordinator.py`.
 """

@@ -4,19 +4,17 @@ Pure and deterministic, so a new leader continues the allocation of the previous
 to its subscribers. Subscribers of a topic get equal numbers of its queues, plus or minus one.
 
 * `sticky` (the default): in addition, the totals of members that subscribe to the same topics differ by at
-most
-  one. A member keeps its queues as far as this allows. A join therefore moves queues to the new member only,
-  whereas `average` moves the queues of nearly all members. (With three or more topics, both rules together
-  may force one or two queues from one old member to another; this happens in some 3 % of random consumer
-  groups.)
+  most one. A member keeps its queues as far as this allows. A join therefore moves queues to the new member
+  only, whereas `average` moves the queues of nearly all members. (With three or more topics, both rules
+  together may force one or two queues from one old member to another; this happens in some 3 % of random
+  consumer groups.)
 * `average`: members by name, each gets a run of adjacent queues, like RocketMQ's
-AllocateMessageQueueAveragely.
+  AllocateMessageQueueAveragely.
 * `circle`: members by name, queues in turn, like AllocateMessageQueueAveragelyByCircle.
 * `consistent-hash`: a queue goes to the next member on a hash ring. Not balanced; a join or leave moves only
-the
-  queues of the member that joins or leaves.
+  the queues of the member that joins or leaves.
 * `same-zone`: `sticky` among the members in the zone of the leader; for a topic without such subscribers,
-among all.
+  among all.
 
 Owns: these strategies.   Must not: know the state, or when an allocation is carried out.
 """

@@ -188,8 +188,11 @@ class Coordination:
             return
         counts = {}
         for group_id in {*memberships.group_ids(), *self._streams}:
-            group = memberships.get(group_id)
-            names = {*(group.members if group is not None else ()), *self._streams.get(group_id, ())}
+            membership = memberships.get(group_id)
+            names = {
+                *(membership.members if membership is not None else ()),
+                *self._streams.get(group_id, ()),
+            }
             counts[group_id] = len(names - {command.member} if group_id == command.group_id else names)
         here, limits = counts.get(command.group_id, 0), (MEMBERS_PER_GROUP, MEMBERS_PER_NODE)
         for what, count, limit in zip(

@@ -238,15 +238,17 @@ class Coordinator:
 
         In a topic that is younger than the oldest membership, the consumer group starts at the queues' begin.
         """
-        group = self._state.groups.get(self._group_id)
-        if group is None or not keys:
+        consumer_group = self._state.groups.get(self._group_id)
+        if consumer_group is None or not keys:
             return []
-        if group.start.timestamp_ms is not None:
+        if consumer_group.start.timestamp_ms is not None:
             return [
-                StartsByTime(self._group_id, tuple(keys[at : at + ROWS_MAX]), group.start.timestamp_ms)
+                StartsByTime(
+                    self._group_id, tuple(keys[at : at + ROWS_MAX]), consumer_group.start.timestamp_ms
+                )
                 for at in range(0, len(keys), ROWS_MAX)
             ]
-        latest, rows = str(group.start) == "latest", []
+        latest, rows = str(consumer_group.start) == "latest", []
         since = min(member.joined_at for member in membership.members.values())
         for key in keys:
             queue, topic = self._state.queues.named(*key), self._state.topics.get(key[0])

@@ -19,7 +19,8 @@ Must not: change the state, read clocks (`now` is log time, ms), hold applied da
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -49,20 +50,7 @@ from ..state.commands import (
 from ..state.consume_queue import QueueKey, record_starts
 from ..state.dedup import MessageIds, StreamKey
 from ..state.machine import BrokerState, message_ids
-from .filter_watch import FilterWatch
-from .grant_plan import Delivery, GrantPlan, ReceiveRequest
-from .selection import ScanBudget, Selector, Taken
-
-__all__ = [
-    "Admission",
-    "Delivery",
-    "GrantPlan",
-    "KnownMessage",
-    "LeaderView",
-    "ReceiveRequest",
-    "Turn",
-    "Verdict",
-]
+from .selection import GrantPlan, ReceiveRequest, ScanBudget, Selector, Taken
 
 #: A session without a sign of life for so long is lost. A new leader grants the same time to all sessions.
 SESSION_TIMEOUT_MS: Final = 15_000
@@ -76,6 +64,16 @@ MAX_STREAMS: Final = 100_000
 _MAX_OVERDUE: Final = 4_096
 #: Period at which the windows are evicted and exhausted messages that no consumer requests are parked.
 _EVICTION_PERIOD_MS: Final = 15_000
+
+#: A filter that was not used for so long (ms of log time) no longer counts.
+IN_USE_MS: Final = 300_000
+#: Minimum time (ms of log time) between two warnings about the same pair.
+SAID_AGAIN_MS: Final = 60_000
+#: Maximum of (consumer group, topic) pairs.
+MAX_WATCHED: Final = 4096
+#: Maximum of filters per pair.
+MAX_FILTERS: Final = 8
+_MAX_TEXT: Final = 80
 
 
 class Verdict(Enum):
@@ -140,10 +138,6 @@ class Turn:
         self._deleting: list[int] = []  # topics that its commands delete
         self.scan = ScanBudget()  # shared by all filters of this turn
         self._closings = 0  # its commands that make the broker group refuse messages
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._section_count and not self._commands
 
     def add_records(
         self, section: bytearray, body: Buffer = b"", header: SectionHeader | None = None
@@ -259,6 +253,50 @@ class Turn:
                 view._next_offsets.pop(queue_key, None)
 
 
+@dataclass(slots=True)
+class _Watched:
+    # Hash of the set of tags (None: no filter) -> text, log time (ms) of its last use. Oldest use first.
+    filters: OrderedDict[int | None, tuple[str, int]] = field(default_factory=OrderedDict)
+    said_at: int = -SAID_AGAIN_MS  # log time (ms) of the last warning
+
+
+class FilterWatch:
+    """Recently used filters, to detect consumers of one consumer group that use different ones for a topic.
+
+    A message that the filter of one consumer excludes is skipped for the whole consumer group: the others
+    never get it. Members of queue-exclusive consumer groups are warned by their coordinator. The number of
+    (consumer group, topic) pairs and of filters per pair is bounded. Call `look` for each receive.
+    """
+
+    def __init__(self) -> None:
+        # By (consumer group id, topic id), least recently used first.
+        self._watched: OrderedDict[tuple[int, int], _Watched] = OrderedDict()
+
+    def look(
+        self, group_id: int, topic_id: int, tags: frozenset[int] | None, text: str, now: int
+    ) -> list[str]:
+        """Record the filter of a receive; return the differing filters in use if a warning is due."""
+        key = group_id, topic_id
+        known = self._watched.get(key)
+        if known is None:
+            known = self._watched[key] = _Watched()
+            if len(self._watched) > MAX_WATCHED:
+                self._watched.popitem(last=False)
+        self._watched.move_to_end(key)
+        which = None if tags is None else hash(tags)
+        known.filters[which] = repr(text.strip()[:_MAX_TEXT] or "*")[:_MAX_TEXT], now
+        known.filters.move_to_end(which)
+        if len(known.filters) > MAX_FILTERS or next(iter(known.filters.values()))[1] <= now - IN_USE_MS:
+            known.filters.popitem(last=False)
+        if len(known.filters) < 2 or now - known.said_at < SAID_AGAIN_MS:
+            return []
+        found = sorted(text for text, named in known.filters.values() if named > now - IN_USE_MS)
+        if len(found) < 2:
+            return []
+        known.said_at = now
+        return found
+
+
 class LeaderView:
     """Pending offsets, batches, message ids and reservations of the leader of one term."""
 
@@ -364,14 +402,6 @@ class LeaderView:
         return None if found is None else KnownMessage(*found, turn=None)
 
     # --- consumers ------------------------------------------------------------------------------------------
-    def has_deliverable(self, request: ReceiveRequest, now: int) -> bool:
-        """Tell cheaply whether `grant` may find messages. Filters can still exclude all of them."""
-        return self.selector.has_deliverable(request, now)
-
-    def next_expiry(self, group_id: int, topic_id: int) -> int | None:
-        """Return the log time (ms) of the next lease expiry in the topic; None: no lease expires."""
-        return self.selector.next_expiry(group_id, topic_id)
-
     def session_seen(self, session: int, now: int) -> None:
         """Record that a client session is alive at log time `now` (ms)."""
         self._sessions[session] = now

@@ -5,8 +5,11 @@ becomes one entry: sections of producers, records of SendMessage calls (one sect
 other state commands. Small requests have one append in flight at a time, so that others batch up behind it;
 large ones up to eight.
 
-Owns: the waiting works, the turns in flight, and their limits.   Must not: judge what it appends; works and
-view do.
+Producers' works are sections of LogService streams, and messages of SendMessage calls. The leader's view
+recognises retries; a retry whose first copy is undecided waits for the turn of that copy.
+
+Owns: the waiting works, the turns in flight, and their limits.   Must not: judge what it appends (the view
+does), or encode answers.
 Invariants: works are placed in submission order, except that filters over budget wait for the next turn. A
 turn is opened, filled and bound (or abandoned) in one step of the event loop.
 """
@@ -17,11 +20,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer
-from ledgermq.proto.record import MAX_RECORD_OVERHEAD, SECTION_HEADER_SIZE
+from ledgermq.proto.record import MAX_RECORD_OVERHEAD, SECTION_HEADER_SIZE, SectionKind, encode_section
 from ledgermq.raft.errors import (
     BusyError,
     DiskFullError,
@@ -33,27 +36,14 @@ from ledgermq.raft.errors import (
 )
 from ledgermq.raft.state_machine import Proposal
 
+from ..state import commands
 from ..state.codecs import encode
-from ..state.commands import (
-    AssignQueues,
-    Command,
-    DeleteGroup,
-    DeleteTopic,
-    EvictDedup,
-    FeatureLevel,
-    LeaveGroup,
-    LogStart,
-    ParkMessages,
-    ReleaseLeases,
-    SessionLost,
-    SetBrokerGroupMode,
-    SetTopicKeepUnread,
-    SetTopicRetention,
-    TrimQueues,
-)
+from ..state.commands import Command, LogStart
 from ..state.effects import Effects
-from .leader_view import LeaderView, Turn
-from .records import QueueRotation, RecordCollector
+from ..state.topics import Topic
+from ..wire.native import ProducedSection
+from ..wire.official import OutgoingRecord, queue_of_group
+from .leader_view import LeaderView, Turn, Verdict
 
 #: Number of waiting bytes from which on more than one append may be in flight.
 LARGE_TURN_BYTES: Final = 256 * 1024
@@ -69,20 +59,20 @@ MAX_WORKS_PER_TURN: Final = 8192
 #: Commands that are accepted even if the disk is full: they free space, prevent more data, or are small
 #: internal housekeeping.
 ESSENTIAL: Final = (
-    AssignQueues,
-    DeleteGroup,
-    DeleteTopic,
-    EvictDedup,
-    FeatureLevel,
-    LeaveGroup,
-    LogStart,
-    ParkMessages,
-    ReleaseLeases,
-    SessionLost,
-    SetBrokerGroupMode,
-    SetTopicKeepUnread,
-    SetTopicRetention,
-    TrimQueues,
+    commands.AssignQueues,
+    commands.DeleteGroup,
+    commands.DeleteTopic,
+    commands.EvictDedup,
+    commands.FeatureLevel,
+    commands.LeaveGroup,
+    commands.LogStart,
+    commands.ParkMessages,
+    commands.ReleaseLeases,
+    commands.SessionLost,
+    commands.SetBrokerGroupMode,
+    commands.SetTopicKeepUnread,
+    commands.SetTopicRetention,
+    commands.TrimQueues,
 )
 
 #: Bytes of an entry that are reserved for its header and for commands that share it.
@@ -132,31 +122,97 @@ class Proposer(Protocol):
     def next_timestamp(self) -> int: ...
 
 
+@dataclass(slots=True)
+class SentMessage:
+    """Place of a message of a SendMessage call."""
+
+    queue_id: int
+    offset: int = -1  # queue offset; set when the turn is closed
+    verdict: Verdict = Verdict.ACCEPTED  # other than ACCEPTED or DUPLICATE: the message is not stored
+
+
+@dataclass(slots=True)
+class _Section:
+    records: list[bytes] = field(default_factory=list)
+    placed: list[SentMessage] = field(default_factory=list)
+    size: int = SECTION_HEADER_SIZE
+
+
+class QueueRotation:
+    """Round-robin choice of a topic's queue for messages without a message group. It outlives turns."""
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+
+    def take(self, topic: Topic) -> int:
+        """Return the queue id for this turn."""
+        queue_id = self._next.get(topic.topic_id, 0) % topic.queue_count
+        self._next[topic.topic_id] = queue_id + 1
+        return queue_id
+
+
+class RecordCollector:
+    """Records of the SendMessage calls that share a turn: one section per queue, for all senders.
+
+    Messages without a message group stay together: each turn uses the next queue of the topic.
+    """
+
+    def __init__(self, view: LeaderView, rotation: QueueRotation) -> None:
+        self.view = view
+        self._rotation = rotation
+        self._sections: dict[tuple[int, int], _Section] = {}
+        self._chosen: dict[int, int] = {}
+        self._by_id: dict[tuple[int, bytes], SentMessage] = {}
+
+    def find(self, topic_id: int, message_id: bytes) -> SentMessage | None:
+        """Return the record with that id, if this turn already has one."""
+        return self._by_id.get((topic_id, message_id))
+
+    def add(self, topic: Topic, record: OutgoingRecord, message_group: str) -> SentMessage:
+        """Add a record. `close` sets its offset."""
+        queue_id = self._queue(topic, message_group)
+        section = self._sections.setdefault((topic.topic_id, queue_id), _Section())
+        data = record.encode(section.size)
+        section.size += len(data)
+        section.records.append(data)
+        placed = SentMessage(queue_id)
+        section.placed.append(placed)
+        self._by_id[topic.topic_id, record.message_id] = placed
+        return placed
+
+    def _queue(self, topic: Topic, message_group: str) -> int:
+        if message_group:
+            return queue_of_group(message_group, topic.queue_count)
+        if topic.topic_id not in self._chosen:
+            self._chosen[topic.topic_id] = self._rotation.take(topic)
+        return self._chosen[topic.topic_id]
+
+    def close(self, turn: Turn) -> None:
+        """Add the sections to the turn and set the offset of every record."""
+        for (topic_id, queue_id), section in self._sections.items():
+            records = section.records
+            encoded = encode_section(
+                SectionKind.RECORDS, records, len(records), topic_id=topic_id, queue_id=queue_id
+            )
+            admission = turn.add_records(encoded)
+            for i, placed in enumerate(section.placed):
+                placed.verdict = admission.verdict
+                placed.offset = admission.base_offset + i
+
+
+@dataclass(slots=True, eq=False)
 class Flight:
     """One turn in flight. It is the token of its leader-view turn: duplicates wait for the first copy."""
 
-    __slots__ = (
-        "_decided",
-        "_dependents",
-        "_error",
-        "records",
-        "started",
-        "timestamp",
-        "turn",
-        "urgent",
-        "works",
-    )
-
-    def __init__(self) -> None:
-        self.turn: Turn
-        self.timestamp = 0  # log time of the entry, ms
-        self.works: list[Work] = []
-        self.urgent = False  # it frees disk space, and holds one work only
-        self.records: RecordCollector
-        self.started = 0.0  # monotonic seconds at which it was proposed
-        self._dependents: list[Callable[[Exception | None], None]] = []  # works of later turns
-        self._decided = False
-        self._error: Exception | None = None  # None with `_decided`: committed
+    turn: Turn = field(init=False)
+    records: RecordCollector = field(init=False)
+    works: list[Work] = field(default_factory=list)
+    timestamp: int = 0  # log time of the entry, ms
+    urgent: bool = False  # it frees disk space, and holds one work only
+    started: float = 0.0  # monotonic seconds at which it was proposed
+    _dependents: list[Callable[[Exception | None], None]] = field(default_factory=list)  # of later turns
+    _decided: bool = False
+    _error: Exception | None = None  # None with `_decided`: committed
 
     def when_decided(self, dependent: Callable[[Exception | None], None]) -> None:
         """Call `dependent`, of a retry in a later turn, with the outcome; at once if it is known already."""
@@ -247,6 +303,116 @@ def settle_error(future: asyncio.Future[Any], error: Exception) -> None:
         future.exception()  # marks it as retrieved: a cancelled caller will not read it
 
 
+@dataclass(slots=True)
+class SectionOutcome:
+    """Outcome of one section; see Admission."""
+
+    verdict: Verdict
+    base_offset: int
+    count: int  # records
+    expected_sequence: int = 0  # set with SEQUENCE_GAP
+
+
+class _ProducerWork:
+    """Work that waits for its own turn and those of first copies, until all are decided or one is lost."""
+
+    filters = essential = False
+
+    def __init__(self, size: int, section_bound: int) -> None:
+        self.size = size
+        self.section_bound = section_bound
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.timestamp = 0  # log time of the entry, ms
+        self.index = 0  # of the entry; 0: all of it was stored before
+        self.committed_at = 0.0  # monotonic seconds
+        self._undecided = 1  # turns to wait for
+
+    def wait_for(self, turn: Turn, own: Flight) -> None:
+        """Wait for the turn that holds a first copy."""
+        flight = turn.token
+        assert isinstance(flight, Flight)
+        if flight is not own:
+            self._undecided += 1
+            flight.when_decided(self._on_decided)
+
+    def on_committed(self, flight: Flight) -> None:
+        self.timestamp = flight.timestamp
+        self.index = flight.turn.index
+        self.committed_at = time.monotonic()
+        self._on_decided(None)
+
+    def on_applied(self, flight: Flight, effects: Effects) -> None:
+        """Do nothing: producers are answered at commit."""
+
+    def fail(self, error: Exception) -> None:
+        settle_error(self.future, error)
+
+    def _on_decided(self, error: Exception | None) -> None:
+        if error is not None:
+            self.fail(error)
+            return
+        self._undecided -= 1
+        if not self._undecided:
+            settle(self.future, self.result())
+
+    def result(self) -> object:
+        raise NotImplementedError
+
+
+class ProduceWork(_ProducerWork):
+    """Sections of one ProduceRequest. The future's result is one SectionOutcome per section."""
+
+    def __init__(self, sections: list[ProducedSection]) -> None:
+        super().__init__(sum(each.header.total_size for each in sections), len(sections))
+        self._sections = sections
+        self._outcomes: list[SectionOutcome] = []
+
+    def place(self, flight: Flight, now: int) -> None:
+        for section in self._sections:
+            admission = flight.turn.add_records(section.header_bytes, section.body, section.header)
+            self._outcomes.append(
+                SectionOutcome(
+                    admission.verdict,
+                    admission.base_offset,
+                    section.header.count,
+                    admission.expected_sequence,
+                )
+            )
+            if admission.verdict is Verdict.PENDING and admission.turn is not None:
+                self.wait_for(admission.turn, flight)
+        self._sections = []
+
+    def result(self) -> list[SectionOutcome]:
+        return self._outcomes
+
+
+class SendWork(_ProducerWork):
+    """Messages of one SendMessage call. The future's result is one SentMessage per message."""
+
+    def __init__(self, topic: Topic, messages: list[tuple[OutgoingRecord, str]]) -> None:
+        size = sum(len(record.rest_run) + len(record.system_run) + 160 for record, _ in messages)
+        super().__init__(size, len(messages))
+        self._topic = topic
+        self._messages = messages
+        self._placed: list[SentMessage] = []
+
+    def place(self, flight: Flight, now: int) -> None:
+        topic_id = self._topic.topic_id
+        for record, message_group in self._messages:
+            known = flight.records.view.find_message(topic_id, record.message_id)
+            if known is not None:
+                self._placed.append(SentMessage(known.queue_id, known.offset, Verdict.DUPLICATE))
+                if known.turn is not None:
+                    self.wait_for(known.turn, flight)
+                continue
+            same = flight.records.find(topic_id, record.message_id)
+            self._placed.append(same or flight.records.add(self._topic, record, message_group))
+        self._messages = []
+
+    def result(self) -> list[SentMessage]:
+        return self._placed
+
+
 class AppendPipeline:
     """Append pipeline of the leader.
 
@@ -289,11 +455,6 @@ class AppendPipeline:
     def bytes_waiting(self) -> int:
         """Number of bytes that wait for their turn or for commit."""
         return self._waiting_bytes + self._flying_bytes
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no work waits and no turn is in flight."""
-        return not self._waiting and not self._put_off and not self._in_flight
 
     def on_leader(self, view: LeaderView | None) -> None:
         """Set the view of this leader; None: it stopped leading, and unproposed works fail (definite)."""

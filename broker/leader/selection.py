@@ -5,7 +5,7 @@ Must not: change the state; a selection takes effect when its commands are appli
 A FIFO consumer group has one batch in flight per queue: a queue with an open lease yields nothing, except to
 a request with the attempt id of that batch, which gets the batch again.
 A message whose leases expired as often as the consumer group allows is parked instead of delivered again,
-while the queue has room for parked messages. (A dead letter queue would be filled in the same place.)
+while the queue has room for parked messages.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from ..errors import ConsumeQueueError
 from ..state.commands import (
     PARKED_MESSAGES,
+    Command,
     GrantLeases,
     ParkMessages,
     ParkReason,
@@ -31,9 +32,9 @@ from ..state.commands import (
 from ..state.consume_queue import UNIT_DTYPE, ColdRead, ConsumeQueue
 from ..state.consumer_groups import ConsumerGroup
 from ..state.consumption import ConsumptionKey
+from ..state.effects import GrantResult
 from ..state.leases import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consumption
 from ..state.machine import BrokerState
-from .grant_plan import GrantPlan, ReceiveRequest, deliveries_of
 
 #: Maximum of units that a filter scans in one selection, over all queues. A later turn continues.
 SCAN_UNITS: Final = 8_192
@@ -48,6 +49,88 @@ SKIP_UNITS: Final = 4_096
 #: Maximum of messages that one selection parks; the next one continues. ReceiveWork.size includes their
 #: bytes.
 MAX_PARKED: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveRequest:
+    """Request of a consumer for messages of one topic."""
+
+    group_id: int
+    topic_id: int
+    max_count: int  # messages
+    invisible_ms: int  # duration of leases by time
+    tags: frozenset[int] | None = None  # hashes (proto.record.hash_text); None: all messages
+    session: int = 0  # session that keeps the leases; 0: lease by time
+    attempt_id: str = ""  # FIFO consumer groups: a repeated id gets the same batch again
+    max_bytes: int = 8 << 20  # limit for the sum of record sizes; at least one message is selected
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message to deliver once its grant is applied."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offset: int  # of the record in the log
+    size: int  # bytes of the record in the log
+    tag_hash: int
+    attempt: int  # from 1
+    lease_id: int
+
+
+@dataclass(slots=True, eq=False)
+class GrantPlan:
+    """Outcome of a selection.
+
+    `slot` is None if no grant was added to the turn. Then check
+    * `repeats`: messages with a valid lease, to be delivered at once (FIFO, same attempt id);
+    * `cold`: load each (`raw = await to_thread(files.load, read)`, `state.queues.admit(read, raw)`), then
+      select again;
+    * `unresolved`: queue ids whose start must be looked up by time: propose SetPositions, then select again;
+    * `unfinished`: the filter used up its budget of this turn: select again in a later turn;
+    * `parks`: exhausted messages are parked; those behind them can be selected once that is applied.
+    Otherwise nothing is deliverable. Commands may still have been added: start positions, skipped runs.
+    """
+
+    slot: int | None = None  # place of the grant's result in `effects.results`
+    repeats: list[Delivery] = field(default_factory=list)
+    cold: list[ColdRead] = field(default_factory=list)
+    unresolved: list[int] = field(default_factory=list)
+    unfinished: bool = False
+    parks: bool = False
+    commands: list[Command] = field(default_factory=list)  # added to the turn
+    units: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)  # queue -> offsets, units
+
+    @property
+    def is_decided_by_apply(self) -> bool:
+        """Tell whether its commands must be applied before the request can continue."""
+        return self.slot is not None or self.parks
+
+    def deliveries(self, result: GrantResult) -> list[Delivery]:
+        """Return the deliveries of a grant whose result is `effects.results[plan.slot]`."""
+        found: list[Delivery] = []
+        for queue in result.queues:
+            offsets, units = self.units[queue.queue_id]
+            places = np.searchsorted(offsets, queue.offsets)
+            found += deliveries_of(
+                queue.queue_id,
+                queue.offsets,
+                units[places],
+                queue.attempts,
+                np.full(len(places), result.lease_id),
+            )
+        return found
+
+
+def deliveries_of(
+    queue_id: int, offsets: np.ndarray, units: np.ndarray, attempts: np.ndarray, lease_ids: np.ndarray
+) -> list[Delivery]:
+    """Return deliveries from columns of equal length; `units`: UNIT_DTYPE."""
+    columns = zip(offsets.tolist(), units.tolist(), attempts.tolist(), lease_ids.tolist(), strict=True)
+    return [
+        Delivery(queue_id, offset, physical_offset, size, tag_hash, attempt, lease_id)
+        for offset, (physical_offset, size, tag_hash), attempt, lease_id in columns
+    ]
 
 
 @dataclass(slots=True)
@@ -105,15 +188,15 @@ class Selector:
     def has_deliverable(self, request: ReceiveRequest, now: int) -> bool:
         """Tell whether `choose` may find messages."""
         topic = self._state.topics.get(request.topic_id)
-        group = self._state.groups.get(request.group_id)
-        if topic is None or group is None:
+        consumer_group = self._state.groups.get(request.group_id)
+        if topic is None or consumer_group is None:
             return False
         for queue in self._state.queues_of(topic):
-            key = (group.group_id, *queue.key)
+            key = (consumer_group.group_id, *queue.key)
             found, position = self._state.consumption.get(key), self._position(key)
             if position is None:
                 return True
-            if group.fifo and found is not None and len(found.leases):
+            if consumer_group.fifo and found is not None and len(found.leases):
                 if found.last_deadline <= now or self.repeats(key, request.attempt_id):
                     return True
                 continue
@@ -125,14 +208,14 @@ class Selector:
 
     def next_expiry(self, group_id: int, topic_id: int) -> int | None:
         """Return the log time (ms) of the next lease expiry; FIFO: of a queue's last. May be in the past."""
-        topic, group = self._state.topics.get(topic_id), self._state.groups.get(group_id)
-        if topic is None or group is None:
+        topic, consumer_group = self._state.topics.get(topic_id), self._state.groups.get(group_id)
+        if topic is None or consumer_group is None:
             return None
         soonest = NEVER
         for queue_id in range(topic.queue_count):
             found = self._state.consumption.get((group_id, topic_id, queue_id))
             if found is not None and len(found.leases):
-                soonest = min(soonest, found.last_deadline if group.fifo else found.next_deadline)
+                soonest = min(soonest, found.last_deadline if consumer_group.fifo else found.next_deadline)
         return None if soonest == NEVER else soonest
 
     # --- selection ------------------------------------------------------------------------------------------
@@ -147,16 +230,16 @@ class Selector:
         """
         plan, taken = GrantPlan(), list[Taken]()
         topic = self._state.topics.get(request.topic_id)
-        group = self._state.groups.get(request.group_id)
-        if topic is None or group is None:
+        consumer_group = self._state.groups.get(request.group_id)
+        if topic is None or consumer_group is None:
             return plan, taken
         queues = self._state.queues_of(topic)
-        self._resolve_starts(group, queues, plan, taken)
+        self._resolve_starts(consumer_group, queues, plan, taken)
         if plan.unresolved:
             return plan, taken
-        turn = self._rotation.get((group.group_id, topic.topic_id), 0) % len(queues)
-        self._rotation[group.group_id, topic.topic_id] = turn + 1
-        choice = _Choice(self, request, group, plan, now, budget or ScanBudget())
+        turn = self._rotation.get((consumer_group.group_id, topic.topic_id), 0) % len(queues)
+        self._rotation[consumer_group.group_id, topic.topic_id] = turn + 1
+        choice = _Choice(self, request, consumer_group, plan, now, budget or ScanBudget())
         try:
             choice.run(queues[turn:] + queues[:turn])
         except ConsumeQueueError:
@@ -169,25 +252,33 @@ class Selector:
         grants = tuple(grant for grant in choice.grants() if len(grant.offsets) or choice.worth_writing)
         if grants:
             plan.commands.append(
-                GrantLeases(group.group_id, topic.topic_id, request.invisible_ms, grants, request.session)
+                GrantLeases(
+                    consumer_group.group_id, topic.topic_id, request.invisible_ms, grants, request.session
+                )
             )
         return plan, taken
 
     def _resolve_starts(
-        self, group: ConsumerGroup, queues: Sequence[ConsumeQueue], plan: GrantPlan, taken: list[Taken]
+        self,
+        consumer_group: ConsumerGroup,
+        queues: Sequence[ConsumeQueue],
+        plan: GrantPlan,
+        taken: list[Taken],
     ) -> None:
         """Set the start of a consumer group in queues in which it has no position."""
-        new = [queue for queue in queues if self._position((group.group_id, *queue.key)) is None]
+        new = [queue for queue in queues if self._position((consumer_group.group_id, *queue.key)) is None]
         if not new:
             return
-        if group.start.timestamp_ms is not None:
+        if consumer_group.start.timestamp_ms is not None:
             plan.unresolved = [queue.key[1] for queue in new]
             return
-        latest = str(group.start) == "latest"
+        latest = str(consumer_group.start) == "latest"
         rows = [(*queue.key, queue.end if latest else queue.begin) for queue in new]
-        plan.commands.append(SetPositions(group.group_id, position_rows(rows)))
+        plan.commands.append(SetPositions(consumer_group.group_id, position_rows(rows)))
         for topic_id, queue_id, offset in rows:
-            taken.append(self._take((group.group_id, topic_id, queue_id), [], offset, is_grant=False))
+            taken.append(
+                self._take((consumer_group.group_id, topic_id, queue_id), [], offset, is_grant=False)
+            )
 
     def _reserve(self, choice: _Choice) -> list[Taken]:
         taken = []
@@ -241,19 +332,21 @@ class Selector:
                 del self._reserved[item.key]
 
     # --- parking --------------------------------------------------------------------------------------------
-    def exhausted(self, group: ConsumerGroup, found: Consumption, now: int) -> np.ndarray:
+    def exhausted(self, consumer_group: ConsumerGroup, found: Consumption, now: int) -> np.ndarray:
         """Return the leases to park: expired at the maximum of attempts, and within PARKED_MAX.
 
         FIFO: only the first of a batch. Those behind it were delivered repeatedly because of it.
         """
         if self._state.feature_level < PARKED_MESSAGES:
             return found.leases[:0]  # older nodes stop at an unknown command
-        if group.fifo:
+        if consumer_group.fifo:
             rows = found.leases[found.leases["flags"] & ACKED == 0][:1]
             rows = rows[: int(found.last_deadline <= now)]
         else:
             rows = found.expired(now)
-        ended: np.ndarray = rows[rows["attempt"] >= group.max_attempts][: PARKED_MAX - len(found.parked)]
+        ended: np.ndarray = rows[rows["attempt"] >= consumer_group.max_attempts][
+            : PARKED_MAX - len(found.parked)
+        ]
         return ended
 
     def overdue(self, now: int, most: int) -> list[ParkMessages]:
@@ -262,10 +355,10 @@ class Selector:
         for (group_id, topic_id, queue_id), found in sorted(
             self._state.consumption.copy().items(), key=lambda item: item[0]
         ):
-            group = self._state.groups.get(group_id)
-            if group is None or found.next_deadline > now or most <= 0:
+            consumer_group = self._state.groups.get(group_id)
+            if consumer_group is None or found.next_deadline > now or most <= 0:
                 continue
-            ended = self.exhausted(group, found, now)[:most]
+            ended = self.exhausted(consumer_group, found, now)[:most]
             most -= len(ended)
             if len(ended):
                 rows.setdefault((group_id, topic_id), []).extend(_park_rows(queue_id, ended))
@@ -327,14 +420,14 @@ class _Choice:
         self,
         selector: Selector,
         request: ReceiveRequest,
-        group: ConsumerGroup,
+        consumer_group: ConsumerGroup,
         plan: GrantPlan,
         now: int,
         budget: ScanBudget,
     ) -> None:
         self._selector = selector
         self.request = request
-        self._group = group
+        self._consumer_group = consumer_group
         self._plan = plan
         self._now = now
         self._count = max(1, request.max_count)
@@ -348,11 +441,11 @@ class _Choice:
 
     def run(self, queues: Sequence[ConsumeQueue]) -> None:
         for queue in queues:
-            if self._group.fifo:
+            if self._consumer_group.fifo:
                 self._take_fifo(queue)
             else:
                 self._take_expired(queue)
-        if not self._group.fifo:
+        if not self._consumer_group.fifo:
             for queue in queues:
                 self._take_new(queue)
         self.worth_writing = any(part.skipped >= SKIP_UNITS for part in self.parts.values())
@@ -380,10 +473,12 @@ class _Choice:
         rows = [row for (_, _, queue), part in self.parts.items() for row in _park_rows(queue, part.parked)]
         if not rows:
             return None
-        return ParkMessages(self._group.group_id, self.request.topic_id, park_rows(rows), ParkReason.ATTEMPTS)
+        return ParkMessages(
+            self._consumer_group.group_id, self.request.topic_id, park_rows(rows), ParkReason.ATTEMPTS
+        )
 
     def _part(self, queue: ConsumeQueue) -> _Part:
-        key = (self._group.group_id, *queue.key)
+        key = (self._consumer_group.group_id, *queue.key)
         if key not in self.parts:
             position = self._selector.view(key)[2]
             self.parts[key] = _Part(position, position)
@@ -391,7 +486,7 @@ class _Choice:
 
     # --- expired leases -------------------------------------------------------------------------------------
     def _take_expired(self, queue: ConsumeQueue) -> None:
-        found, reserved, _ = self._selector.view((self._group.group_id, *queue.key))
+        found, reserved, _ = self._selector.view((self._consumer_group.group_id, *queue.key))
         if not self._open or found is None or found.next_deadline > self._now:
             return
         rows = found.expired(self._now)
@@ -405,7 +500,7 @@ class _Choice:
         self, queue: ConsumeQueue, found: Consumption, reserved: Reservation | None = None
     ) -> np.ndarray:
         """Select exhausted messages to park, up to the limit. Return the offsets of all of them."""
-        rows = self._selector.exhausted(self._group, found, self._now)
+        rows = self._selector.exhausted(self._consumer_group, found, self._now)
         offsets: np.ndarray = rows["offset"]
         if reserved is not None and reserved.offsets:
             rows = rows[~np.isin(rows["offset"], list(reserved.offsets))]
@@ -442,7 +537,7 @@ class _Choice:
     # --- new offsets ----------------------------------------------------------------------------------------
     def _take_new(self, queue: ConsumeQueue) -> None:
         """Select new offsets of a queue and skip those that the filter excludes."""
-        key = (self._group.group_id, *queue.key)
+        key = (self._consumer_group.group_id, *queue.key)
         part = self._part(queue)
         at = first = max(queue.begin, self._selector.first_unseen(key, self.request.tags, part.start))
         part.skipped = first - part.start
@@ -480,7 +575,7 @@ class _Choice:
     # --- FIFO -----------------------------------------------------------------------------------------------
     def _take_fifo(self, queue: ConsumeQueue) -> None:
         """Select from a queue that has at most one batch in flight."""
-        key = (self._group.group_id, *queue.key)
+        key = (self._consumer_group.group_id, *queue.key)
         found = self._selector.view(key)[0]
         if not self._open or self._selector.is_granting(key):
             return

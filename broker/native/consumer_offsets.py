@@ -13,7 +13,7 @@ from ledgermq.proto import log_pb2, route_pb2
 
 from ..errors import NotThereError
 from ..leader.pipeline import AppendPipeline
-from ..reading.queue_reader import QueueReader
+from ..reading.log_reader import QueueReader
 from ..refusals import RefusedError
 from ..replica import Replica
 from ..service.creation import Creation
@@ -22,7 +22,7 @@ from ..state.commands import CommitOffsets, position_rows
 from ..state.effects import CommitResult
 from ..wire.validation import group_problem
 
-#: Most offsets in one commit. Every node applies it in one step, during which it answers no one.
+#: Most offsets in one commit. Every node applies it in one step, during which it answers no call.
 MAX_COMMIT_ROWS: Final = 4096
 
 
@@ -60,10 +60,10 @@ class ConsumerOffsets:
             # not know it yet.
             await self._barrier.catch_up()
             rows = self._positions(request)
-        group = await self._creation.ensure_consumer_group(request.group)
+        consumer_group = await self._creation.ensure_consumer_group(request.group)
         epochs = [each.epoch for each in request.offsets]
         command = CommitOffsets(
-            group.group_id,
+            consumer_group.group_id,
             position_rows(rows),
             request.reset,
             np.array(epochs, np.uint64) if any(epochs) else None,
@@ -114,17 +114,23 @@ class ConsumerOffsets:
         """
         state = self._replica.state
         topic = state.topics.named(request.topic)
-        group = state.groups.find(request.group) if request.group else None
+        consumer_group = state.groups.find(request.group) if request.group else None
         answer = log_pb2.QueryOffsetsResponse()
         for queue in state.queues_of(topic):
-            committed = state.committed_offset(group.group_id, *queue.key) if group is not None else None
+            committed = (
+                state.committed_offset(consumer_group.group_id, *queue.key)
+                if consumer_group is not None
+                else None
+            )
             answer.offsets.add(
                 topic=topic.name,
                 queue_id=queue.key[1],
                 offset=-1 if committed is None else committed,
                 begin_offset=queue.begin,
                 end_offset=queue.end,
-                lost=state.lost_count(group.group_id, *queue.key) if group is not None else 0,
+                lost=state.lost_count(consumer_group.group_id, *queue.key)
+                if consumer_group is not None
+                else 0,
             )
         if request.timestamp:
             for each in answer.offsets:
@@ -141,11 +147,10 @@ def _fenced_text(request: log_pb2.CommitOffsetsRequest, place: int) -> str:
     if refused.epoch:
         return (
             f"{queue} is not this consumer's any more: epoch {refused.epoch} has ended. Drop what is "
-            f"buffered of it; its "
-            f"owner goes on at the committed offset. Queues of this commit that are still owned are stored"
+            f"buffered of it; its owner goes on at the committed offset. Queues of this commit that are "
+            f"still owned are stored"
         )
     return (
         f'{queue} belongs to the members of group "{request.group}", which consume it queue by queue. Use '
-        f"another group, "
-        "or stop the members first"
+        "another group, or stop the members first"
     )

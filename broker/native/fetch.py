@@ -21,10 +21,8 @@ from ledgermq.raft.node.raft_node import RaftNode
 from ..cluster.known_leader import Leadership
 from ..errors import ConsumeQueueError, QueueNotFoundError
 from ..metrics import Metrics
-from ..reading.commit_watch import CommitWatch
-from ..reading.log_reader import StoredSection
-from ..reading.polls import Polls, TooManyPollsError
-from ..reading.queue_reader import QueueReader
+from ..reading.log_reader import QueueReader, StoredSection
+from ..reading.polls import CommitWatch, Polls, TooManyPollsError
 from ..reading.read_advice import ReadAdvice
 from ..refusals import RefusedError
 from ..replica import Replica
@@ -250,8 +248,7 @@ class SectionReads:
         return RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
             f"offset {offset} was deleted by retention: the queue begins at {begin} now, {begin - offset:,} "
-            f"messages are "
-            f"gone. Go on at {begin}",
+            f"messages are gone. Go on at {begin}",
         )
 
     async def _take(
@@ -302,8 +299,7 @@ class SectionReads:
         return RefusedError(
             route_pb2.OFFSET_OUT_OF_RANGE,
             f"offset {position.offset} was deleted by retention; this node does not know yet where the queue "
-            f"begins now. "
-            "Ask again",
+            "begins now. Ask again",
             retryable=True,
             retry_after_ms=100,
         )

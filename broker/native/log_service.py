@@ -110,10 +110,10 @@ class FetchStreams:
     async def serve(self, _requests: Any, context: Any) -> None:
         """Write one answer per request; the client sends the next request after it has taken the last."""
         meant = self._identity.meant_by(context)
-        group = str(dict(context.invocation_metadata() or ()).get(CONSUMER_GROUP, ""))
-        if group_problem(group):
-            group = ""  # the name is shown to people; a reader without a consumer group is allowed
-        with self._readers.open(group) as reader:
+        consumer_group = str(dict(context.invocation_metadata() or ()).get(CONSUMER_GROUP, ""))
+        if group_problem(consumer_group):
+            consumer_group = ""  # the name is shown to people; a reader without a consumer group is allowed
+        with self._readers.open(consumer_group) as reader:
             while (raw := await context.read()) is not _EOF:
                 await context.write(await self._fetched(raw, meant, reader))
 

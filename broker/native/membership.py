@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc.aio
@@ -112,8 +113,8 @@ class _Session:
         if not self._node.leadership.ready:
             raise NotLeaderError(None)
         meant.check()
-        group = await self._node.creation.ensure_consumer_group(request.group)
-        self._join = join_command(group.group_id, request)
+        consumer_group = await self._node.creation.ensure_consumer_group(request.group)
+        self._join = join_command(consumer_group.group_id, request)
         stream = await self._node.coordination.open(self._join)
         listening = asyncio.create_task(self._listen(stream))
         listening.add_done_callback(lambda _: stream.changed.set())
@@ -243,7 +244,4 @@ def join_command(group_id: int, request: log_pb2.MembershipRequest) -> JoinGroup
 
 def changed_subscription(join: JoinGroup, request: log_pb2.MembershipRequest) -> JoinGroup:
     """Return the command for a later request that names topics."""
-    return JoinGroup(
-        join.group_id, join.member, tuple(sorted(set(request.topics))), join.allocation, join.zone,
-        request.filter, join.session_timeout_ms, join.release_ms,
-    )  # fmt: skip
+    return replace(join, topics=tuple(sorted(set(request.topics))), filter=request.filter)

@@ -1,7 +1,6 @@
 """Produce: sections of LedgerMQ's own clients, checked without decoding and answered in request order (D18).
 
-Served
- by the leader only and never forwarded: a refusal names the leader's address in the caller's network.
+Served by the leader only and never forwarded: a refusal names the leader's address in the caller's network.
 Must not: decode records, or buffer without bound: requests and bytes under way per stream are limited.
 """
 
@@ -21,8 +20,7 @@ from ..cluster.known_leader import Leadership
 from ..cluster.slaves import SlaveGate
 from ..config import BrokerConfig
 from ..leader.leader_view import Verdict
-from ..leader.pipeline import AppendPipeline
-from ..leader.works import ProduceWork, SectionOutcome
+from ..leader.pipeline import AppendPipeline, ProduceWork, SectionOutcome
 from ..metrics import Metrics
 from ..refusals import DRAINING_PAUSE_MS, DRAINING_TEXT, REFUSABLE, RefusedError
 from ..service.answers import Refusals
@@ -47,9 +45,8 @@ _VERDICTS: Final = {
     Verdict.TOO_MANY_STREAMS: (
         route_pb2.TOO_MANY_REQUESTS,
         "as many producers send to as many queues as are remembered (max_producer_streams of the brokers); "
-        "those that were "
-        "silent for an hour make room. Nothing was stored. Share producers, or raise max_producer_streams on "
-        "every node",
+        "those that were silent for an hour make room. Nothing was stored. Share producers, or raise "
+        "max_producer_streams on every node",
     ),
 }
 #: Verdicts after which the same section may be accepted later, and the pause before a retry, ms.

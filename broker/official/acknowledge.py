@@ -15,7 +15,7 @@ from ledgermq.proto.foreign_text import safe_text
 
 from ..errors import InvalidReceiptHandleError
 from ..leader.pipeline import AppendPipeline
-from ..leader.recent_deliveries import LeaseHolders
+from ..leader.releases import LeaseHolders
 from ..refusals import RefusedError
 from ..replica import Replica
 from ..service.features import Features

@@ -16,8 +16,8 @@ from ledgermq.proto import peer_pb2
 from ..cluster.forwarding import answer_of
 from ..cluster.lane import ForwardError
 from ..cluster.leader_calls import Call, LeaderCalls
-from ..leader.leader_view import Delivery
 from ..leader.releases import LeaseReleases
+from ..leader.selection import Delivery
 from ..refusals import REFUSABLE
 from ..state.commands import ReleaseLeases, lease_rows
 

@@ -19,7 +19,7 @@ from ledgermq.raft.errors import LogCompactedError, NodeStoppedError, StorageErr
 
 from ..cluster.lane_server import unless_arrived
 from ..cluster.leader_calls import Call, LeaderCalls
-from ..leader.leader_view import Delivery
+from ..leader.selection import Delivery
 from ..reading.log_reader import LogReader
 from ..refusals import RefusedError
 from ..replica import Replica

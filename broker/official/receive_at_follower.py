@@ -28,13 +28,11 @@ from ledgermq.raft.errors import NodeStoppedError, StorageError
 from ..cluster.forwarding import Forwarder, Metadata, answer_of
 from ..cluster.lane import ForwardError
 from ..config import BrokerConfig
-from ..leader.leader_view import Delivery
-from ..leader.recent_deliveries import release_rows
-from ..leader.releases import LeaseReleases
+from ..leader.releases import LeaseReleases, release_rows
+from ..leader.selection import Delivery
 from ..metrics import Metrics
-from ..reading.commit_watch import CommitWatch
 from ..reading.log_reader import LogReader
-from ..reading.polls import Polls, TooManyPollsError
+from ..reading.polls import CommitWatch, Polls, TooManyPollsError
 from ..replica import Replica
 from .give_backs import deliveries_of_peer, release_of_peer, to_peer
 from .receive_at_leader import HandOut, RecordReader, count_out, first_frame, last_frame

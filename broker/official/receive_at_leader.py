@@ -29,14 +29,12 @@ from ..cluster.leader_calls import Call
 from ..cluster.members import Members
 from ..config import BrokerConfig
 from ..errors import ConsumeQueueError, QueueNotFoundError
-from ..leader.leader_view import Delivery, GrantPlan, ReceiveRequest
 from ..leader.pipeline import AppendPipeline, Flight, settle, settle_error
-from ..leader.recent_deliveries import LeaseHolders, RecentDeliveries, release_of
-from ..leader.releases import LeaseReleases
+from ..leader.releases import LeaseHolders, LeaseReleases, RecentDeliveries, release_of
+from ..leader.selection import Delivery, GrantPlan, ReceiveRequest
 from ..metrics import Metrics
-from ..reading.log_reader import LogReader, StoredSection
+from ..reading.log_reader import LogReader, QueueReader, StoredSection
 from ..reading.polls import Polls, TooManyPollsError
-from ..reading.queue_reader import QueueReader
 from ..replica import Replica
 from ..service.creation import Creation
 from ..service.sessions import session_of
@@ -402,7 +400,7 @@ class Selections:
         view = self._replica.view
         if view is None:
             return 0.0
-        expiry = view.next_expiry(receiver.consumer_group.group_id, receiver.topic.topic_id)
+        expiry = view.selector.next_expiry(receiver.consumer_group.group_id, receiver.topic.topic_id)
         if expiry is None:
             return MAX_POLLING
         return max((expiry - self._raft.next_timestamp()) / 1000, 0.001)
@@ -414,7 +412,7 @@ class Selections:
             view = self._replica.view
             if view is None:
                 raise NotLeaderError(self._leadership.leader_id)
-            if not view.has_deliverable(request, self._raft.next_timestamp()):
+            if not view.selector.has_deliverable(request, self._raft.next_timestamp()):
                 return []
             work = ReceiveWork(request, partial(release, self._replica.releases, request), receiver.note)
             self._pipeline.submit(work)

@@ -12,8 +12,7 @@ from ledgermq.raft.errors import EntryTooLargeError
 from ..cluster.slaves import SlaveGate, SlavesAwayError, SlaveTimeoutError
 from ..config import BrokerConfig
 from ..leader.leader_view import Verdict
-from ..leader.pipeline import AppendPipeline
-from ..leader.works import SendWork, SentMessage
+from ..leader.pipeline import AppendPipeline, SendWork, SentMessage
 from ..metrics import Metrics
 from ..refusals import DRAINING_TEXT
 from ..service.creation import Creation

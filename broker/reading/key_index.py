@@ -24,18 +24,25 @@ from ledgermq.raft.errors import LogCompactedError, StorageError
 from ledgermq.raft.log.segment import segment_start
 from ledgermq.raft.types import LogIndex
 
-from ..state.effects import Effects
-from .key_build import BuildContent, SegmentBuild
-from .key_folder import keep_what_fits, read_folder
 from .key_run import KeyRun
-from .key_runs import RETRY_SECONDS, Builds, Entries, KeyRuns, StoppedError, says_nothing_of_the_file
+from .key_runs import (
+    RETRY_SECONDS,
+    BuildContent,
+    Builds,
+    Entries,
+    KeyRuns,
+    SegmentBuild,
+    StoppedError,
+    keep_what_fits,
+    read_folder,
+    says_nothing_of_the_file,
+)
 
 logger = logging.getLogger(__name__)
 
-#: Delay (seconds) from apply to the index while no search waits.
+#: Seconds between two looks for applied entries and deleted segments, while no search waits.
 FOLLOW_INTERVAL: Final = 0.1
 _MAX_CLOSED: Final = 2  # maximum of segments waiting for their run to be written; then following pauses
-_LOOK_INTERVAL: Final = 10.0  # seconds between checks for segments that retention deleted
 _MAX_PLANS: Final = 4
 _T = TypeVar("_T")
 
@@ -59,7 +66,7 @@ class _Source:
 
 
 class KeyIndex:
-    """Key index. `start()`, `on_effects` for each applied entry, `await search(...)`, `await stop()`.
+    """Key index. `start()`, `await search(...)`, `await stop()`.
 
     Runs on the event-loop thread.
     """
@@ -74,7 +81,6 @@ class KeyIndex:
         self._next = 0  # first entry that is not taken; 0: not known yet
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # (index to reach, future)
         self._wanted = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, "key-items")
         self._searchers = ThreadPoolExecutor(2, "key-search")
@@ -88,8 +94,6 @@ class KeyIndex:
     async def stop(self) -> None:
         """Stop following, and write the items in memory, so that the next start need not read them again."""
         self._builds.stopping.set()
-        if self._timer is not None:
-            self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -101,15 +105,6 @@ class KeyIndex:
                 logger.info("key index: the newest part is not kept reason=%s", error)
         await asyncio.to_thread(self._worker.shutdown)
         await asyncio.to_thread(self._searchers.shutdown)
-
-    def on_effects(self, effects: Effects) -> None:
-        """Schedule the indexing of an applied entry."""
-        if self._timer is None and not self._builds.stopping.is_set():
-            self._timer = asyncio.get_running_loop().call_later(FOLLOW_INTERVAL, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._wanted.set()
 
     # --- for metrics ----------------------------------------------------------------------------------------
     @property
@@ -238,7 +233,7 @@ class KeyIndex:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_INTERVAL):
+                async with asyncio.timeout(FOLLOW_INTERVAL):
                     await self._wanted.wait()
             self._wanted.clear()
 

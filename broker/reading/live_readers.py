@@ -33,7 +33,7 @@ class LiveReader:
 class LiveReading:
     """A consumer group that reads a topic without progress stored here."""
 
-    group: str
+    consumer_group: str
     topic: str
     streams: int = 0  # that are behind
     behind: int = 0  # messages that the slowest of its streams has not fetched
@@ -72,7 +72,7 @@ class LiveReaders:
                     left = queue.end - max(each.offset, queue.begin)
                     behind[each.topic_id] = behind.get(each.topic_id, 0) + left
             self._add(found, reader, behind, state, counted)
-        return sorted(found.values(), key=lambda each: (each.group, each.topic))
+        return sorted(found.values(), key=lambda each: (each.consumer_group, each.topic))
 
     def _add(
         self,
@@ -82,10 +82,12 @@ class LiveReaders:
         state: BrokerState,
         counted: dict[int, set[int]],
     ) -> None:
-        group = state.groups.find(reader.consumer_group) if reader.consumer_group else None
+        consumer_group = state.groups.find(reader.consumer_group) if reader.consumer_group else None
         for topic_id, count in behind.items():
             topic = state.topics.get(topic_id)
-            if topic is None or (group is not None and group.group_id in counted.get(topic_id, ())):
+            if topic is None or (
+                consumer_group is not None and consumer_group.group_id in counted.get(topic_id, ())
+            ):
                 continue
             key = reader.consumer_group, topic_id
             known = found.setdefault(key, LiveReading(reader.consumer_group, topic.name))

@@ -1,4 +1,4 @@
-"""Reader of records and sections in the CommitLog, by physical offsets from the ConsumeQueues.
+"""Reader of records and sections in the CommitLog: ConsumeQueue → record → section.
 
 Owns: the path from a record to its section and its entry.   Must not: block on a disk on the event loop (a
 cold read goes to the log's read pool), or read entries that are not applied: offsets come from ConsumeQueues
@@ -13,11 +13,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 
+import numpy as np
+
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.proto.record import SECTION_HEADER_SIZE, RecordView, decode_record
 from ledgermq.proto.values import value
-from ledgermq.raft.errors import DamagedLogError
+from ledgermq.raft.errors import DamagedLogError, LogCompactedError
+
+from ..state.machine import BrokerState
 
 _DISTANCE: Final = struct.Struct("<I")
 #: Base queue offset, count, size, checksum, entry distance: bytes 8 to 32 of a section header
@@ -137,3 +141,59 @@ class LogReader:
     async def record(self, offset: int, size: int) -> RecordView:
         """Return one record."""
         return decode_record(await self._repaired(lambda: self.read(offset, size)))
+
+
+class AppliedQueues(Protocol):
+    """The part of Replica that QueueReader uses."""
+
+    @property
+    def state(self) -> BrokerState: ...
+
+    async def units(self, topic_id: int, queue_id: int, offset: int, count: int) -> np.ndarray: ...
+
+
+class QueueReader:
+    """Reader of the ConsumeQueues and the log."""
+
+    def __init__(self, queues: AppliedQueues, log: LogReader) -> None:
+        self._queues = queues
+        self._log = log
+
+    async def section_at(self, topic_id: int, queue_id: int, offset: int) -> StoredSection | None:
+        """Return the section that holds a queue offset; None: the offset is no longer stored.
+
+        Raises: QueueNotFoundError, LogCompactedError.
+        """
+        units = await self._queues.units(topic_id, queue_id, offset, 1)
+        return await self._log.section_of(int(units["physical_offset"][0])) if len(units) else None
+
+    async def section_bytes(self, section: StoredSection) -> memoryview:
+        """Return header and body of a section. Raises: LogCompactedError."""
+        return await self._log.section_bytes(section)
+
+    async def stored_at(self, topic_id: int, queue_id: int, offset: int) -> int | None:
+        """Return the log time (ms) at which a message was stored; None: it is no longer stored.
+
+        Raises: as `section_at`.
+        """
+        section = await self.section_at(topic_id, queue_id, offset)
+        return None if section is None else section.store_timestamp
+
+    async def offset_at_time(self, topic_id: int, queue_id: int, timestamp: int) -> int:
+        """Return the first queue offset stored at or after `timestamp` (log time, ms), or the queue's end.
+
+        Raises: QueueNotFoundError.
+        """
+        queue = self._queues.state.queues.named(topic_id, queue_id)
+        low, high = queue.begin, queue.end
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                section = await self.section_at(topic_id, queue_id, middle)
+            except LogCompactedError:
+                section = None
+            if section is None or section.store_timestamp < timestamp:
+                low = middle + 1 if section is None else min(section.end_queue_offset, high)
+            else:
+                high = max(section.first_queue_offset, low)
+        return low

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
+
+from ledgermq.raft.node.raft_node import RaftNode
 
 #: Maximum of waiting requests.
 MAX_WAITING: Final = 20_000
@@ -106,3 +109,24 @@ class Polls:
         for waiters in self._waiters.values():
             for waiter in waiters:
                 waiter.wake()
+
+
+class CommitWatch:
+    """While a reader waits, the leader reports commits to this node at once, not with its next heartbeat."""
+
+    def __init__(self, raft: RaftNode) -> None:
+        self._raft = raft
+        self._waiting = 0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the caller as waiting inside the block."""
+        self._waiting += 1
+        if self._waiting == 1:
+            self._raft.want_commits(True)
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self._raft.want_commits(False)

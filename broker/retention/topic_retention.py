@@ -21,7 +21,7 @@ from ..cluster.known_leader import Leadership
 from ..config import BrokerConfig
 from ..errors import BrokerError
 from ..leader.pipeline import AppendPipeline, TooManyRequestsError
-from ..reading.queue_reader import QueueReader
+from ..reading.log_reader import QueueReader
 from ..replica import Replica
 from ..service.disk_steps import DiskStep, RetentionView
 from ..state.backlog import unconsumed

@@ -17,7 +17,7 @@ from typing import Final
 from ledgermq.raft.node.raft_node import RaftNode
 
 from ..leader.leader_view import SESSION_TIMEOUT_MS
-from ..leader.recent_deliveries import LeaseHolders
+from ..leader.releases import LeaseHolders
 from ..replica import Replica
 
 #: A client without a sign of life for this long is gone.

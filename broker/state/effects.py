@@ -155,3 +155,16 @@ class Effects:
     parked: list[Parked] = field(default_factory=list)
     # ids of consumer groups whose members, owners or epochs changed
     members_changed: set[int] = field(default_factory=set)
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether the entry only stored or delivered messages, which concerns polls and callers only."""
+        return not (
+            self.topics_changed
+            or self.deleted_topics
+            or self.log_start
+            or self.trimmed
+            or self.losses
+            or self.parked
+            or self.members_changed
+        )

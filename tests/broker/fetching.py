@@ -7,9 +7,8 @@ from typing import Any
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.native.fetch import Fetches, SectionReads, Suggestions
-from ledgermq.broker.reading.commit_watch import CommitWatch
-from ledgermq.broker.reading.polls import Polls
-from ledgermq.broker.reading.queue_reader import QueueReader
+from ledgermq.broker.reading.log_reader import QueueReader
+from ledgermq.broker.reading.polls import CommitWatch, Polls
 from ledgermq.broker.reading.read_advice import ReadAdvice
 from ledgermq.broker.service.shutdown import Shutdown
 

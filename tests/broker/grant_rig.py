@@ -15,9 +15,8 @@ from ledgermq.broker.cluster.lane import ForwardError
 from ledgermq.broker.cluster.leader_calls import CLIENT_ID, Call, LeaderCalls
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
-from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
-from ledgermq.broker.leader.releases import LeaseReleases
-from ledgermq.broker.leader.works import SendWork
+from ledgermq.broker.leader.pipeline import SendWork
+from ledgermq.broker.leader.releases import LeaseHolders, LeaseReleases, RecentDeliveries
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.official import receive_at_follower as granted_receive
 from ledgermq.broker.official.give_backs import tell_leader

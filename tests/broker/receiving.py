@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ledgermq.broker.leader.leader_view import Delivery, GrantPlan, ReceiveRequest
+from ledgermq.broker.leader.selection import Delivery, GrantPlan, ReceiveRequest
 from ledgermq.broker.state.commands import Ack, ChangeInvisible, Command, change_rows, lease_rows
 from ledgermq.broker.state.effects import GrantResult, RowsResult
 
@@ -22,7 +22,7 @@ def receive(node: Node, asked: ReceiveRequest) -> list[Delivery]:
     """Select, propose, apply, and return what would be sent."""
     turn = node.view.open_turn()
     plan = turn.grant(asked, node.log.now)
-    if turn.is_empty:
+    if not turn.size:
         return plan.repeats
     effects = node.commit(turn)
     return deliveries(plan, effects.results)

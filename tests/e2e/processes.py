@@ -1,4 +1,7 @@
-"""Processes of a test and what they leave behind. Only processes whose command line names the test's folder count."""
+"""Processes of a test and what they leave behind.
+
+Only processes whose command line names the test's folder count.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,24 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run(arguments: list[str], *, timeout: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run `ledgermq ARGUMENTS` to its end."""
+    return execute([*LEDGERMQ, *arguments], ROOT, timeout=timeout, **extra)
+
+
+def execute(
+    command: list[str], folder: Path, *, timeout: float = 240, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder to its end."""
     return subprocess.run(
-        [*LEDGERMQ, *arguments],
-        cwd=ROOT, env=environment(**extra), capture_output=True, text=True, timeout=timeout, check=False,
+        command,
+        cwd=folder, env=environment(**extra), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
+
+
+def output_of(command: list[str], folder: Path, *, timeout: float = 240, **extra: str) -> str:
+    """Run a command that must succeed; return what it printed."""
+    done = execute(command, folder, timeout=timeout, **extra)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def left_behind(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ from ledgermq.client.demo.docker import compose_command
 from tests.ports import free_ports
 
 from .conftest import ROOT
-from .processes import environment, run
+from .processes import environment, output_of, run
 
 pytestmark = pytest.mark.docker
 PROJECT = "ledgermq-test"
@@ -41,19 +41,10 @@ class Compose:
 
     def __call__(self, *arguments: str) -> str:
         command = [*compose_command(), "-f", str(ROOT / "deploy" / "docker-compose.yml"), *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment(**self.settings), capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return output_of(command, ROOT, timeout=900, **self.settings)
 
     def shell(self, script: str) -> str:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=ROOT, env=environment(**self.settings), capture_output=True, text=True, timeout=280, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return output_of(["bash", "-euo", "pipefail", "-c", script], ROOT, timeout=280, **self.settings)
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return run(list(arguments), LEDGERMQ_NAMESERVER=self.nameserver)

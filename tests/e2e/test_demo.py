@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from .conftest import ROOT
-from .processes import LEDGERMQ, environment, left_behind, run, wait_for
+from .processes import LEDGERMQ, environment, execute, left_behind, run, wait_for
 
-STEPS = (
+STEPS = [
     "1/8 setup",
     "2/8 start",
     "3/8 topic",
@@ -22,7 +22,7 @@ STEPS = (
     "6/8 dump",
     "7/8 verify",
     "8/8 doubt",
-)
+]
 
 
 def check_success(output: str) -> None:
@@ -79,10 +79,7 @@ cli.main(["demo", "--messages", "5000", "--kills", "0", "--data", sys.argv[1]])
 
 def test_a_lost_message_fails_the_demo_with_step_id_log_and_command(tmp_path: Path) -> None:
     data = tmp_path / "demo"
-    done = subprocess.run(
-        [sys.executable, "-c", LOSE_ONE, str(data)],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    done = execute([sys.executable, "-c", LOSE_ONE, str(data)], ROOT, timeout=200)
     output = done.stdout + done.stderr
     assert done.returncode == 1, output
     assert "FAILED at 5/8 consume" in output

@@ -6,7 +6,6 @@ Needs the package index: for setuptools, which builds them, and for the dependen
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tarfile
 import tomllib
@@ -19,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from .conftest import ROOT
-from .processes import environment
+from .processes import execute, output_of
 from .test_up import up
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -27,7 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION: Final = PROJECT["project"]["version"]
 PACKAGES: Final = ("proto", "raft", "broker", "nameserver", "client", "spark_jobs")
-#: What a package consists of. `*_pb2*.py` are in the repository, so nobody needs the compiler.
+#: What a package consists of. `*_pb2*.py` are in the repository, so the compiler is not needed.
 KINDS: Final = ("*.py", "*.pyi", "*.proto", "*.j2", "*.html", "py.typed")
 DOCUMENTS: Final = ("README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
@@ -41,10 +40,8 @@ class Distributions:
 def index_run(command: list[str], folder: Path) -> None:
     """Run what takes packages from the index, at the versions of constraints.txt."""
     pins = str(ROOT / "constraints.txt")
-    done = subprocess.run(
-        command, cwd=folder, env=environment(PIP_CONSTRAINT=pins, PIP_BUILD_CONSTRAINT=pins, PYTHONPATH=""),
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    settings = {"PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins, "PYTHONPATH": ""}
+    done = execute(command, folder, timeout=600, **settings)
     if done.returncode:
         reason = "no packages from the package index. Is there a network, and is pip set up?"
         pytest.fail(f"{command[-1]}: {reason}\n{done.stderr[-1500:]}", pytrace=False)
@@ -118,12 +115,8 @@ def test_it_runs_a_cluster_where_nothing_else_is_installed(
     index_run([str(programs / "python"), "-m", "pip", "install", "-q", f"{archive}[server]"], elsewhere)
 
     def run(*command: str) -> str:
-        done = subprocess.run(
-            [str(programs / command[0]), *command[1:]], cwd=elsewhere, env=environment(PYTHONPATH=""),
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout.strip()
+        program = [str(programs / command[0]), *command[1:]]
+        return output_of(program, elsewhere, timeout=120, PYTHONPATH="").strip()
 
     where = run("python", "-c", "import ledgermq.broker.node as node; print(node.__file__)")
     assert Path(where).is_relative_to(environment_folder)

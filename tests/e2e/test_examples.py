@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import ROOT
-from .processes import environment
+from .processes import execute
 from .test_up import up
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -30,15 +29,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_does_what_it_says(example: Path, addresses: tuple[str, str], tmp_path: Path) -> None:
     address = addresses[1] if "from rocketmq import" in example.read_text() else addresses[0]
-    done = subprocess.run(
-        [sys.executable, str(example), address],
-        cwd=tmp_path,
-        env=environment(HOME=str(tmp_path), PYTHONOPTIMIZE=""),  # the checks are assertions
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    # The checks are assertions.
+    done = execute([sys.executable, str(example), address], tmp_path, HOME=str(tmp_path), PYTHONOPTIMIZE="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     assert "Traceback" not in done.stderr, done.stderr

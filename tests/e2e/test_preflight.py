@@ -12,9 +12,9 @@ from .conftest import ROOT
 SCRIPT = ROOT / "deploy" / "preflight.py"
 
 
-def preflight(**environment: str) -> subprocess.CompletedProcess[str]:
+def preflight(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(SCRIPT)],
+        [sys.executable, *options, str(SCRIPT)],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -50,16 +50,11 @@ def test_everything_that_is_missing_is_told_at_once() -> None:
     """Memory and disk are too small for what the script asks for; Java is missing too."""
     script = (
         "import runpy, sys; module = runpy.run_path(sys.argv[1]); main = module['main'];"
-        "main.__globals__.update(MEMORY_MIN_GIB=1e6, DISK_MIN_GIB=1e9, DISK_MIN_INSTALLED_GIB=1e9, PYTHON_MIN=(4, 0));"
+        "main.__globals__.update(MEMORY_MIN_GIB=1e6, DISK_MIN_GIB=1e9, DISK_MIN_INSTALLED_GIB=1e9);"
+        "main.__globals__.update(PYTHON_MIN=(4, 0));"
         "sys.exit(main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(SCRIPT)],
-        env={**os.environ, "PATH": "/nonexistent", "JAVA_HOME": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = preflight("-c", script, PATH="/nonexistent", JAVA_HOME="")
     assert done.returncode == 1
     assert done.stderr.count("missing: ") == 4, done.stderr
 

@@ -1,4 +1,4 @@
-"""The README's code is executed as printed, against a cluster from `ledgermq up`; so is what it says about commands."""
+"""The README's code and commands are executed as printed, against a cluster from `ledgermq up`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ledgermq.client.local.ports import NodePorts
 from ledgermq.client.sync import Producer
 
 from .conftest import ROOT
-from .processes import environment
+from .processes import environment, output_of
 from .test_up import up
 
 README = (ROOT / "README.md").read_text()
@@ -31,7 +31,9 @@ def blocks() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Run a cluster; give what the README's addresses are here (the known ports may be taken on this machine)."""
+    """Run a cluster; give what the README's addresses are here (the known ports may be taken on this
+    machine).
+    """
     data = tmp_path_factory.mktemp("readme") / "data"
     with up(data) as (nameserver, _):
         first = json.loads((data / "cluster.json").read_text())["nodes"]["n1"]
@@ -48,23 +50,9 @@ def put_addresses(code: str, plan: dict[str, str]) -> str:
     return code
 
 
-def execute(command: list[str], folder: Path, **extra: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(**extra),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_producer_and_consumer_work_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
     code = put_addresses(blocks()["python"], plan)
-    output = execute([sys.executable, "-c", code], tmp_path)
+    output = output_of([sys.executable, "-c", code], tmp_path)
     assert output.count("stored in queue") == 10
     assert sorted(re.findall(r"order \d", output)) == [f"order {number}" for number in range(10)]
 
@@ -104,7 +92,7 @@ def test_the_push_consumer_works_as_printed(plan: dict[str, str], tmp_path: Path
 
 def test_the_official_client_works_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
     code = put_addresses(blocks()["official"], plan)
-    output = execute([sys.executable, "-c", code], tmp_path, HOME=str(tmp_path))
+    output = output_of([sys.executable, "-c", code], tmp_path, HOME=str(tmp_path))
     assert re.search(r"\b01[0-9A-F]{32}\b", output), output
 
 
@@ -112,7 +100,7 @@ def test_the_official_client_works_as_printed(plan: dict[str, str], tmp_path: Pa
 def test_the_commands_work_as_printed(plan: dict[str, str], tmp_path: Path) -> None:
     shell = tmp_path / "look.sh"
     shell.write_text("set -euo pipefail\n" + blocks()["sh"])
-    output = execute(["bash", str(shell)], tmp_path, LEDGERMQ_NAMESERVER=plan["127.0.0.1:9876"])
+    output = output_of(["bash", str(shell)], tmp_path, LEDGERMQ_NAMESERVER=plan["127.0.0.1:9876"])
     assert "HEALTHY" in output
     assert "hello" in output
     assert "identical" in output

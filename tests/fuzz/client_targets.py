@@ -184,7 +184,7 @@ def _register(data: bytes) -> None:
     table = RouteTable(10_000)
     if not table.rivals(request.route):
         table.register(request.node_id, request.incarnation, request.route, request.is_leader, 0)
-    table.groups(request.route.cluster), table.similar_topics(request.route.cluster, "a")
+    table.broker_groups(request.route.cluster), table.similar_topics(request.route.cluster, "a")
     table.expire(20_000)
 
 

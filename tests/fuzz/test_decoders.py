@@ -87,9 +87,7 @@ EXEMPT: Final = {
     ),
     "client/cli/restore.py _let_up_start_it": "a record that the same command wrote",
     "client/admin/dump_messages.py DumpedTopic._topic_of": "catches DecodeError",
-    "nameserver/request_handlers.py _handler.<locals>.decoded": (
-        "catches DecodeError; a registration has a target"
-    ),
+    "nameserver/service.py _handler.<locals>.decoded": ("catches DecodeError; a registration has a target"),
 }
 
 

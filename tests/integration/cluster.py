@@ -5,8 +5,8 @@
         cluster.kill(leader)                 # kill -9
         cluster.wait_leader(other_than=leader)
 
-Verbs: start_all · add_group · start · kill · pause · resume · terminate · restart · wait_leader ·
-wait_ready · status · address · log.
+Verbs: start_all · add_group · start · kill · kill_leader · kill_all · pause · resume · terminate · restart ·
+wait_leader · wait_ready · others · status · address · log.
 Ports are free ones of 127.0.0.1; data and logs stay in `folder`. Only processes that this object started get
 signals.
 """
@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -79,6 +80,8 @@ class Cluster:
     Brokers are numbered n1, n2, … across broker groups.
     """
 
+    module = "ledgermq.broker"
+
     def __init__(
         self,
         folder: Path,
@@ -87,10 +90,10 @@ class Cluster:
         groups: int = 1,
         nameservers: int = 1,
         settings: dict[str, str] | None = None,
-        module: str = "ledgermq.broker",
+        module: str = "",
     ) -> None:
-        """`module`: what a node runs."""
-        self.folder, self._module = folder, module
+        """`module`: what a node runs instead of `Cluster.module`."""
+        self.folder, self.module = folder, module or self.module
         folder.mkdir(parents=True, exist_ok=True)
         ports = iter(free_ports(nameservers + 4 * nodes * groups))
         self.nameservers = [self._nameserver(i + 1, next(ports)) for i in range(nameservers)]
@@ -118,7 +121,7 @@ class Cluster:
         listener = (
             f"name=default,messaging_bind=127.0.0.1:{ports['messaging']},log_bind=127.0.0.1:{ports['log']}"
         )
-        arguments = ["-m", self._module, "--node", name, "--data", str(self.folder / name)]
+        arguments = ["-m", self.module, "--node", name, "--data", str(self.folder / name)]
         arguments += ["--peers", peers, "--raft-bind", f"127.0.0.1:{ports['raft']}"]
         arguments += ["--http-bind", f"127.0.0.1:{ports['http']}", "--listener", listener]
         arguments += ["--nameservers", ",".join(self.nameserver_addresses)]
@@ -129,6 +132,11 @@ class Cluster:
     @property
     def nameserver_addresses(self) -> list[str]:
         return [f"127.0.0.1:{process.ports['bind']}" for process in self.nameservers]
+
+    @property
+    def nameserver(self) -> str:
+        """Return the address of the first nameserver."""
+        return self.nameserver_addresses[0]
 
     def __enter__(self) -> Self:
         try:
@@ -167,6 +175,24 @@ class Cluster:
         """kill -9, and reap."""
         self._signal(name, signal.SIGKILL)
         self.wait_ended(name)
+
+    def kill_leader(self) -> str:
+        """kill -9 of the leader; return which node that was."""
+        leader = self.wait_leader()
+        self.kill(leader)
+        return leader
+
+    def kill_all(self) -> None:
+        """kill -9 of every node before any of them can notice that another is gone."""
+        for name in self.nodes:
+            self._signal(name, signal.SIGKILL)
+        for name in self.nodes:
+            self.wait_ended(name)
+
+    def others(self, name: str) -> list[str]:
+        """Return the other nodes of a node's broker group."""
+        members = next(members for members in self.groups.values() if name in members)
+        return [member for member in members if member != name]
 
     def pause(self, name: str) -> None:
         self._signal(name, signal.SIGSTOP)
@@ -246,6 +272,10 @@ class Cluster:
             except grpc.RpcError:
                 return None
         return answer
+
+    def terms(self) -> dict[str, int]:
+        """Return the term of each node."""
+        return {name: wait_until(partial(self.status, name), f"{name} answers").term for name in self.nodes}
 
     def address(self, name: str, kind: str = "log") -> str:
         """Return host:port of a node's port: log, messaging, http or raft."""

@@ -9,11 +9,11 @@ import asyncio
 import functools
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
@@ -24,6 +24,7 @@ from ledgermq.proto.route_pb2 import TopicInfo
 
 Place = tuple[int, int]  # queue id, queue offset
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass
@@ -42,7 +43,7 @@ class History:
         doubled = [body for body, times in Counter(stored.values()).items() if times > 1]
         assert not doubled, f"{where}: {len(doubled)} messages are stored twice, first {doubled[:3]}"
         invented = [b for b in stored.values() if b not in self.acknowledged and b not in self.unknown]
-        assert not invented, f"{where}: {len(invented)} messages nobody sent, first {invented[:3]}"
+        assert not invented, f"{where}: {len(invented)} messages were never sent, first {invented[:3]}"
 
 
 @functools.cache
@@ -61,6 +62,16 @@ def run_client(coroutine: Coroutine[Any, Any, T], timeout: float = 120.0) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+def on_client_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test that is a coroutine by `run_client`."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_client(test(*args, **kwargs))
+
+    return run
 
 
 class Load:

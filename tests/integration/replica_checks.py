@@ -42,7 +42,7 @@ def dump_and_check(
     """Dump all nodes by `ledgermq dump`, and check them; `code`: what the check must end with."""
     dump = [str(Path(sys.executable).with_name("ledgermq")), "dump", str(folder)]
     dumped = subprocess.run(
-        [*dump, "--nameserver", cluster.nameserver_addresses[0]], capture_output=True, text=True, check=False
+        [*dump, "--nameserver", cluster.nameserver], capture_output=True, text=True, check=False
     )
     assert dumped.returncode == 0, dumped.stdout + dumped.stderr
     checked = check(folder, *options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,15 +13,6 @@ from .history import Load
 TOPIC = "unflushed"
 
 
-def kill_all(cluster: Cluster) -> None:
-    """kill -9 of every node before any of them can notice that another is gone."""
-    for process in cluster.nodes.values():
-        os.kill(process.pid, signal.SIGKILL)
-    for process in cluster.nodes.values():
-        assert process.popen is not None
-        process.popen.wait()
-
-
 @pytest.mark.parametrize("mode", ["async_timed", "async_notify"])
 def test_killing_all_nodes_loses_nothing_that_was_acknowledged(tmp_path: Path, mode: str) -> None:
     with Cluster(
@@ -32,14 +21,10 @@ def test_killing_all_nodes_loses_nothing_that_was_acknowledged(tmp_path: Path, m
         for name in cluster.nodes:
             status = cluster.status(name)
             assert status is not None and status.flush == mode, f"{name} says {status}"
-        load = Load(cluster.nameserver_addresses[0], TOPIC)
-        with load.running():
+        with Load(cluster.nameserver, TOPIC).running() as load:
             wait_for_more(load, 500)
-            kill_all(cluster)
-            for name in cluster.nodes:
-                cluster.start(name)
-            for name in cluster.nodes:
-                cluster.wait_ready(name)
+            cluster.kill_all()
+            cluster.start_all()
             wait_for_more(load)
             leader = cluster.wait_leader()
             assert cluster.terminate(leader) == 0, cluster.nodes[leader].log()

@@ -31,7 +31,7 @@ TOPIC = "orders"
 
 
 def send(cluster: Cluster, *bodies: bytes) -> None:
-    with SyncProducer(cluster.nameserver_addresses[0], timeout_ms=20_000) as producer:
+    with SyncProducer(cluster.nameserver, timeout_ms=20_000) as producer:
         for body in bodies:
             producer.send(TOPIC, body)
 
@@ -48,7 +48,7 @@ def shows_both_slaves(cluster: Cluster) -> subprocess.CompletedProcess[str] | No
 
 def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
-        nameserver = cluster.nameserver_addresses[0]
+        nameserver = cluster.nameserver
         await asyncio.to_thread(cluster.kill, "n1")
         async with PullConsumer(nameserver, group="readers") as consumer:
             await consumer.subscribe(TOPIC)
@@ -61,7 +61,7 @@ def test_while_the_master_is_away_slaves_are_read_and_nothing_is_stored(tmp_path
             assert source.stale and source.node_id in ("n2", "n3")
         async with Producer(nameserver, timeout_ms=1500) as producer:
             with pytest.raises(SendTimeoutError, match=r"master n1 .* is away.*cluster promote NODE"):
-                await producer.send(TOPIC, b"nobody takes it")
+                await producer.send(TOPIC, b"not taken")
 
     with cluster_of(tmp_path, "async_master") as cluster:
         send(cluster, *[b"%d" % i for i in range(40)])
@@ -188,8 +188,7 @@ def test_of_two_nodes_that_were_promoted_beside_each_other_a_person_chooses_one(
 def test_a_master_that_was_cut_off_is_fenced_while_it_runs(tmp_path: Path) -> None:
     """It is stopped (SIGSTOP) with connections that it believes in, and wakes up beside its successor."""
     with cluster_of(tmp_path, "async_master") as cluster:
-        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=8, timeout_ms=60_000)
-        with load.running():
+        with Load(cluster.nameserver, TOPIC, in_flight=8, timeout_ms=60_000).running() as load:
             wait_until(lambda: load.count > 500, "messages")
             wait_until(lambda: "group id known" in cluster.nodes["n3"].log(1000), "n3 belongs to the group")
             cluster.pause("n1")
@@ -225,8 +224,7 @@ def test_a_master_that_was_cut_off_is_fenced_while_it_runs(tmp_path: Path) -> No
 
 def test_a_planned_change_of_the_master_loses_nothing(tmp_path: Path) -> None:
     with cluster_of(tmp_path, "async_master", 2) as cluster:
-        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=8, timeout_ms=60_000)
-        with load.running():
+        with Load(cluster.nameserver, TOPIC, in_flight=8, timeout_ms=60_000).running() as load:
             wait_until(lambda: load.count > 300, "messages")
             load.ask_to_stop()
         wait_level(cluster, "n1")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def bench(cluster: Cluster, *options: str) -> tuple[dict[str, Any], str]:
     """Run the command; return its document and what it told on stderr."""
-    command = [sys.executable, "-m", "ledgermq.client.cli", "bench", "-n", cluster.nameserver_addresses[0]]
+    command = [sys.executable, "-m", "ledgermq.client.cli", "bench", "-n", cluster.nameserver]
     short = ["--seconds", "0.5", "--warm-up", "0.1", "--in-flight", "512", "--json", "-"]
     done = subprocess.run(
         [*command, *short, *options], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -55,7 +55,5 @@ def test_every_workload_runs_and_its_figures_are_whole(tmp_path: Path) -> None:
         assert 64 * sum(count for _, count in pipelined["histogram"]) == pipelined["messages"] > 0
         assert unary["messages"] > 0
         topics = [sys.executable, "-m", "ledgermq.client.cli", "topic", "list", "--json"]
-        left = subprocess.run(
-            [*topics, "-n", cluster.nameserver_addresses[0]], cwd=ROOT, capture_output=True, check=True
-        )
+        left = subprocess.run([*topics, "-n", cluster.nameserver], cwd=ROOT, capture_output=True, check=True)
         assert json.loads(left.stdout) == []

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("both_clients.py")
 def test_each_client_receives_what_the_other_one_sent(first: str, tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=1) as cluster:
         leader = cluster.wait_leader()
-        addresses = [cluster.nameserver_addresses[0], cluster.address(leader, "messaging")]
+        addresses = [cluster.nameserver, cluster.address(leader, "messaging")]
         done = subprocess.run(
             [sys.executable, str(SCRIPT), first, *addresses, "letters"],
             env={**os.environ, "HOME": str(tmp_path)},  # where the official client writes its log

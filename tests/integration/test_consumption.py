@@ -16,7 +16,7 @@ from ledgermq.proto import admin_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 from .cluster import Cluster
-from .history import run_client
+from .history import on_client_loop, run_client
 
 LONG_MS = 60_000  # a lease that no test outlives
 #: One that is waited for: what a leader leased and took with it comes again when it ends.
@@ -37,13 +37,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def nameserver(cluster: Cluster) -> str:
-    return cluster.nameserver_addresses[0]
+    return cluster.nameserver
 
 
 def fail_over(cluster: Cluster) -> str:
     """kill -9 the leader; return its name when another one leads."""
-    leader = cluster.wait_leader()
-    cluster.kill(leader)
+    leader = cluster.kill_leader()
     cluster.wait_leader(other_than=leader)
     return leader
 
@@ -108,25 +107,23 @@ async def assert_consumed(nameserver: str, group: str, topic: str, count: int) -
 # --- leases -----------------------------------------------------------------------------------------------
 
 
-def test_only_what_is_not_acknowledged_comes_again_after_the_invisible_time(nameserver: str) -> None:
-    async def run() -> None:
-        topic, group = "leases", "leases-readers"
-        await create_topic(nameserver, topic)
-        await send(nameserver, topic, numbered("m", 20))
-        async with consumer_of(nameserver, topic, group) as consumer:
-            done = await receive(consumer, 10)
-            await acknowledge(consumer, done)
-            left = await receive(consumer, 10, SHORT_MS)
-            assert bodies_of([*done, *left]) == numbered("m", 20)
-            again = await receive(consumer, 10)  # waits for the end of the leases
-            assert bodies_of(again) == bodies_of(left)
-            assert {message.delivery_attempt for message in again} == {2}
-            with pytest.raises(InvalidHandleError):
-                await consumer.ack(left[0])  # its lease has ended, and there is a new one
-            await acknowledge(consumer, again)
-            await assert_consumed(nameserver, group, topic, 20)
-
-    run_client(run())
+@on_client_loop
+async def test_only_what_is_not_acknowledged_comes_again_after_the_invisible_time(nameserver: str) -> None:
+    topic, group = "leases", "leases-readers"
+    await create_topic(nameserver, topic)
+    await send(nameserver, topic, numbered("m", 20))
+    async with consumer_of(nameserver, topic, group) as consumer:
+        done = await receive(consumer, 10)
+        await acknowledge(consumer, done)
+        left = await receive(consumer, 10, SHORT_MS)
+        assert bodies_of([*done, *left]) == numbered("m", 20)
+        again = await receive(consumer, 10)  # waits for the end of the leases
+        assert bodies_of(again) == bodies_of(left)
+        assert {message.delivery_attempt for message in again} == {2}
+        with pytest.raises(InvalidHandleError):
+            await consumer.ack(left[0])  # its lease has ended, and there is a new one
+        await acknowledge(consumer, again)
+        await assert_consumed(nameserver, group, topic, 20)
 
 
 def test_a_message_that_is_given_back_comes_at_once_or_after_its_delay(nameserver: str) -> None:
@@ -142,159 +139,146 @@ def test_a_message_that_is_given_back_comes_at_once_or_after_its_delay(nameserve
     run_client(assert_consumed(nameserver, "nack-readers", "nacks", 1))
 
 
-def test_a_lease_that_is_prolonged_stays_with_its_consumer(nameserver: str) -> None:
-    async def run() -> None:
-        topic, group = "prolonged", "prolonged-readers"
-        await create_topic(nameserver, topic, 1)
-        await send(nameserver, topic, ["only"])
-        async with consumer_of(nameserver, topic, group) as consumer:
-            (message,) = await receive(consumer, 1, 3000)
-            first_handle = message.receipt_handle
-            await consumer.change_invisible(message, LONG_MS)
-            assert await consumer.receive(1, timeout_ms=3500) == [], "the first lease would be over"
-            new_handle, message.receipt_handle = message.receipt_handle, first_handle
-            with pytest.raises(InvalidHandleError):
-                await consumer.ack(message)
-            message.receipt_handle = new_handle
+@on_client_loop
+async def test_a_lease_that_is_prolonged_stays_with_its_consumer(nameserver: str) -> None:
+    topic, group = "prolonged", "prolonged-readers"
+    await create_topic(nameserver, topic, 1)
+    await send(nameserver, topic, ["only"])
+    async with consumer_of(nameserver, topic, group) as consumer:
+        (message,) = await receive(consumer, 1, 3000)
+        first_handle = message.receipt_handle
+        await consumer.change_invisible(message, LONG_MS)
+        assert await consumer.receive(1, timeout_ms=3500) == [], "the first lease would be over"
+        new_handle, message.receipt_handle = message.receipt_handle, first_handle
+        with pytest.raises(InvalidHandleError):
             await consumer.ack(message)
-            await assert_consumed(nameserver, group, topic, 1)
-
-    run_client(run())
+        message.receipt_handle = new_handle
+        await consumer.ack(message)
+        await assert_consumed(nameserver, group, topic, 1)
 
 
 # --- consumer groups and filters --------------------------------------------------------------------------
 
 
-def test_filters_deliver_their_tags_and_pass_over_the_others(nameserver: str) -> None:
-    async def run() -> None:
-        topic = "tags"
-        await create_topic(nameserver, topic)
-        for tag in ("a", "b", "c"):
-            await send(nameserver, topic, numbered(tag, 10), tag=tag)
-        await send(nameserver, topic, numbered("none", 10))
-        for group, expression, wanted in (
-            ("tags-ab", "a || b", numbered("a", 10) + numbered("b", 10)),
-            ("tags-c", "c", numbered("c", 10)),
-            (
-                "tags-all",
-                "*",
-                sorted(numbered("a", 10) + numbered("b", 10) + numbered("c", 10) + numbered("none", 10)),
-            ),
-        ):
-            async with consumer_of(nameserver, topic, group, expression) as consumer:
-                messages = await receive(consumer, len(wanted))
-                assert bodies_of(messages) == wanted
-                assert await consumer.receive(timeout_ms=0) == []
+@on_client_loop
+async def test_filters_deliver_their_tags_and_pass_over_the_others(nameserver: str) -> None:
+    topic = "tags"
+    await create_topic(nameserver, topic)
+    for tag in ("a", "b", "c"):
+        await send(nameserver, topic, numbered(tag, 10), tag=tag)
+    await send(nameserver, topic, numbered("none", 10))
+    for group, expression, wanted in (
+        ("tags-ab", "a || b", numbered("a", 10) + numbered("b", 10)),
+        ("tags-c", "c", numbered("c", 10)),
+        (
+            "tags-all",
+            "*",
+            sorted(numbered("a", 10) + numbered("b", 10) + numbered("c", 10) + numbered("none", 10)),
+        ),
+    ):
+        async with consumer_of(nameserver, topic, group, expression) as consumer:
+            messages = await receive(consumer, len(wanted))
+            assert bodies_of(messages) == wanted
+            assert await consumer.receive(timeout_ms=0) == []
+            await acknowledge(consumer, messages)
+
+
+@on_client_loop
+async def test_consumers_of_a_group_share_and_groups_do_not(nameserver: str) -> None:
+    topic = "shared"
+    await create_topic(nameserver, topic, 3)
+    await send(nameserver, topic, numbered("m", 60))
+    for group in ("shared-one", "shared-two"):
+        received: list[LeasedMessage] = []
+
+        async def share(consumer: SimpleConsumer, into: list[LeasedMessage] = received) -> None:
+            while messages := await consumer.receive(4, timeout_ms=0):
+                into += messages
                 await acknowledge(consumer, messages)
 
-    run_client(run())
+        async with (
+            consumer_of(nameserver, topic, group) as first,
+            consumer_of(nameserver, topic, group) as second,
+        ):
+            await asyncio.gather(share(first), share(second))
+        assert bodies_of(received) == numbered("m", 60)
+        await assert_consumed(nameserver, group, topic, 60)
 
 
-def test_consumers_of_a_group_share_and_groups_do_not(nameserver: str) -> None:
-    async def run() -> None:
-        topic = "shared"
-        await create_topic(nameserver, topic, 3)
-        await send(nameserver, topic, numbered("m", 60))
-        for group in ("shared-one", "shared-two"):
-            received: list[LeasedMessage] = []
-
-            async def share(consumer: SimpleConsumer, into: list[LeasedMessage] = received) -> None:
-                while messages := await consumer.receive(4, timeout_ms=0):
-                    into += messages
-                    await acknowledge(consumer, messages)
-
-            async with (
-                consumer_of(nameserver, topic, group) as first,
-                consumer_of(nameserver, topic, group) as second,
-            ):
-                await asyncio.gather(share(first), share(second))
-            assert bodies_of(received) == numbered("m", 60)
-            await assert_consumed(nameserver, group, topic, 60)
-
-    run_client(run())
-
-
-def test_a_waiting_receive_and_a_waiting_poll_get_the_next_message_of_another_producer(
+@on_client_loop
+async def test_a_waiting_receive_and_a_waiting_poll_get_the_next_message_of_another_producer(
     nameserver: str,
 ) -> None:
-    async def run() -> None:
-        topic = "waiting"
-        await create_topic(nameserver, topic, 1)
-        async with (
-            consumer_of(nameserver, topic, "waiting-readers") as leasing,
-            PullConsumer(nameserver) as pulling,
+    topic = "waiting"
+    await create_topic(nameserver, topic, 1)
+    async with (
+        consumer_of(nameserver, topic, "waiting-readers") as leasing,
+        PullConsumer(nameserver) as pulling,
+    ):
+        await pulling.subscribe(topic)
+        for number in range(5):
+            received = asyncio.create_task(leasing.receive(1))
+            polled = asyncio.create_task(pulling.poll(1))
+            done, _ = await asyncio.wait([received, polled], timeout=0.2)
+            assert not done, "there is no message yet"
+            await send(nameserver, topic, [f"wake up {number}"])
+            (message,) = await received
+            assert [each.body for each in await polled] == [message.body] == [f"wake up {number}".encode()]
+            await leasing.ack(message)
+
+
+@on_client_loop
+async def test_a_group_is_reset_to_the_first_message_the_last_and_a_time(nameserver: str) -> None:
+    topic, group = "reset", "reset-readers"
+    await create_topic(nameserver, topic, 2)
+    await send(nameserver, topic, numbered("old", 20))
+    await asyncio.sleep(0.01)  # log time has steps of 1 ms
+    await send(nameserver, topic, numbered("young", 20))
+    async with consumer_of(nameserver, topic, group) as consumer, Admin(nameserver) as admin:
+        messages = await receive(consumer, 40)
+        await acknowledge(consumer, messages[:10])  # the other leases are open when the group is reset
+        border = min(each.store_timestamp for each in messages if each.body.startswith(b"young"))
+        for to, wanted in (
+            ("earliest", numbered("old", 20) + numbered("young", 20)),
+            (str(border), numbered("young", 20)),
+            ("latest", []),
         ):
-            await pulling.subscribe(topic)
-            for number in range(5):
-                received = asyncio.create_task(leasing.receive(1))
-                polled = asyncio.create_task(pulling.poll(1))
-                done, _ = await asyncio.wait([received, polled], timeout=0.2)
-                assert not done, "there is no message yet"
-                await send(nameserver, topic, [f"wake up {number}"])
-                (message,) = await received
-                assert (
-                    [each.body for each in await polled] == [message.body] == [f"wake up {number}".encode()]
-                )
-                await leasing.ack(message)
-
-    run_client(run())
-
-
-def test_a_group_is_reset_to_the_first_message_the_last_and_a_time(nameserver: str) -> None:
-    async def run() -> None:
-        topic, group = "reset", "reset-readers"
-        await create_topic(nameserver, topic, 2)
-        await send(nameserver, topic, numbered("old", 20))
-        await asyncio.sleep(0.01)  # log time has steps of 1 ms
-        await send(nameserver, topic, numbered("young", 20))
-        async with consumer_of(nameserver, topic, group) as consumer, Admin(nameserver) as admin:
-            messages = await receive(consumer, 40)
-            await acknowledge(consumer, messages[:10])  # the other leases are open when the group is reset
-            border = min(each.store_timestamp for each in messages if each.body.startswith(b"young"))
-            for to, wanted in (
-                ("earliest", numbered("old", 20) + numbered("young", 20)),
-                (str(border), numbered("young", 20)),
-                ("latest", []),
-            ):
-                await admin.reset_offsets(group, topic, to)
-                again = await receive(consumer, len(wanted))
-                assert bodies_of(again) == wanted, f"after a reset to {to}"
-                assert await consumer.receive(timeout_ms=0) == []
-            await assert_consumed(nameserver, group, topic, 40)
-            await send(nameserver, topic, ["after"])
-            assert bodies_of(await receive(consumer, 1)) == ["after"]
-
-    run_client(run())
+            await admin.reset_offsets(group, topic, to)
+            again = await receive(consumer, len(wanted))
+            assert bodies_of(again) == wanted, f"after a reset to {to}"
+            assert await consumer.receive(timeout_ms=0) == []
+        await assert_consumed(nameserver, group, topic, 40)
+        await send(nameserver, topic, ["after"])
+        assert bodies_of(await receive(consumer, 1)) == ["after"]
 
 
 # --- failover ---------------------------------------------------------------------------------------------
 
 
-def test_offsets_and_leases_outlive_the_leader(cluster: Cluster, nameserver: str) -> None:
-    async def run() -> None:
-        topic, group = "leases-failover", "leases-failover-readers"
-        await create_topic(nameserver, topic)
-        await send(nameserver, topic, numbered("m", 40))
-        async with consumer_of(nameserver, topic, group) as consumer:
-            done = await receive(consumer, 10)
-            await acknowledge(consumer, done)
-            kept = await receive(consumer, 10)
-            dropped = await receive(consumer, 10, 1000)
-            killed = await asyncio.to_thread(fail_over, cluster)
-            rest = await receive(consumer, 20)
-            assert bodies_of([*done, *kept, *rest]) == numbered("m", 40), "acknowledged or leased came again"
-            attempts = {message.body: message.delivery_attempt for message in rest}
-            assert [attempts[message.body] for message in dropped] == [2] * 10
-            await acknowledge(consumer, kept)  # handles of the dead leader
-            await acknowledge(consumer, rest)
-            await assert_consumed(nameserver, group, topic, 40)
-            await asyncio.to_thread(cluster.restart, killed)
-            await assert_consumed(nameserver, group, topic, 40)
-
-    run_client(run())
+@on_client_loop
+async def test_offsets_and_leases_outlive_the_leader(cluster: Cluster, nameserver: str) -> None:
+    topic, group = "leases-failover", "leases-failover-readers"
+    await create_topic(nameserver, topic)
+    await send(nameserver, topic, numbered("m", 40))
+    async with consumer_of(nameserver, topic, group) as consumer:
+        done = await receive(consumer, 10)
+        await acknowledge(consumer, done)
+        kept = await receive(consumer, 10)
+        dropped = await receive(consumer, 10, 1000)
+        killed = await asyncio.to_thread(fail_over, cluster)
+        rest = await receive(consumer, 20)
+        assert bodies_of([*done, *kept, *rest]) == numbered("m", 40), "acknowledged or leased came again"
+        attempts = {message.body: message.delivery_attempt for message in rest}
+        assert [attempts[message.body] for message in dropped] == [2] * 10
+        await acknowledge(consumer, kept)  # handles of the dead leader
+        await acknowledge(consumer, rest)
+        await assert_consumed(nameserver, group, topic, 40)
+        await asyncio.to_thread(cluster.restart, killed)
+        await assert_consumed(nameserver, group, topic, 40)
 
 
-def test_a_pull_consumer_reads_on_and_another_resumes_through_a_failover(
+@on_client_loop
+async def test_a_pull_consumer_reads_on_and_another_resumes_through_a_failover(
     cluster: Cluster, nameserver: str
 ) -> None:
     async def read(consumer: PullConsumer, count: int) -> list[str]:
@@ -303,37 +287,35 @@ def test_a_pull_consumer_reads_on_and_another_resumes_through_a_failover(
             found += [message.body.decode() for message in await consumer.poll(count - len(found))]
         return found
 
-    async def run() -> None:
-        topic, group = "pulled", "pulled-readers"
-        await create_topic(nameserver, topic, 3)
-        await send(nameserver, topic, numbered("m", 90))
-        async with PullConsumer(nameserver, group=group) as consumer:
-            await consumer.subscribe(topic)
-            first = await read(consumer, 30)
-            await consumer.commit()
-            second = await read(consumer, 10)
-            killed = await asyncio.to_thread(fail_over, cluster)
-            third = await read(consumer, 50)
-            assert sorted(first + second + third) == numbered("m", 90), "a gap or a repetition"
-            await send(nameserver, topic, ["new"])
-            assert await read(consumer, 1) == ["new"]
-        async with PullConsumer(nameserver, group=group) as resumed:
-            await resumed.subscribe(topic)
-            assert sorted(await read(resumed, 61)) == sorted([*second, *third, "new"])
-            await resumed.commit()
-            await resumed.seek_to_beginning(topic)
-            assert sorted(await read(resumed, 91)) == [*numbered("m", 90), "new"]
-            # Messages that were sent together share a queue: take one that has enough of them.
-            queue = max(resumed.assignment, key=resumed.position)
-            resumed.seek(queue, 3)
-            (message,) = await resumed.poll(1)
-            assert (message.queue, message.queue_offset) == (queue, 3)
-        await asyncio.to_thread(cluster.restart, killed)
-
-    run_client(run())
+    topic, group = "pulled", "pulled-readers"
+    await create_topic(nameserver, topic, 3)
+    await send(nameserver, topic, numbered("m", 90))
+    async with PullConsumer(nameserver, group=group) as consumer:
+        await consumer.subscribe(topic)
+        first = await read(consumer, 30)
+        await consumer.commit()
+        second = await read(consumer, 10)
+        killed = await asyncio.to_thread(fail_over, cluster)
+        third = await read(consumer, 50)
+        assert sorted(first + second + third) == numbered("m", 90), "a gap or a repetition"
+        await send(nameserver, topic, ["new"])
+        assert await read(consumer, 1) == ["new"]
+    async with PullConsumer(nameserver, group=group) as resumed:
+        await resumed.subscribe(topic)
+        assert sorted(await read(resumed, 61)) == sorted([*second, *third, "new"])
+        await resumed.commit()
+        await resumed.seek_to_beginning(topic)
+        assert sorted(await read(resumed, 91)) == [*numbered("m", 90), "new"]
+        # Messages that were sent together share a queue: take one that has enough of them.
+        queue = max(resumed.assignment, key=resumed.position)
+        resumed.seek(queue, 3)
+        (message,) = await resumed.poll(1)
+        assert (message.queue, message.queue_offset) == (queue, 3)
+    await asyncio.to_thread(cluster.restart, killed)
 
 
-def test_message_groups_keep_their_order_through_a_failover(cluster: Cluster, nameserver: str) -> None:
+@on_client_loop
+async def test_message_groups_keep_their_order_through_a_failover(cluster: Cluster, nameserver: str) -> None:
     groups, count = 5, 60
 
     async def produce(topic: str) -> None:
@@ -353,25 +335,22 @@ def test_message_groups_keep_their_order_through_a_failover(cluster: Cluster, na
             if len(acknowledged) > groups * count // 4:
                 halfway.set()
 
-    async def run() -> None:
-        topic = "ordered"
-        await create_topic(nameserver, topic, 3, "fifo")
-        acknowledged: list[str] = []
-        halfway = asyncio.Event()
-        reading = consumer_of(nameserver, topic, "ordered-readers", fifo=True, invisible_ms=LOST_MS)
-        async with reading as consumer:
-            consuming = asyncio.create_task(consume(consumer, acknowledged, halfway))
-            producing = asyncio.create_task(produce(topic))
-            await halfway.wait()
-            killed = await asyncio.to_thread(fail_over, cluster)
-            await producing
-            await consuming
-        for number in range(groups):
-            of_group = [body for body in acknowledged if body.startswith(f"g{number}-")]
-            assert of_group == numbered(f"g{number}", count)
-        await asyncio.to_thread(cluster.restart, killed)
-
-    run_client(run())
+    topic = "ordered"
+    await create_topic(nameserver, topic, 3, "fifo")
+    acknowledged: list[str] = []
+    halfway = asyncio.Event()
+    reading = consumer_of(nameserver, topic, "ordered-readers", fifo=True, invisible_ms=LOST_MS)
+    async with reading as consumer:
+        consuming = asyncio.create_task(consume(consumer, acknowledged, halfway))
+        producing = asyncio.create_task(produce(topic))
+        await halfway.wait()
+        killed = await asyncio.to_thread(fail_over, cluster)
+        await producing
+        await consuming
+    for number in range(groups):
+        of_group = [body for body in acknowledged if body.startswith(f"g{number}-")]
+        assert of_group == numbered(f"g{number}", count)
+    await asyncio.to_thread(cluster.restart, killed)
 
 
 # --- parking ----------------------------------------------------------------------------------------------
@@ -433,46 +412,43 @@ def test_a_poison_message_is_parked_in_sight_and_comes_again_when_it_is_released
     cluster.start(killed)
 
 
-def test_an_ordered_message_that_its_consumer_gives_up_is_parked_and_its_queue_goes_on(
+@on_client_loop
+async def test_an_ordered_message_that_its_consumer_gives_up_is_parked_and_its_queue_goes_on(
     cluster: Cluster, nameserver: str
 ) -> None:
     topic, group = "given-up", "given-up-readers"
-
-    async def scenario() -> None:
-        async with Admin(nameserver) as admin:
-            await admin.create_topic(topic, 1, message_type="fifo")
-            await admin.create_group(group, fifo=True)
-        async with Producer(nameserver) as producer:
-            for body in ("bad", "good"):
-                await producer.send(topic, body, message_group="g")
-        async with SimpleConsumer(nameserver, group=group, invisible_ms=LONG_MS) as consumer:
-            await consumer.subscribe(topic)
-            (bad,) = await receive(consumer, 1)
-            request = v2.ForwardMessageToDeadLetterQueueRequest(
-                receipt_handle=bad.receipt_handle, message_id=bad.message_id,
-                delivery_attempt=17, max_delivery_attempts=17,
-            )  # fmt: skip
-            request.group.name, request.topic.name = group, topic
-            for _ in range(2):  # clients repeat it until it succeeds
-                assert forward(cluster, request) == v2.OK
-            (good,) = await receive(consumer, 1)
-            assert good.body == b"good"
-            await consumer.ack(good)
+    async with Admin(nameserver) as admin:
+        await admin.create_topic(topic, 1, message_type="fifo")
+        await admin.create_group(group, fifo=True)
+    async with Producer(nameserver) as producer:
+        for body in ("bad", "good"):
+            await producer.send(topic, body, message_group="g")
+    async with SimpleConsumer(nameserver, group=group, invisible_ms=LONG_MS) as consumer:
+        await consumer.subscribe(topic)
+        (bad,) = await receive(consumer, 1)
+        request = v2.ForwardMessageToDeadLetterQueueRequest(
+            receipt_handle=bad.receipt_handle, message_id=bad.message_id,
+            delivery_attempt=17, max_delivery_attempts=17,
+        )  # fmt: skip
+        request.group.name, request.topic.name = group, topic
+        for _ in range(2):  # clients repeat it until it succeeds
             assert forward(cluster, request) == v2.OK
-            request.receipt_handle = "nonsense"
-            assert forward(cluster, request) == v2.INVALID_RECEIPT_HANDLE
-        (parked,) = (await deliveries_of(nameserver, group)).parked
-        assert (parked.message_id, parked.attempts) == (bad.message_id, 17)
-        assert parked.reason == admin_pb2.PARK_FORWARDED
-        await assert_consumed(nameserver, group, topic, 2)
-
-    run_client(scenario())
+        (good,) = await receive(consumer, 1)
+        assert good.body == b"good"
+        await consumer.ack(good)
+        assert forward(cluster, request) == v2.OK
+        request.receipt_handle = "nonsense"
+        assert forward(cluster, request) == v2.INVALID_RECEIPT_HANDLE
+    (parked,) = (await deliveries_of(nameserver, group)).parked
+    assert (parked.message_id, parked.attempts) == (bad.message_id, 17)
+    assert parked.reason == admin_pb2.PARK_FORWARDED
+    await assert_consumed(nameserver, group, topic, 2)
 
 
 def forward(cluster: Cluster, request: v2.ForwardMessageToDeadLetterQueueRequest) -> int:
     """Call a follower, as an official client would."""
     leader = cluster.wait_leader()
-    node = next(name for name in cluster.nodes if name != leader)
+    node = cluster.others(leader)[0]
     with grpc.insecure_channel(cluster.address(node, "messaging")) as channel:
         stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
         metadata = (("x-mq-client-id", "official"),)

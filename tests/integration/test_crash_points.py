@@ -93,8 +93,7 @@ def _own_status(cluster: Cluster, name: str) -> admin_pb2.NodeStatus | None:
 
 @contextmanager
 def load_on(cluster: Cluster, in_flight: int = 64) -> Iterator[Load]:
-    load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=in_flight, timeout_ms=30_000)
-    with load.running():
+    with Load(cluster.nameserver, TOPIC, in_flight=in_flight, timeout_ms=30_000).running() as load:
         wait_for_more(load, 100)
         yield load
 
@@ -143,10 +142,10 @@ def test_a_deposed_leader_that_loses_power_while_its_tail_is_cut_comes_back_whol
         with load_on(cluster, 256) as load:
             for _ in range(2):
                 old = cluster.wait_leader()
-                followers = [name for name in cluster.nodes if name != old]
+                followers = cluster.others(old)
                 for name in followers:
                     cluster.pause(name)
-                wait_until(partial(_is_ahead_alone, cluster, old), f"{old} appends what nobody else has")
+                wait_until(partial(_is_ahead_alone, cluster, old), f"{old} appends what no other node has")
                 cluster.kill(old)
                 for name in followers:
                     cluster.resume(name)
@@ -167,7 +166,7 @@ def test_a_leader_that_is_stopped_and_wakes_while_a_follower_is_dead_loses_nothi
         with load_on(cluster) as load:
             for _ in range(3):
                 leader = cluster.wait_leader()
-                follower = next(name for name in cluster.nodes if name != leader)
+                follower = cluster.others(leader)[0]
                 cluster.pause(leader)
                 cluster.kill(follower)
                 time.sleep(rng.uniform(0.1, 1.0))  # it wakes before the other stands for election, or after
@@ -199,12 +198,11 @@ def test_power_cuts_while_checkpoints_are_written_and_segments_deleted_keep_the_
 def test_checkpoints_of_all_nodes_at_one_index_are_equal_after_a_random_history(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, settings=SMALL_SEGMENTS) as cluster:
         with load_on(cluster) as load:
-            with Consumer(cluster.nameserver_addresses[0], group="readers", topic=TOPIC) as consumer:
+            with Consumer(cluster.nameserver, group="readers", topic=TOPIC) as consumer:
                 for message in consumer.receive(32, timeout_ms=5000)[::2]:
                     message.ack()
             for _ in range(2):
-                leader = cluster.wait_leader()
-                cluster.kill(leader)
+                leader = cluster.kill_leader()
                 wait_for_more(load, 2000)
                 cluster.restart(leader)
         check_every_node(cluster, load.history)

@@ -86,9 +86,9 @@ async def _fill(nameserver: str) -> None:
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
     folder = tmp_path_factory.mktemp("rest")
     with Cluster(folder, nodes=3, settings=SETTINGS | {"scrub-bytes-per-second": "0"}) as cluster:
-        asyncio.run(_fill(cluster.nameserver_addresses[0]))
+        asyncio.run(_fill(cluster.nameserver))
         leader = cluster.wait_leader()
-        victim = next(name for name in cluster.nodes if name != leader)
+        victim = cluster.others(leader)[0]
         stored = read_topic(cluster.address(leader), TOPIC)
         # A node that has just started does not know its broker group's id yet, so it could ask no other node.
         record = folder / victim / "identity"
@@ -225,7 +225,7 @@ def test_a_flipped_byte_is_found_by_dump_and_check_with_node_index_and_offset(
 
 def test_a_damaged_leader_is_replaced_and_consumers_get_what_was_sent(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, settings=SETTINGS | {"scrub-bytes-per-second": "0"}) as cluster:
-        nameserver = cluster.nameserver_addresses[0]
+        nameserver = cluster.nameserver
         asyncio.run(_fill(nameserver))
         sent = set(read_topic(cluster.address(cluster.wait_leader()), TOPIC).values())
         for name in cluster.nodes:

@@ -59,14 +59,12 @@ def test_a_producer_whose_connections_are_cut_stores_each_message_once(tmp_path:
             stack.enter_context(CuttingProxy(port, cluster.nodes[name].ports["log"], seed))
             for seed, (name, port) in enumerate(cluster.proxy_ports.items())
         ]
-        load = Load(cluster.nameserver_addresses[0], "cut", in_flight=IN_FLIGHT)
-        with load.running():
+        with Load(cluster.nameserver, "cut", in_flight=IN_FLIGHT).running() as load:
             wait_for_more(load)
             for proxy in proxies:
                 proxy.start_cutting()
             wait_until(lambda: sum(proxy.cuts for proxy in proxies) >= 20, "20 connections are cut")
-            leader = cluster.wait_leader()
-            cluster.kill(leader)
+            leader = cluster.kill_leader()
             cluster.wait_leader(other_than=leader)
             cuts = sum(proxy.cuts for proxy in proxies)
             wait_until(lambda: sum(proxy.cuts for proxy in proxies) >= cuts + 20, "20 more are cut")
@@ -80,8 +78,7 @@ def test_a_producer_whose_connections_are_cut_stores_each_message_once(tmp_path:
 def test_a_leader_that_stops_and_wakes_with_requests_in_hand_stores_each_message_once(
     cluster: Cluster,
 ) -> None:
-    load = Load(cluster.nameserver_addresses[0], "stopped", in_flight=IN_FLIGHT)
-    with load.running():
+    with Load(cluster.nameserver, "stopped", in_flight=IN_FLIGHT).running() as load:
         for _ in range(4):
             wait_for_more(load)
             leader = cluster.wait_leader()
@@ -97,12 +94,10 @@ def test_a_leader_that_stops_and_wakes_with_requests_in_hand_stores_each_message
 def test_a_leader_that_is_killed_with_256_messages_in_flight_leaves_each_stored_once(
     cluster: Cluster,
 ) -> None:
-    load = Load(cluster.nameserver_addresses[0], "killed", in_flight=IN_FLIGHT)
-    with load.running():
+    with Load(cluster.nameserver, "killed", in_flight=IN_FLIGHT).running() as load:
         for _ in range(6):
             wait_for_more(load)
-            leader = cluster.wait_leader()
-            cluster.kill(leader)
+            leader = cluster.kill_leader()
             cluster.wait_leader(other_than=leader)
             cluster.restart(leader)
     assert not load.history.unknown

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from .checks import check_every_node, leads, wait_for_more
 from .cluster import Cluster, wait_until
@@ -15,19 +12,11 @@ from .history import Load
 TOPIC = "failover"
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, nodes=3) as running:
-        yield running
-
-
 def test_ten_kills_of_the_leader_under_load_lose_no_acknowledged_message(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
-    with load.running():
+    with Load(cluster.nameserver, TOPIC).running() as load:
         for _ in range(10):
             wait_for_more(load)
-            leader = cluster.wait_leader()
-            cluster.kill(leader)
+            leader = cluster.kill_leader()
             cluster.wait_leader(other_than=leader)
             wait_for_more(load)
             cluster.restart(leader)
@@ -35,12 +24,11 @@ def test_ten_kills_of_the_leader_under_load_lose_no_acknowledged_message(cluster
 
 
 def test_a_stopped_leader_is_replaced_and_acknowledges_nothing_when_it_wakes(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
-    with load.running():
+    with Load(cluster.nameserver, TOPIC).running() as load:
         wait_for_more(load)
         leader = cluster.wait_leader()
         cluster.pause(leader)
-        others = [name for name in cluster.nodes if name != leader]
+        others = cluster.others(leader)
         wait_until(lambda: any(leads(cluster, name) for name in others), "another leader")
         wait_for_more(load)
         cluster.resume(leader)
@@ -50,22 +38,16 @@ def test_a_stopped_leader_is_replaced_and_acknowledges_nothing_when_it_wakes(clu
 
 
 def test_all_nodes_killed_at_once_and_started_again_have_everything(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
-    with load.running():
+    with Load(cluster.nameserver, TOPIC).running() as load:
         for _ in range(3):
             wait_for_more(load)
-            for name in cluster.nodes:
-                cluster.kill(name)
-            for name in cluster.nodes:
-                cluster.start(name)
-            for name in cluster.nodes:
-                cluster.wait_ready(name)
+            cluster.kill_all()
+            cluster.start_all()
     check_every_node(cluster, TOPIC, load.history)
 
 
 def test_a_planned_stop_hands_the_lead_over_and_loses_nothing(cluster: Cluster) -> None:
-    load = Load(cluster.nameserver_addresses[0], TOPIC)
-    with load.running():
+    with Load(cluster.nameserver, TOPIC).running() as load:
         for _ in range(3):
             wait_for_more(load)
             leader = cluster.wait_leader()

@@ -125,14 +125,13 @@ def fill_disk(path: Path) -> None:
 def test_a_log_that_fills_its_disk_refuses_messages_and_takes_them_again_after_a_clean(
     cluster: SmallDisk,
 ) -> None:
-    nameserver = cluster.nameserver_addresses[0]
+    nameserver = cluster.nameserver
     told = asyncio.run(_send(nameserver, 1000, cluster.folder / "disk"))
     assert re.search(rf"refuses messages: its disk is .*of {DISK_SIZE:,} bytes.*the limit is 90%", told), told
     assert "ledgermq admin clean" in told
     stored = read_topic(cluster.address(cluster.wait_leader()), TOPIC)
     assert consume(nameserver, 64) >= 64, "reads and acknowledgements go on"
-    leader = cluster.wait_leader()
-    cluster.kill(leader)
+    leader = cluster.kill_leader()
     assert cluster.wait_leader(other_than=leader) != leader, "votes are stored"
     cluster.restart(leader)
     assert read_topic(cluster.address(cluster.wait_leader()), TOPIC) == stored
@@ -144,7 +143,7 @@ def test_a_disk_that_others_filled_to_the_last_byte_can_lose_its_leader_and_be_c
     cluster: SmallDisk,
 ) -> None:
     """Elections and retention live on the reserve of the log and of the checkpoints."""
-    nameserver = cluster.nameserver_addresses[0]
+    nameserver = cluster.nameserver
     assert not asyncio.run(_send(nameserver, 25)), "there is room for a few segments"
     fill_disk(cluster.folder / "disk" / "others")
     told = asyncio.run(_send(nameserver, 1000))
@@ -152,8 +151,7 @@ def test_a_disk_that_others_filled_to_the_last_byte_can_lose_its_leader_and_be_c
     with contextlib.suppress(LedgerMQError):  # there may be no room for a grant either
         consume(nameserver, 128)
     for _ in range(3):
-        leader = cluster.wait_leader()
-        cluster.kill(leader)
+        leader = cluster.kill_leader()
         cluster.wait_leader(other_than=leader)
         cluster.restart(leader)
     assert clean(cluster).segments, "the command that every refusal names makes room"
@@ -186,7 +184,7 @@ def step(cluster: SmallDisk) -> int:
 
 
 def test_at_90_percent_offsets_go_on_and_at_95_only_reads_and_what_frees_space(cluster: SmallDisk) -> None:
-    nameserver, others = cluster.nameserver_addresses[0], cluster.folder / "disk" / "others"
+    nameserver, others = cluster.nameserver, cluster.folder / "disk" / "others"
     assert not asyncio.run(_send(nameserver, 25)), "there is room for a few segments"
     stored = read_topic(cluster.address(cluster.wait_leader()), TOPIC)
 

@@ -35,7 +35,7 @@ def whole(cluster: Cluster) -> None:
 
 def followers(cluster: Cluster) -> list[str]:
     leader = cluster.wait_leader()
-    return [name for name in cluster.nodes if name != leader]
+    return cluster.others(leader)
 
 
 def prepare(cluster: Cluster, topic: str, count: int, *, fifo: bool = False) -> list[bytes]:
@@ -43,10 +43,10 @@ def prepare(cluster: Cluster, topic: str, count: int, *, fifo: bool = False) -> 
     sent = [b"%06d" % number + BODY for number in range(count)]
 
     async def run() -> None:
-        async with Admin(cluster.nameserver_addresses[0]) as admin:
+        async with Admin(cluster.nameserver) as admin:
             await admin.create_topic(topic, 1, message_type="fifo" if fifo else "normal")
             await admin.create_group(topic, fifo=fifo)
-        async with Producer(cluster.nameserver_addresses[0]) as producer:
+        async with Producer(cluster.nameserver) as producer:
             group = "one" if fifo else ""
             await asyncio.gather(*(producer.send(topic, body, message_group=group) for body in sent))
 
@@ -161,7 +161,7 @@ def test_a_fifo_group_keeps_its_order_over_all_nodes(cluster: Cluster) -> None:
             attempt = f"attempt-{len(received)}"
             messages = consumer.receive(attempt=attempt, count=10)
             for each in consumers:
-                assert each.receive(poll_ms=0, attempt="of somebody else") == [], "the queue is locked"
+                assert each.receive(poll_ms=0, attempt="of another client") == [], "the queue is locked"
             again = other.receive(attempt=attempt, count=10)
             assert [each.system_properties.receipt_handle for each in again] == [
                 each.system_properties.receipt_handle for each in messages
@@ -179,7 +179,7 @@ def test_a_consumer_that_waits_at_a_follower_gets_a_new_message_at_once(cluster:
         thread.start()
 
         async def send() -> None:
-            async with Producer(cluster.nameserver_addresses[0]) as producer:
+            async with Producer(cluster.nameserver) as producer:
                 await producer.send("waiting", b"now")
 
         run_client(send())

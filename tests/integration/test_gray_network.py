@@ -113,7 +113,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster
 @pytest.mark.parametrize("fault", FAULTS)
 def test_writes_go_on_although(fault: str, cluster: ProxiedCluster) -> None:
     topic = f"gray-{list(FAULTS).index(fault)}"
-    load = Load(cluster.nameserver_addresses[0], topic, in_flight=16)
+    load = Load(cluster.nameserver, topic, in_flight=16)
     load.history.acknowledged = times = Times()
     with load.running():
         wait_for_more(load, 50)

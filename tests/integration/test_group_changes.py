@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -20,13 +18,7 @@ from ledgermq.proto import rocketmq_v2_pb2_grpc, route_pb2
 from .cluster import Cluster, wait_until
 from .group_load import TOPIC, Load, command, run, traffic, until
 
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    with Cluster(tmp_path, nodes=3) as running:
-        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver_addresses[0])
-        monkeypatch.setenv("COLUMNS", "200")
-        yield running
+pytestmark = pytest.mark.usefixtures("command_line")
 
 
 def send_officially(cluster: Cluster, node: str) -> v2.SendMessageResponse:
@@ -51,33 +43,30 @@ def permissions(cluster: Cluster, node: str) -> dict[str, int]:
     return {queue.broker.name.partition(".")[0]: queue.permission for queue in answer.message_queues}
 
 
-def test_a_group_is_added_drained_and_removed_under_load_and_nothing_acknowledged_is_lost(
+async def test_a_group_is_added_drained_and_removed_under_load_and_nothing_acknowledged_is_lost(
     cluster: Cluster,
 ) -> None:
-    async def scenario() -> None:
-        async with traffic(cluster.nameserver_addresses[0], 30_000) as each:
-            load, consumers, producer = each.load, each.consumers, each.producer
-            assert await asyncio.to_thread(cluster.add_group, 1) == "g1"
-            assert await command("cluster", "add-group", "g1") == 0
-            await consumers.saw("g1")  # without a restart of the consumers
-            assert "g1" in load.groups.values()
+    async with traffic(cluster.nameserver, 30_000) as each:
+        load, consumers, producer = each.load, each.consumers, each.producer
+        assert await asyncio.to_thread(cluster.add_group, 1) == "g1"
+        assert await command("cluster", "add-group", "g1") == 0
+        await consumers.saw("g1")  # without a restart of the consumers
+        assert "g1" in load.groups.values()
 
-            await drain_with_a_change_of_leader(cluster, load)
+        await drain_with_a_change_of_leader(cluster, load)
 
-            assert await command("cluster", "drain", "g0", "--wait", "--timeout", "60s") == 0
-            assert [row.behind for _, row in await each.admin.progress(broker_group="g0")] == [0, 0, 0]
-            assert await command("cluster", "remove-group", "g0") == 0
-            await until(lambda: "g0" not in producer._connections)
-            await until(lambda: "g0" not in consumers.push._groups)
-            await until(lambda: {queue.broker_group for queue in consumers.pull.assignment} == {"g1"})
-            assert [group.name for group in await each.admin.groups()] == ["g1"]
-            assert await command("cluster", "status") == 0
-            await load.more(20)
+        assert await command("cluster", "drain", "g0", "--wait", "--timeout", "60s") == 0
+        assert [row.behind for _, row in await each.admin.progress(broker_group="g0")] == [0, 0, 0]
+        assert await command("cluster", "remove-group", "g0") == 0
+        await until(lambda: "g0" not in producer._connections)
+        await until(lambda: "g0" not in consumers.push._groups)
+        await until(lambda: {queue.broker_group for queue in consumers.pull.assignment} == {"g1"})
+        assert [group.name for group in await each.admin.groups()] == ["g1"]
+        assert await command("cluster", "status") == 0
+        await load.more(20)
 
-            await come_back(cluster, load)
-            await consumers.saw("g0")
-
-    run(scenario())
+        await come_back(cluster, load)
+        await consumers.saw("g0")
 
 
 async def drain_with_a_change_of_leader(cluster: Cluster, load: Load) -> None:
@@ -118,7 +107,7 @@ async def come_back(cluster: Cluster, load: Load) -> None:
 def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
     cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     cluster.add_group(1)
 
     def ledgermq(*arguments: str) -> tuple[int, str]:

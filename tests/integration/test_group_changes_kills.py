@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +11,7 @@ from ledgermq.client import GroupAdmin
 from .cluster import Cluster
 from .group_load import Load, command, run, traffic
 
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    with Cluster(tmp_path, nodes=3) as running:
-        monkeypatch.setenv("LEDGERMQ_NAMESERVER", running.nameserver_addresses[0])
-        monkeypatch.setenv("COLUMNS", "200")
-        yield running
+pytestmark = pytest.mark.usefixtures("command_line")
 
 
 async def kill_leader(cluster: Cluster, group: str) -> str:
@@ -32,7 +24,7 @@ def test_with_a_node_killed_in_each_step_nothing_acknowledged_is_lost_and_repeat
     cluster: Cluster,
 ) -> None:
     async def scenario() -> None:
-        async with traffic(cluster.nameserver_addresses[0], 60_000) as each:
+        async with traffic(cluster.nameserver, 60_000) as each:
             assert await asyncio.to_thread(cluster.add_group, 3) == "g1"
             await add(cluster)
             await each.consumers.saw("g1")
@@ -71,7 +63,7 @@ async def drain(cluster: Cluster, load: Load) -> None:
 async def remove(cluster: Cluster, admin: GroupAdmin) -> None:
     """Remove g0 while one of its nodes is down; that one hears of it when it comes back."""
     leader = await asyncio.to_thread(cluster.wait_leader, group="g0")
-    follower = next(name for name in cluster.groups["g0"] if name != leader)
+    follower = cluster.others(leader)[0]
     await asyncio.to_thread(cluster.kill, follower)
     assert await command("cluster", "remove-group", "g0") == 0
     assert [group.name for group in await admin.groups()] == ["g1"]

@@ -78,9 +78,8 @@ def snapshot(data: Path) -> dict[str, bytes]:
 def fill(cluster: Cluster) -> tuple[str, Load]:
     """Send under load while the last node alone is killed, then lose the other two; return the survivor."""
     leader = cluster.wait_leader()
-    survivor = next(name for name in cluster.nodes if name != leader)
-    load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=16)
-    with load.running():
+    survivor = cluster.others(leader)[0]
+    with Load(cluster.nameserver, TOPIC, in_flight=16).running() as load:
         wait_until(lambda: load.count > 3000, "messages of more than one segment")
         cluster.kill(survivor)
         wait_until(lambda: load.count > 3300, "messages that the survivor never gets")
@@ -94,7 +93,7 @@ def fill(cluster: Cluster) -> tuple[str, Load]:
 def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
         survivor, load = fill(cluster)
-        lost = [name for name in cluster.nodes if name != survivor]
+        lost = cluster.others(survivor)
         for name in lost:
             (tmp_path / name).rename(tmp_path / f"{name}-old")
         data, group = tmp_path / survivor, "g0"
@@ -116,10 +115,7 @@ def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: P
             told = json.loads(text)
             assert (told["cloned_for"], told["last_index"]) == (name, shown["last_index"])
             assert told["recovered_from_group_id"] == shown["group_id"]
-        for name in cluster.nodes:
-            cluster.start(name)
-        for name in cluster.nodes:
-            cluster.wait_ready(name)
+        cluster.start_all()
 
         stored = read_topic(cluster.address(survivor), TOPIC)
         assert len(stored) > 2900
@@ -134,7 +130,7 @@ def test_a_group_that_lost_two_of_three_nodes_goes_on_from_the_third(tmp_path: P
         }
         check_every_node(cluster, TOPIC, load.history)
 
-        with Producer(cluster.nameserver_addresses[0]) as producer:
+        with Producer(cluster.nameserver) as producer:
             receipt = producer.send(TOPIC, b"afterwards")
         load.history.acknowledged[b"afterwards"] = (receipt.queue_id, receipt.queue_offset)
         check_every_node(cluster, TOPIC, load.history)
@@ -189,7 +185,7 @@ def _check_old_folder_is_refused(cluster: Cluster, name: str) -> None:
     wait_until(lambda: words in cluster.nodes[name].log(1000), "the old folder is refused")
     others = [other for other in cluster.nodes if other != name]
     wait_until(lambda: all(words in cluster.nodes[n].log(1000) for n in others), "the others say so, too")
-    with Producer(cluster.nameserver_addresses[0]) as producer:
+    with Producer(cluster.nameserver) as producer:
         producer.send(TOPIC, b"with two of three")
     cluster.kill(name)
 

@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def ledgermq(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
     """Run one command line; return its exit code and what it printed. Every test begins with all nodes up."""
     cluster.start_all()
-    monkeypatch.setenv("LEDGERMQ_NAMESERVER", cluster.nameserver_addresses[0])
+    monkeypatch.setenv("LEDGERMQ_NAMESERVER", cluster.nameserver)
     monkeypatch.setenv("COLUMNS", "200")
 
     def command(*arguments: str) -> tuple[int, str]:
@@ -75,7 +75,7 @@ class Sender:
 
 @asynccontextmanager
 async def sending(cluster: Cluster, topic: str) -> AsyncIterator[Sender]:
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     async with Admin(address) as admin:
         assert await admin.create_topic(topic, 2) == 4
     async with Producer(address, selector=StrictRoundRobin()) as producer:
@@ -86,50 +86,44 @@ def expected(count: int) -> Counter[bytes]:
     return Counter(b"%d" % i for i in range(count))
 
 
-def test_twenty_messages_are_spread_over_both_groups_and_read_once(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        address = cluster.nameserver_addresses[0]
-        async with sending(cluster, "spread") as send:
-            receipts = await send(20)
-        assert Counter((each.broker_group, each.queue_id) for each in receipts) == dict.fromkeys(QUEUES, 5)
-        got: Counter[bytes] = Counter()
-        async with PullConsumer(address, group="pull") as consumer:
-            await consumer.subscribe("spread")
-            while got.total() < 20:
-                got.update(message.body for message in await consumer.poll(timeout_ms=10_000))
-            await consumer.commit()
-            committed = await consumer.committed("spread")
-        assert got == expected(20)
-        assert {(q.broker_group, q.queue_id): offset for q, offset in committed.items()} == dict.fromkeys(
-            QUEUES, 5
-        )
-        async with PullConsumer(address, group="pull") as again:
-            await again.subscribe("spread")
-            assert await again.poll(timeout_ms=200) == []
-
-    run(scenario())
+async def test_twenty_messages_are_spread_over_both_groups_and_read_once(cluster: Cluster) -> None:
+    address = cluster.nameserver
+    async with sending(cluster, "spread") as send:
+        receipts = await send(20)
+    assert Counter((each.broker_group, each.queue_id) for each in receipts) == dict.fromkeys(QUEUES, 5)
+    got: Counter[bytes] = Counter()
+    async with PullConsumer(address, group="pull") as consumer:
+        await consumer.subscribe("spread")
+        while got.total() < 20:
+            got.update(message.body for message in await consumer.poll(timeout_ms=10_000))
+        await consumer.commit()
+        committed = await consumer.committed("spread")
+    assert got == expected(20)
+    assert {(q.broker_group, q.queue_id): offset for q, offset in committed.items()} == dict.fromkeys(
+        QUEUES, 5
+    )
+    async with PullConsumer(address, group="pull") as again:
+        await again.subscribe("spread")
+        assert await again.poll(timeout_ms=200) == []
 
 
-def test_leases_and_acknowledgements_work_over_both_groups(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        async with sending(cluster, "leased") as send:
-            await send(20)
-        got: Counter[bytes] = Counter()
-        async with SimpleConsumer(cluster.nameserver_addresses[0], group="simple") as consumer:
-            await consumer.subscribe("leased")
-            while got.total() < 20:
-                messages = await consumer.receive(timeout_ms=10_000)
-                got.update(message.body for message in messages)
-                await asyncio.gather(*(consumer.ack(message) for message in messages))
-            assert await consumer.receive(timeout_ms=600) == []
-        assert got == expected(20)
-        async with Admin(cluster.nameserver_addresses[0]) as admin:
-            _, progress = await admin.describe_group("simple", "leased")
-        assert {(where, each.queue_id): each.committed_offset for where, each in progress} == dict.fromkeys(
-            QUEUES, 5
-        )
-
-    run(scenario())
+async def test_leases_and_acknowledgements_work_over_both_groups(cluster: Cluster) -> None:
+    async with sending(cluster, "leased") as send:
+        await send(20)
+    got: Counter[bytes] = Counter()
+    async with SimpleConsumer(cluster.nameserver, group="simple") as consumer:
+        await consumer.subscribe("leased")
+        while got.total() < 20:
+            messages = await consumer.receive(timeout_ms=10_000)
+            got.update(message.body for message in messages)
+            await asyncio.gather(*(consumer.ack(message) for message in messages))
+        assert await consumer.receive(timeout_ms=600) == []
+    assert got == expected(20)
+    async with Admin(cluster.nameserver) as admin:
+        _, progress = await admin.describe_group("simple", "leased")
+    assert {(where, each.queue_id): each.committed_offset for where, each in progress} == dict.fromkeys(
+        QUEUES, 5
+    )
 
 
 def call_messaging(cluster: Cluster, node: str, method: str, request: Any) -> Any:
@@ -171,31 +165,28 @@ def test_a_topic_that_an_official_client_uses_first_is_made_in_every_group(clust
     assert call_messaging(cluster, "n2", "QueryRoute", request).status.code == v2.OK
 
     async def groups() -> set[str]:
-        async with Admin(cluster.nameserver_addresses[0]) as admin:
+        async with Admin(cluster.nameserver) as admin:
             return {queue.broker_group for queue, _ in (await admin.describe_topic("first-use"))[1]}
 
     assert asyncio.run(groups()) == {"g0", "g1"}
 
 
-def test_our_producer_makes_a_topic_in_every_group_by_its_first_use(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        async with Producer(cluster.nameserver_addresses[0], selector=StrictRoundRobin()) as producer:
-            receipts = await producer.send_batch(Message("by-us", b"x") for _ in range(16))
-        assert {each.broker_group for each in receipts} == {"g0", "g1"}
-
-    run(scenario())
+async def test_our_producer_makes_a_topic_in_every_group_by_its_first_use(cluster: Cluster) -> None:
+    async with Producer(cluster.nameserver, selector=StrictRoundRobin()) as producer:
+        receipts = await producer.send_batch(Message("by-us", b"x") for _ in range(16))
+    assert {each.broker_group for each in receipts} == {"g0", "g1"}
 
 
 def test_a_producer_prefers_the_group_that_is_led_from_its_zone(cluster: Cluster, ledgermq: Any) -> None:
     async def groups(zone: str) -> set[str]:
-        address = cluster.nameserver_addresses[0]
+        address = cluster.nameserver
         async with Producer(address, zone=zone, selector=StrictRoundRobin()) as producer:
             receipts = await producer.send_batch(Message("zones", b"x") for _ in range(16))
         return {each.broker_group for each in receipts}
 
     assert ledgermq("topic", "create", "zones", "-q", "2")[0] == 0
     leader = cluster.wait_leader(group="g1")
-    follower = next(name for name in cluster.groups["g1"] if name != leader)
+    follower = cluster.others(leader)[0]
     assert asyncio.run(groups(f"rack of {leader}")) == {"g1"}
     assert asyncio.run(groups(f"rack of {follower}")) == {"g0", "g1"}
     assert ledgermq("cluster", "transfer", follower) == (0, f"{follower} leads\n")
@@ -261,32 +252,28 @@ def test_sends_go_on_through_the_other_group_when_one_is_gone_which_is_forgotten
     assert "group-dies" in ledgermq("topic", "list")[1], "nothing was deleted in it"
 
 
-def test_with_a_dead_group_every_message_is_stored_elsewhere_within_3_s_and_the_group_is_used_when_it_is_back(
+async def test_with_a_dead_group_every_message_is_stored_elsewhere_within_3_s_and_it_is_used_when_it_is_back(
     cluster: Cluster,
 ) -> None:
     """The deadline of a message is 3 s, so one that takes longer fails the batch."""
-
-    async def scenario() -> None:
-        address = cluster.nameserver_addresses[0]
-        async with Admin(address) as admin:
-            await admin.create_topic("comes-back", 2)
-        async with Producer(address, selector=StrictRoundRobin(), timeout_ms=3_000) as producer:
-            send = Sender(producer, "comes-back")
-            assert {each.broker_group for each in await send(20)} == {"g0", "g1"}
-            for node in cluster.groups["g0"]:
-                await asyncio.to_thread(cluster.kill, node)
-            await send.disconnected("g0")
-            for _ in range(20):
-                assert {each.broker_group for each in await send(10)} == {"g1"}
-            starting = asyncio.create_task(asyncio.to_thread(cluster.start_all))
-            while "g0" not in {each.broker_group for each in await send(10)}:
-                pass
-            await starting
-
-    run(scenario())
+    address = cluster.nameserver
+    async with Admin(address) as admin:
+        await admin.create_topic("comes-back", 2)
+    async with Producer(address, selector=StrictRoundRobin(), timeout_ms=3_000) as producer:
+        send = Sender(producer, "comes-back")
+        assert {each.broker_group for each in await send(20)} == {"g0", "g1"}
+        for node in cluster.groups["g0"]:
+            await asyncio.to_thread(cluster.kill, node)
+        await send.disconnected("g0")
+        for _ in range(20):
+            assert {each.broker_group for each in await send(10)} == {"g1"}
+        starting = asyncio.create_task(asyncio.to_thread(cluster.start_all))
+        while "g0" not in {each.broker_group for each in await send(10)}:
+            pass
+        await starting
 
 
-def test_a_pull_consumer_reads_what_lives_at_once_and_the_dead_group_when_it_is_back(
+async def test_a_pull_consumer_reads_what_lives_at_once_and_the_dead_group_when_it_is_back(
     cluster: Cluster,
 ) -> None:
     async def read(consumer: PullConsumer, group: str, count: int) -> None:
@@ -294,32 +281,29 @@ def test_a_pull_consumer_reads_what_lives_at_once_and_the_dead_group_when_it_is_
             (message,) = await consumer.poll(1, 20_000)
             assert message.queue.broker_group == group
 
-    async def scenario() -> None:
-        async with sending(cluster, "pull-group-dies") as send:
-            await send(20)
-        for node in cluster.groups["g0"]:
-            await asyncio.to_thread(cluster.kill, node)
-        address = cluster.nameserver_addresses[0]
-        async with PullConsumer(address, group="pull-again") as consumer:
-            await consumer.subscribe("pull-group-dies")
-            assert {queue.broker_group for queue in consumer.assignment} == {"g1"}
-            assert {queue.broker_group for queue in consumer.missing} == {"g0"}
-            await read(consumer, "g1", 10)
-            await consumer.commit()
-            await asyncio.to_thread(cluster.start_all)
-            await read(consumer, "g0", 10)
-            assert consumer.missing == ()
-            await consumer.commit()
-            assert set((await consumer.lag("pull-group-dies")).values()) == {0}
-
-    run(scenario())
+    async with sending(cluster, "pull-group-dies") as send:
+        await send(20)
+    for node in cluster.groups["g0"]:
+        await asyncio.to_thread(cluster.kill, node)
+    address = cluster.nameserver
+    async with PullConsumer(address, group="pull-again") as consumer:
+        await consumer.subscribe("pull-group-dies")
+        assert {queue.broker_group for queue in consumer.assignment} == {"g1"}
+        assert {queue.broker_group for queue in consumer.missing} == {"g0"}
+        await read(consumer, "g1", 10)
+        await consumer.commit()
+        await asyncio.to_thread(cluster.start_all)
+        await read(consumer, "g0", 10)
+        assert consumer.missing == ()
+        await consumer.commit()
+        assert set((await consumer.lag("pull-group-dies")).values()) == {0}
 
 
 def forgotten(cluster: Cluster, group: str) -> list[str] | None:
     """Return the broker groups that clients are told of, when `group` is not among them."""
 
     async def groups() -> list[str]:
-        async with Admin(cluster.nameserver_addresses[0]) as admin:
+        async with Admin(cluster.nameserver) as admin:
             return [each.name for each in await admin.groups()]
 
     known = asyncio.run(groups())
@@ -349,7 +333,7 @@ def test_the_command_line_works_over_both_groups(cluster: Cluster, ledgermq: Any
         [["g0", leaders[0]], ["g1", leaders[1]]],
     )
     assert ledgermq("cluster", "leader", "--group", "g1", "--quiet") == (0, f"{leaders[1]}\n")
-    other = next(name for name in cluster.groups["g1"] if name != leaders[1])
+    other = cluster.others(leaders[1])[0]
     assert ledgermq("cluster", "transfer", other) == (0, f"{other} leads\n")
     code, text = ledgermq("bench", "-w", "W2,W4", "--seconds", "0.5", "--queues", "2", "--json", "-")
     assert code == 0

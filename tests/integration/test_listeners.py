@@ -135,7 +135,7 @@ def test_a_follower_names_the_leaders_address_in_the_callers_network(
     cluster: TwoNetworks, network: str
 ) -> None:
     leader = cluster.wait_leader()
-    follower = next(name for name in cluster.nodes if name != leader)
+    follower = cluster.others(leader)[0]
     with grpc.insecure_channel(cluster.at(follower, network, "log")) as channel:
         stub = log_pb2_grpc.LogServiceStub(channel)
         one = bytes(
@@ -169,8 +169,7 @@ async def send_and_receive(nameserver: str, network: str, phase: str) -> None:
 def test_clients_of_both_networks_send_and_receive_through_a_failover(cluster: TwoNetworks) -> None:
     for network in HOSTS:
         run_client(send_and_receive(cluster.at("ns1", network, "route"), network, "before"))
-    leader = cluster.wait_leader()
-    cluster.kill(leader)
+    leader = cluster.kill_leader()
     cluster.wait_leader(other_than=leader)
     for network in HOSTS:
         run_client(send_and_receive(cluster.at("ns1", network, "route"), network, "after"))

@@ -59,106 +59,92 @@ async def describe(cluster: Cluster, node: str) -> admin_pb2.DescribeGroupRespon
     return answer
 
 
-def test_queues_are_handed_over_as_members_come_go_and_crash(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        a = member(cluster, "a")
-        await a.until(0, 1, 2, 3, members=1)
-        kept = a.owned[TOPIC, 0]
-        b = member(cluster, "b", session_timeout_ms=500)
-        await b.until(2, 3, members=2)
-        await a.until(0, 1, members=2)
-        assert a.owned[TOPIC, 0] == kept, "what stays is not touched"
-        assert (await a.commit((TOPIC, 2), 0, kept)).code == route_pb2.FENCED
-        assert not (await b.commit((TOPIC, 2), 0)).code
-        await b.crash()
-        await a.until(0, 1, 2, 3, members=1)
-        c = member(cluster, "c")
-        await c.until(2, 3)
-        await c.leave()
-        await a.until(0, 1, 2, 3, members=1)
-        d = member(cluster, "d", release_ms=300)
-        await d.until(2, 3)
-        d.hands_over = False
-        await a.leave()
-        await d.until(0, 1, 2, 3)
-        e = member(cluster, "e")
-        await e.until(2, 3)  # not handed over: taken at the deadline
-        await asyncio.gather(d.crash(), e.crash())
-
-    asyncio.run(scenario())
+async def test_queues_are_handed_over_as_members_come_go_and_crash(cluster: Cluster) -> None:
+    a = member(cluster, "a")
+    await a.until(0, 1, 2, 3, members=1)
+    kept = a.owned[TOPIC, 0]
+    b = member(cluster, "b", session_timeout_ms=500)
+    await b.until(2, 3, members=2)
+    await a.until(0, 1, members=2)
+    assert a.owned[TOPIC, 0] == kept, "what stays is not touched"
+    assert (await a.commit((TOPIC, 2), 0, kept)).code == route_pb2.FENCED
+    assert not (await b.commit((TOPIC, 2), 0)).code
+    await b.crash()
+    await a.until(0, 1, 2, 3, members=1)
+    c = member(cluster, "c")
+    await c.until(2, 3)
+    await c.leave()
+    await a.until(0, 1, 2, 3, members=1)
+    d = member(cluster, "d", release_ms=300)
+    await d.until(2, 3)
+    d.hands_over = False
+    await a.leave()
+    await d.until(0, 1, 2, 3)
+    e = member(cluster, "e")
+    await e.until(2, 3)  # not handed over: taken at the deadline
+    await asyncio.gather(d.crash(), e.crash())
 
 
-def test_members_keep_their_queues_when_the_leader_is_lost(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        leader = await asyncio.to_thread(cluster.wait_leader)
-        members = []
-        for name, counts in (("a", (4,)), ("b", (2, 2)), ("c", (2, 1, 1))):
-            members.append(member(cluster, name))
-            for each, count in zip(members, counts, strict=True):
-                await each.until_count(count)
-        for each in members:
-            assert {(found.code, found.leader_id) for found in each.refusals} <= {
-                (route_pb2.NOT_LEADER, leader)
-            }
-        total = {queue: epoch for each in members for queue, epoch in each.owned.items()}
-        assert sorted(total) == [(TOPIC, queue) for queue in range(4)]
-        streams = [each.streams for each in members]
-        await asyncio.to_thread(cluster.kill, leader)
-        await asyncio.to_thread(cluster.wait_leader, leader)
-        for each, before in zip(members, streams, strict=True):
-            await each.until_answered_on_stream(before + 1)
-        assert {queue: epoch for each in members for queue, epoch in each.owned.items()} == total
-        (queue, epoch), *_ = members[0].owned.items()
-        assert not (await members[0].commit(queue, 0)).code
-        assert (await members[0].commit(queue, 0, epoch + 1)).code == route_pb2.FENCED
-        for node in cluster.nodes:
-            if node != leader:
-                answer = await describe(cluster, node)
-                assert [(each.member_id, each.queues) for each in answer.members] == [
-                    ("a", 2),
-                    ("b", 1),
-                    ("c", 1),
-                ]
-                assert {(each.topic, each.queue_id): each.epoch for each in answer.queues} == total
-                assert {each.owner for each in answer.queues} == {"a", "b", "c"}
-        await asyncio.gather(*(each.crash() for each in members))
-
-    asyncio.run(scenario())
+async def test_members_keep_their_queues_when_the_leader_is_lost(cluster: Cluster) -> None:
+    leader = await asyncio.to_thread(cluster.wait_leader)
+    members = []
+    for name, counts in (("a", (4,)), ("b", (2, 2)), ("c", (2, 1, 1))):
+        members.append(member(cluster, name))
+        for each, count in zip(members, counts, strict=True):
+            await each.until_count(count)
+    for each in members:
+        assert {(found.code, found.leader_id) for found in each.refusals} <= {(route_pb2.NOT_LEADER, leader)}
+    total = {queue: epoch for each in members for queue, epoch in each.owned.items()}
+    assert sorted(total) == [(TOPIC, queue) for queue in range(4)]
+    streams = [each.streams for each in members]
+    await asyncio.to_thread(cluster.kill, leader)
+    await asyncio.to_thread(cluster.wait_leader, leader)
+    for each, before in zip(members, streams, strict=True):
+        await each.until_answered_on_stream(before + 1)
+    assert {queue: epoch for each in members for queue, epoch in each.owned.items()} == total
+    (queue, epoch), *_ = members[0].owned.items()
+    assert not (await members[0].commit(queue, 0)).code
+    assert (await members[0].commit(queue, 0, epoch + 1)).code == route_pb2.FENCED
+    for node in cluster.nodes:
+        if node != leader:
+            answer = await describe(cluster, node)
+            assert [(each.member_id, each.queues) for each in answer.members] == [
+                ("a", 2),
+                ("b", 1),
+                ("c", 1),
+            ]
+            assert {(each.topic, each.queue_id): each.epoch for each in answer.queues} == total
+            assert {each.owner for each in answer.queues} == {"a", "b", "c"}
+    await asyncio.gather(*(each.crash() for each in members))
 
 
-def test_a_topic_that_appears_and_one_that_goes_reach_the_members(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        a = member(cluster, "a", "later")
-        await a.wait(lambda: any('"later" does not exist' in text for text in a.warnings), "a warning")
-        await asyncio.to_thread(create_topic, cluster, "later", 3)
-        await a.until(0, 1, 2)
-        b = member(cluster, "b", "later", TOPIC)
-        await b.wait(lambda: {topic for topic, _ in b.owned} == {"later", TOPIC}, "queues of both topics")
-        await a.wait(
-            lambda: any('"b" to exclusive, later, "a" to later' in text for text in a.warnings), "a warning"
-        )
-        await asyncio.to_thread(change, cluster, "DeleteTopic", admin_pb2.DeleteTopicRequest(topic="later"))
-        await a.until()
-        await b.until(0, 1, 2, 3)
-        await asyncio.to_thread(change, cluster, "DeleteGroup", admin_pb2.DeleteGroupRequest(name=GROUP))
-        await b.until_refused(route_pb2.GROUP_NOT_FOUND)
-        await asyncio.gather(a.crash(), b.crash())
-
-    asyncio.run(scenario())
+async def test_a_topic_that_appears_and_one_that_goes_reach_the_members(cluster: Cluster) -> None:
+    a = member(cluster, "a", "later")
+    await a.wait(lambda: any('"later" does not exist' in text for text in a.warnings), "a warning")
+    await asyncio.to_thread(create_topic, cluster, "later", 3)
+    await a.until(0, 1, 2)
+    b = member(cluster, "b", "later", TOPIC)
+    await b.wait(lambda: {topic for topic, _ in b.owned} == {"later", TOPIC}, "queues of both topics")
+    await a.wait(
+        lambda: any('"b" to exclusive, later, "a" to later' in text for text in a.warnings), "a warning"
+    )
+    await asyncio.to_thread(change, cluster, "DeleteTopic", admin_pb2.DeleteTopicRequest(topic="later"))
+    await a.until()
+    await b.until(0, 1, 2, 3)
+    await asyncio.to_thread(change, cluster, "DeleteGroup", admin_pb2.DeleteGroupRequest(name=GROUP))
+    await b.until_refused(route_pb2.GROUP_NOT_FOUND)
+    await asyncio.gather(a.crash(), b.crash())
 
 
-def test_who_takes_an_id_that_is_in_use_takes_the_membership(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        first = member(cluster, "same")
-        await first.until(0, 1, 2, 3)
-        owned = dict(first.owned)
-        second = member(cluster, "same")
-        await second.until(0, 1, 2, 3)
-        await first.until_refused(route_pb2.FENCED)
-        assert second.owned == owned
-        await asyncio.gather(first.crash(), second.crash())
-
-    asyncio.run(scenario())
+async def test_who_takes_an_id_that_is_in_use_takes_the_membership(cluster: Cluster) -> None:
+    first = member(cluster, "same")
+    await first.until(0, 1, 2, 3)
+    owned = dict(first.owned)
+    second = member(cluster, "same")
+    await second.until(0, 1, 2, 3)
+    await first.until_refused(route_pb2.FENCED)
+    assert second.owned == owned
+    await asyncio.gather(first.crash(), second.crash())
 
 
 @pytest.mark.parametrize(

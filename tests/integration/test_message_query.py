@@ -35,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def _create(cluster: Cluster) -> None:
-    async with Admin(cluster.nameserver_addresses[0]) as admin:
+    async with Admin(cluster.nameserver) as admin:
         await admin.create_topic(TOPIC, 2)
 
 
@@ -43,7 +43,7 @@ async def _create(cluster: Cluster) -> None:
 def ledgermq(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
     """Run one command line; return its exit code, stdout and stderr. Every test begins with all nodes up."""
     cluster.start_all()
-    monkeypatch.setenv("LEDGERMQ_NAMESERVER", cluster.nameserver_addresses[0])
+    monkeypatch.setenv("LEDGERMQ_NAMESERVER", cluster.nameserver)
     monkeypatch.setenv("COLUMNS", "200")
 
     def command(*arguments: str) -> tuple[int, str, str]:
@@ -60,7 +60,7 @@ def send(cluster: Cluster, name: str, count: int) -> list[SendReceipt]:
     receipts: list[SendReceipt] = []
 
     async def work() -> None:
-        address = cluster.nameserver_addresses[0]
+        address = cluster.nameserver
         async with Producer(address, timeout_ms=30_000, selector=StrictRoundRobin()) as producer:
             receipts.extend(
                 await producer.send_batch(
@@ -77,7 +77,7 @@ def query(cluster: Cluster, key: str = "", limit: int = 5000, **times: int) -> F
     found: list[FoundMessages] = []
 
     async def work() -> None:
-        async with Admin(cluster.nameserver_addresses[0]) as admin:
+        async with Admin(cluster.nameserver) as admin:
             found.append(await admin.query_messages(TOPIC, key=key, limit=limit, **times))
 
     run_client(work())
@@ -126,7 +126,7 @@ def test_messages_are_found_in_all_groups_by_key_and_by_time_the_newest_first(cl
 def test_every_node_answers_also_after_a_restart_and_with_damaged_files(cluster: Cluster) -> None:
     receipts = [each for each in send(cluster, "nodes", 1500) if each.broker_group == "g0"]
     leader = cluster.wait_leader()
-    follower = next(name for name in cluster.groups["g0"] if name != leader)
+    follower = cluster.others(leader)[0]
     wanted = receipts[:: len(receipts) // 10]
 
     def find_all(node: str) -> bool:

@@ -15,7 +15,7 @@ from ledgermq.client.admin.trace_query import TraceReport, find_traces
 from ledgermq.client.trace.events import TRACE_TOPIC
 
 from .cluster import Cluster, wait_until
-from .history import run_client
+from .history import on_client_loop, run_client
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_trace_shows_each_step_of_a_message(cluster: Cluster) -> None:
         assert "ValueError: not yet" in found.steps[1].event.error
 
     run_client(scenario())
-    question = ["message", "trace", "--key", "order-7", "--json", "-n", cluster.nameserver_addresses[0]]
+    question = ["message", "trace", "--key", "order-7", "--json", "-n", cluster.nameserver]
     printed = subprocess.run(
         [sys.executable, "-m", "ledgermq.client.cli", *question], capture_output=True, text=True, check=True
     )
@@ -100,42 +100,37 @@ def test_a_trace_shows_each_step_of_a_message(cluster: Cluster) -> None:
     assert [step["result"] for step in shown["steps"]] == ["stored", "failed", "consumed"]
 
 
-def test_users_cannot_make_the_trace_topic_and_everybody_sees_it(cluster: Cluster) -> None:
-    async def scenario() -> None:
-        async with Admin(cluster.nameserver_addresses) as admin:
-            assert TRACE_TOPIC in {each.name for each in await admin.topics()}
-
-    run_client(scenario())
+@on_client_loop
+async def test_users_cannot_make_the_trace_topic_and_everybody_sees_it(cluster: Cluster) -> None:
+    async with Admin(cluster.nameserver_addresses) as admin:
+        assert TRACE_TOPIC in {each.name for each in await admin.topics()}
 
 
-def test_traces_go_on_through_the_death_of_the_leader(cluster: Cluster) -> None:
+@on_client_loop
+async def test_traces_go_on_through_the_death_of_the_leader(cluster: Cluster) -> None:
     """Every message that was acknowledged and consumed has its whole trace, under every leader."""
-
-    async def scenario() -> None:
-        addresses = cluster.nameserver_addresses
-        async with Admin(addresses) as admin:
-            await admin.create_topic("killed", 2)
-        listener = FailingOnce()
-        bodies = [b"%d" % number for number in range(60)]
-        async with (
-            consumer_of(cluster, "killed-readers", listener) as consumer,
-            Producer(addresses, timeout_ms=30_000, trace=True) as producer,
-        ):
-            await consumer.subscribe("killed")
-            receipts = [await producer.send("killed", body) for body in bodies[:20]]
-            leader = await asyncio.to_thread(cluster.wait_leader)
-            await asyncio.to_thread(cluster.kill, leader)
-            receipts += [await producer.send("killed", body) for body in bodies[20:]]
-            await listener.until(set(bodies))
-        for receipt in receipts:
-            (found,) = (await trace_of(cluster, receipt.message_id)).traces
-            results = [each.event.result for each in found.steps]
-            assert results[0] in ("stored", "duplicate")
-            assert "failed" in results
-            assert results[-1] == "consumed"
-            assert found.stored_ms
-
-    run_client(scenario())
+    addresses = cluster.nameserver_addresses
+    async with Admin(addresses) as admin:
+        await admin.create_topic("killed", 2)
+    listener = FailingOnce()
+    bodies = [b"%d" % number for number in range(60)]
+    async with (
+        consumer_of(cluster, "killed-readers", listener) as consumer,
+        Producer(addresses, timeout_ms=30_000, trace=True) as producer,
+    ):
+        await consumer.subscribe("killed")
+        receipts = [await producer.send("killed", body) for body in bodies[:20]]
+        leader = await asyncio.to_thread(cluster.wait_leader)
+        await asyncio.to_thread(cluster.kill, leader)
+        receipts += [await producer.send("killed", body) for body in bodies[20:]]
+        await listener.until(set(bodies))
+    for receipt in receipts:
+        (found,) = (await trace_of(cluster, receipt.message_id)).traces
+        results = [each.event.result for each in found.steps]
+        assert results[0] in ("stored", "duplicate")
+        assert "failed" in results
+        assert results[-1] == "consumed"
+        assert found.stored_ms
 
 
 def test_a_cluster_that_was_started_without_traces_gets_the_topic_when_it_is_set_up(

@@ -92,7 +92,7 @@ def test_every_message_that_was_acknowledged_arrives_through_a_failover(
     topic = f"official-{mode}"
     create_topic(cluster, topic)
     leader = cluster.wait_leader()
-    follower = next(name for name in cluster.nodes if name != leader)
+    follower = cluster.others(leader)[0]
     text = run_client(client_python, mode, cluster, topic, kill=leader, access=follower)
     cluster.restart(leader)
     assert f"RESULT sent={MESSAGES} received={MESSAGES}" in text
@@ -130,7 +130,7 @@ def test_when_a_broker_group_is_drained_the_client_goes_on_through_the_other_and
             return await stored(admin)
 
     with Cluster(tmp_path, nodes=1, groups=2) as two_groups:
-        address = two_groups.nameserver_addresses[0]
+        address = two_groups.nameserver
         asyncio.run(create())
         text = run_client_and(
             lambda: asyncio.run(drain()), client_python, "simple", two_groups, "drained", access="n2"

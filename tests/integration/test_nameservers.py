@@ -90,13 +90,11 @@ def test_clients_and_failover_go_on_when_one_of_two_nameservers_is_killed_or_han
 ) -> None:
     first = cluster.nameservers[0]
     both = ",".join(cluster.nameserver_addresses)
-    load = Load(both, "one-down")
-    with load.running():
+    with Load(both, "one-down").running() as load:
         wait_for_more(load)
         os.kill(first.pid, outage)
         wait_for_more(load)
-        leader = cluster.wait_leader()
-        cluster.kill(leader)
+        leader = cluster.kill_leader()
         after = cluster.wait_leader(other_than=leader)
         wait_for_more(load)
         run_client(send_one(both, "one-down-new", b"from a new client"))
@@ -107,15 +105,13 @@ def test_clients_and_failover_go_on_when_one_of_two_nameservers_is_killed_or_han
 
 def test_established_clients_and_a_restarted_broker_work_without_any_nameserver(cluster: Cluster) -> None:
     topic, both = "all-down", ",".join(cluster.nameserver_addresses)
-    load = Load(both, topic)
-    with load.running():
+    with Load(both, topic).running() as load:
         wait_for_more(load)
         consumer = run_client(begin_to_consume(both, topic))
         for nameserver in cluster.nameservers:
             kill(nameserver)
         wait_for_more(load)
-        leader = cluster.wait_leader()
-        cluster.kill(leader)
+        leader = cluster.kill_leader()
         cluster.wait_leader(other_than=leader)
         wait_for_more(load)
         cluster.restart(leader)
@@ -134,7 +130,7 @@ def test_established_clients_and_a_restarted_broker_work_without_any_nameserver(
 
 def test_brokers_fill_a_nameserver_that_starts_empty(cluster: Cluster) -> None:
     first, second = cluster.nameservers
-    address = cluster.nameserver_addresses[0]
+    address = cluster.nameserver
     run_client(send_one(address, "known", b"before"))
     kill(first)
     kill(second)

@@ -25,7 +25,7 @@ from tests.gated_disk import FLUSHES, OPENS, READS, Gate
 from tests.tls import CERTIFICATE, KEY
 
 from .checks import check_every_node, wait_for_more
-from .cluster import Cluster, Process, wait_until
+from .cluster import Cluster, wait_until
 from .connections import PREFACE, Crowd
 from .history import History, Load, describe_topic, run_client
 from .test_slow_disk import TOPIC as COLD
@@ -40,28 +40,11 @@ COLD_READERS = 8
 OLD = 600
 
 
-class ModuleCluster(Cluster):
-    """Its brokers run another module than the broker's own."""
-
-    module = "ledgermq.broker"
-
-    def _broker(self, name: str, ports: dict[str, int], peers: str, options: dict[str, str]) -> Process:
-        process = super()._broker(name, ports, peers, options)
-        process.arguments[1] = self.module
-        return process
-
-    def terms(self) -> dict[str, int]:
-        found = {}
-        for name in self.nodes:
-            found[name] = wait_until(partial(self.status, name), f"{name} answers").term
-        return found
-
-
-class GatedCluster(ModuleCluster):
+class GatedCluster(Cluster):
     module = "tests.integration.gated_disk_node"
 
 
-class FewFilesCluster(ModuleCluster):
+class FewFilesCluster(Cluster):
     module = "tests.integration.few_files_node"
 
 
@@ -73,7 +56,7 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedCluster]:
 
     settings |= {"segment-size": "17MiB", "scrub-bytes-per-second": "0"}
     with GatedCluster(tmp_path_factory.mktemp("stages"), nodes=3, settings=settings) as running:
-        run_client(fill(running.nameserver_addresses[0]))
+        run_client(fill(running.nameserver))
         yield running
 
 
@@ -110,7 +93,7 @@ async def send(nameserver: str, body: bytes) -> tuple[int, int]:
 
 def everything_else_goes_on(cluster: Cluster, leader: str, body: bytes) -> None:
     """Connect to all client ports anew, send, read what was sent from the leader's memory."""
-    place = run_client(send(cluster.nameserver_addresses[0], body))
+    place = run_client(send(cluster.nameserver, body))
     topic = describe_topic(cluster.address(leader), HOT)
     assert body in fetch(cluster.address(leader), topic.topic_id, *place).section
     is_served(cluster, leader)
@@ -129,7 +112,7 @@ def is_served(cluster: Cluster, leader: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "threads_held"), [(OPENS, 1), (READS, 4)])
-def test_cold_reads_that_wait_for_the_disk_hold_up_nobody_else(
+def test_cold_reads_that_wait_for_the_disk_hold_up_no_other_reads(
     gated: GatedCluster, what: str, threads_held: int
 ) -> None:
     """All want the same segment, so one thread opens it. Each reads in its own thread while there are any."""
@@ -153,7 +136,7 @@ def test_a_leader_whose_flush_waits_for_the_disk_holds_up_no_send_and_hands_the_
 ) -> None:
     """The followers are the majority. What is new they show: a node shows only what is durable there."""
     leader, terms = gated.wait_leader(), gated.terms()
-    nameserver, follower = gated.nameserver_addresses[0], next(n for n in gated.nodes if n != leader)
+    nameserver, follower = gated.nameserver, next(n for n in gated.nodes if n != leader)
     before = run_client(send(nameserver, b"before"))
     topic = describe_topic(gated.address(leader), HOT)
     gate = Gate(gated.folder / leader, FLUSHES)
@@ -175,7 +158,7 @@ def test_a_leader_whose_flush_waits_for_the_disk_holds_up_no_send_and_hands_the_
     assert new_term == old + 1, "a hand-over, no election"
 
 
-def test_handshakes_that_are_half_done_hold_up_nobody(gated: GatedCluster) -> None:
+def test_handshakes_that_are_half_done_hold_up_no_other_client(gated: GatedCluster) -> None:
     leader, terms = gated.wait_leader(), gated.terms()
     address = gated.address(leader, "messaging")
     hello = tls_hello()
@@ -205,7 +188,7 @@ def tls_hello() -> bytes:
 def test_a_filter_finds_what_it_wants_behind_all_that_it_does_not_in_one_receive(gated: GatedCluster) -> None:
     """It scans 8,192 messages per turn of the leader; a receive used to end there and wait for new ones."""
     leader = gated.wait_leader()
-    topic, nameserver = "filtered", gated.nameserver_addresses[0]
+    topic, nameserver = "filtered", gated.nameserver
 
     async def send_all() -> None:
         async with Producer(nameserver, timeout_ms=60_000) as producer:
@@ -247,9 +230,8 @@ def test_a_storm_of_connections_without_descriptors_for_them_costs_no_election_a
     """A node with a limit of 256 files gets 1,200 calls, and keeps what it needs: its peers reconnect."""
     with FewFilesCluster(tmp_path, nodes=3) as cluster:
         leader, terms = cluster.wait_leader(), cluster.terms()
-        follower = next(name for name in cluster.nodes if name != leader)
-        load = Load(cluster.nameserver_addresses[0], HOT, in_flight=8)
-        with load.running():
+        follower = cluster.others(leader)[0]
+        with Load(cluster.nameserver, HOT, in_flight=8).running() as load:
             wait_for_more(load, 8)
             with crowded(cluster, leader, 300):
                 wait_for_more(load, 100)

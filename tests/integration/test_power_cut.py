@@ -6,15 +6,13 @@ Each seed chooses how many messages are in flight and when the power fails.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Process, wait_until
+from .cluster import Cluster, wait_until
 from .history import Load, read_topic
 
 pytestmark = pytest.mark.long
@@ -25,26 +23,7 @@ ON_ONE_CLUSTER = 10
 class PowerCutCluster(Cluster):
     """Its nodes lose what they did not sync when they are killed."""
 
-    def _broker(self, name: str, ports: dict[str, int], peers: str, options: dict[str, str]) -> Process:
-        process = super()._broker(name, ports, peers, options)
-        process.arguments[1] = "tests.integration.power_cut_node"
-        return process
-
-    def cut_power(self) -> None:
-        """Kill all nodes before any of them can notice that another is gone."""
-        for process in self.nodes.values():
-            os.kill(process.pid, signal.SIGKILL)
-        for process in self.nodes.values():
-            assert process.popen is not None
-            process.popen.wait()
-
-    def restore_power(self) -> str:
-        """Start all nodes; return the leader once it serves."""
-        for name in self.nodes:
-            self.start(name)
-        for name in self.nodes:
-            self.wait_ready(name)
-        return self.wait_leader()
+    module = "tests.integration.power_cut_node"
 
 
 def run_seed(cluster: PowerCutCluster, seed: int, *, timeout_ms: int = 30_000) -> None:
@@ -52,7 +31,7 @@ def run_seed(cluster: PowerCutCluster, seed: int, *, timeout_ms: int = 30_000) -
     rng = random.Random(seed)
     topic = f"seed-{seed}"
     load = Load(
-        cluster.nameserver_addresses[0],
+        cluster.nameserver,
         topic,
         in_flight=rng.choice((1, 8, 64, 256)),
         prefix=topic,
@@ -61,10 +40,11 @@ def run_seed(cluster: PowerCutCluster, seed: int, *, timeout_ms: int = 30_000) -
     with load.running():
         wait_until(lambda: load.count > 0, "the first acknowledgement")
         time.sleep(rng.uniform(0.01, 0.5))  # what the seed chose: where in the run the power goes
-        cluster.cut_power()
+        cluster.kill_all()
         acknowledged = load.history.acknowledged.copy()
         load.ask_to_stop()
-        leader = cluster.restore_power()
+        cluster.start_all()
+        leader = cluster.wait_leader()
     stored = read_topic(cluster.address(leader), topic)
     load.history.check(stored, f"seed {seed}, leader {leader}")
     assert acknowledged, f"seed {seed}: nothing was acknowledged before the power went"

@@ -53,7 +53,7 @@ class Group:
     def start_member(self) -> None:
         self._started += 1
         seed = self._random.randrange(1 << 30)
-        arguments = [self._cluster.nameserver_addresses[0], self.name, self._topic, str(seed), self._mode]
+        arguments = [self._cluster.nameserver, self.name, self._topic, str(seed), self._mode]
         with (
             (self._folder / f"{self._started}.done").open("wb") as out,
             (self._folder / f"{self._started}.log").open("wb") as log,
@@ -107,7 +107,7 @@ class Group:
             self.committed[each.queue_id] = now
             passed = [offset for offset in range(now) if (each.queue_id, offset) not in done]
             assert not passed, (
-                f"{self.name}: queue {each.queue_id} is committed to {now}, nobody was done with {passed}"
+                f"{self.name}: queue {each.queue_id} is committed to {now}, {passed} was not done"
             )
         if self._mode == "orderly":
             self._check_order(done)
@@ -186,7 +186,7 @@ class History:
 
 @pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("modes", [["orderly"], ["concurrent", "orderly"]], ids=" ".join)
-def test_whatever_happens_no_commit_passes_a_message_that_nobody_was_done_with(
+def test_whatever_happens_no_commit_passes_a_message_that_no_listener_was_done_with(
     cluster: Cluster, tmp_path: Path, seed: int, modes: list[str]
 ) -> None:
     """Of one consumer group, and of several on the same queues."""

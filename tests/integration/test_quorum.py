@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ledgermq.client.errors import LedgerMQError
@@ -24,28 +22,26 @@ def receive_bodies(nameserver: str) -> set[bytes]:
             return set()
 
 
-def test_a_leader_without_followers_acknowledges_and_shows_nothing(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=3) as cluster:
-        nameserver = cluster.nameserver_addresses[0]
-        with Producer(nameserver, timeout_ms=10_000) as producer:
-            producer.send(TOPIC, b"before")
-        leader = cluster.wait_leader()
-        info = describe_topic(cluster.address(leader), TOPIC)
-        followers = [name for name in cluster.nodes if name != leader]
-        for name in followers:
-            cluster.pause(name)
+def test_a_leader_without_followers_acknowledges_and_shows_nothing(cluster: Cluster) -> None:
+    nameserver = cluster.nameserver
+    with Producer(nameserver, timeout_ms=10_000) as producer:
+        producer.send(TOPIC, b"before")
+    leader = cluster.wait_leader()
+    info = describe_topic(cluster.address(leader), TOPIC)
+    followers = cluster.others(leader)
+    for name in followers:
+        cluster.pause(name)
 
-        load = Load(nameserver, TOPIC, in_flight=8, prefix="cut-off", timeout_ms=3000)
-        with load.running():
-            with pytest.raises(LedgerMQError), Producer(nameserver, timeout_ms=3000) as producer:
-                producer.send(TOPIC, b"nobody hears this")
-            assert load.count == 0, "a send was acknowledged by a leader alone"
-            assert set(read_topic(cluster.address(leader), info).values()) == {b"before"}
-            assert receive_bodies(nameserver) <= {b"before"}, "a consumer saw what was never committed"
+    with Load(nameserver, TOPIC, in_flight=8, prefix="cut-off", timeout_ms=3000).running() as load:
+        with pytest.raises(LedgerMQError), Producer(nameserver, timeout_ms=3000) as producer:
+            producer.send(TOPIC, b"no follower hears this")
+        assert load.count == 0, "a send was acknowledged by a leader alone"
+        assert set(read_topic(cluster.address(leader), info).values()) == {b"before"}
+        assert receive_bodies(nameserver) <= {b"before"}, "a consumer saw what was never committed"
 
-            cluster.resume(followers[0])
-            wait_until(lambda: load.count > 0, "sends are acknowledged again with two of three")
-        load.history.unknown[b"nobody hears this"] = "sent without a quorum"
-        load.history.unknown[b"before"] = "sent first"
-        load.history.check(read_topic(cluster.address(cluster.wait_leader()), TOPIC), "the leader")
-        cluster.resume(followers[1])
+        cluster.resume(followers[0])
+        wait_until(lambda: load.count > 0, "sends are acknowledged again with two of three")
+    load.history.unknown[b"no follower hears this"] = "sent without a quorum"
+    load.history.unknown[b"before"] = "sent first"
+    load.history.check(read_topic(cluster.address(cluster.wait_leader()), TOPIC), "the leader")
+    cluster.resume(followers[1])

@@ -40,7 +40,7 @@ class Repaired:
         return self.cluster.folder / self.victim
 
     def others(self) -> list[str]:
-        return [name for name in self.cluster.nodes if name != self.victim]
+        return self.cluster.others(self.victim)
 
     def said(self) -> str:
         return self.cluster.nodes[self.victim].log(2000)
@@ -84,9 +84,9 @@ class Repaired:
 def repaired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repaired]:
     folder = tmp_path_factory.mktemp("repair")
     with Cluster(folder, nodes=3, settings=SETTINGS | OFTEN) as cluster:
-        asyncio.run(_fill(cluster.nameserver_addresses[0]))
+        asyncio.run(_fill(cluster.nameserver))
         leader = cluster.wait_leader()
-        victim = next(name for name in cluster.nodes if name != leader)
+        victim = cluster.others(leader)[0]
         yield Repaired(cluster, victim, read_topic(cluster.address(leader), TOPIC))
 
 
@@ -159,7 +159,7 @@ def test_the_scrubber_of_a_running_node_finds_damage_and_repairs_it(repaired: Re
     shown = subprocess.run(
         [
             str(Path(sys.executable).with_name("ledgermq")), "cluster", "status", "--nameserver",
-            repaired.cluster.nameserver_addresses[0],
+            repaired.cluster.nameserver,
         ],
         capture_output=True,
         text=True,
@@ -198,7 +198,7 @@ def test_without_the_others_a_damaged_node_waits_and_says_so_and_they_make_it_wh
         assert _segments(repaired.data)[-1].read_bytes() == damaged
         status, text = cluster.http(victim, "/livez")
         assert status == 200 and "repairing" in text and "waits for a member" in text, (
-            "nobody kills it for that"
+            "it is not killed for that"
         )
         assert cluster.http(victim, "/startupz")[0] == 503
         assert cluster.terminate(victim) == 0

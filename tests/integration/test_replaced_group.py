@@ -18,7 +18,7 @@ from .group_load import run
 
 def status(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Return exit code and text of `ledgermq cluster status`."""
-    code = run_cli(["cluster", "status", "--nameserver", cluster.nameserver_addresses[0]])
+    code = run_cli(["cluster", "status", "--nameserver", cluster.nameserver])
     return code, capsys.readouterr().out
 
 
@@ -26,7 +26,7 @@ def stored(cluster: Cluster, topic: str) -> list[bytes]:
     """Return the bodies of a topic."""
 
     async def read() -> list[bytes]:
-        async with PullConsumer(cluster.nameserver_addresses[0]) as consumer:
+        async with PullConsumer(cluster.nameserver) as consumer:
             await consumer.subscribe(topic)
             return [message.body for message in await consumer.poll(100, timeout_ms=5_000)]
 
@@ -50,7 +50,7 @@ def test_a_second_group_of_a_name_is_kept_out_while_the_first_is_there(
     monkeypatch.setenv("COLUMNS", "300")
     with Cluster(tmp_path / "first", nodes=1) as first:
         wait_until(lambda: status(first, capsys)[0] == 0, "the first group is listed")
-        address = {"nameservers": first.nameserver_addresses[0]}
+        address = {"nameservers": first.nameserver}
         with Cluster(tmp_path / "second", nodes=1, nameservers=0, settings=address) as second:
             where = second.address("n1")
             _, text = wait_until(
@@ -73,7 +73,7 @@ def test_clients_of_a_group_that_is_made_anew_carry_nothing_over_and_use_the_top
 ) -> None:
     """Its folder is deleted. In the new one "payments" has the id that "orders" had."""
     with Cluster(tmp_path, nodes=1, settings={"auto-create-topics": "false"}) as cluster:
-        address = cluster.nameserver_addresses[0]
+        address = cluster.nameserver
 
         async def make(*topics: str) -> None:
             async with Admin(address) as admin:

@@ -37,7 +37,7 @@ class Rig:
     def send(self, count: int) -> None:
         """Send messages that do not compress, large enough to fill segments, and some small ones."""
         bodies = [self.random.randbytes(BODY if i % 3 else 40) for i in range(count)]
-        nameserver = self.cluster.nameserver_addresses[0]
+        nameserver = self.cluster.nameserver
 
         async def produce() -> list[Place]:
             async with Producer(nameserver) as producer:
@@ -48,7 +48,7 @@ class Rig:
 
     def follower(self) -> str:
         leader = self.cluster.wait_leader()
-        return next(name for name in self.cluster.nodes if name != leader)
+        return self.cluster.others(leader)[0]
 
     def clean(self) -> int:
         """Delete all but the last segment; return the first entry that is left at the leader."""
@@ -149,7 +149,7 @@ def test_a_node_without_the_entries_that_retention_deleted_comes_back_whole(
         cluster.start(other)
         cluster.wait_ready(other)
         wait_until(
-            lambda: all(node.state == "" for node in rig.status(leader).nodes), "nobody catches up any more"
+            lambda: all(node.state == "" for node in rig.status(leader).nodes), "no node catches up any more"
         )
         rig.lead(victim)
         rig.send(30)

@@ -40,18 +40,18 @@ def cli(*arguments: object, code: int = 0) -> str:
 
 def send(cluster: Cluster, topic: str, bodies: list[bytes]) -> dict[bytes, tuple[int, int]]:
     """Send messages; return where each stands."""
-    with Producer(cluster.nameserver_addresses[0]) as producer:
+    with Producer(cluster.nameserver) as producer:
         receipts = [producer.send(topic, body, keys=[str(n)]) for n, body in enumerate(bodies)]
     return {body: (each.queue_id, each.queue_offset) for body, each in zip(bodies, receipts, strict=True)}
 
 
 def dump(cluster: Cluster, folder: Path, *options: str) -> None:
-    cli("dump", folder, "--nameserver", cluster.nameserver_addresses[0], *options)
+    cli("dump", folder, "--nameserver", cluster.nameserver, *options)
 
 
 def progress_of(cluster: Cluster) -> list[tuple[int, int, int, int]]:
     """(queue id, begin, committed, end) of the consumer group "billing" in topic t."""
-    with Admin(cluster.nameserver_addresses[0]) as admin:
+    with Admin(cluster.nameserver) as admin:
         _, queues = admin.describe_group("billing")
     return [(q.queue_id, q.begin_offset, q.committed_offset, q.end_offset) for _, q in queues]
 
@@ -61,12 +61,13 @@ def test_a_deleted_topic_is_back_in_a_group_that_was_restored_to_before_its_dele
     with Cluster(tmp_path / "first", settings=SETTINGS) as cluster:
         cluster.wait_leader()
         where = send(cluster, "orders", [b"order %d" % n for n in range(100)])
-        with Admin(cluster.nameserver_addresses[0]) as admin:
+        with Admin(cluster.nameserver) as admin:
             admin.delete_topic("orders")
         send(cluster, "later", [b"after the mistake"])
         dump(cluster, tmp_path / "dumps")
-        leader = cluster.wait_leader()
-        cluster.kill(leader)  # one copy more, of a stopped node: the tail behind its commit hint counts, too
+        leader = (
+            cluster.kill_leader()
+        )  # one copy more, of a stopped node: the tail behind its commit hint counts, too
         cli("dump", tmp_path / "offline", "--data", tmp_path / "first" / leader)
 
     shown = cli("restore", tmp_path / "dumps", tmp_path / "offline", "--show")
@@ -81,7 +82,7 @@ def test_a_deleted_topic_is_back_in_a_group_that_was_restored_to_before_its_dele
     )
     with Cluster(tmp_path / "again", settings=SETTINGS) as restored:
         restored.wait_leader()
-        with Admin(restored.nameserver_addresses[0]) as admin:
+        with Admin(restored.nameserver) as admin:
             assert "later" not in {topic.name for topic in admin.topics()}
         where |= send(restored, "orders", [b"goes on"])
         check_every_node(restored, "orders", History(acknowledged=dict(where)))
@@ -97,10 +98,10 @@ def test_a_log_whose_beginning_was_deleted_is_restored_from_the_state_in_the_dum
     with Cluster(tmp_path / "first", nodes=1, settings=SETTINGS) as cluster:
         cluster.wait_leader()
         send(cluster, "t", [b"%d" % n + BODY for n in range(40)])
-        with Admin(cluster.nameserver_addresses[0]) as admin:
+        with Admin(cluster.nameserver) as admin:
             admin.create_group("billing")
             admin.reset_offsets("billing", "t", "latest")
-        cli("admin", "clean", "--even-unexpired", "--yes", "--nameserver", cluster.nameserver_addresses[0])
+        cli("admin", "clean", "--even-unexpired", "--yes", "--nameserver", cluster.nameserver)
         leader = cluster.wait_leader()
         segments = tmp_path / "first" / leader / "commitlog"
         wait_until(lambda: not (segments / f"{0:020d}").exists(), "the first segment is deleted")

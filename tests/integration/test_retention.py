@@ -181,7 +181,7 @@ def test_the_oldest_messages_make_room_on_a_nearly_full_disk_and_readers_are_tol
 
 
 async def _read_behind(cluster: Cluster, begin: int) -> None:
-    nameserver = cluster.nameserver_addresses[0]
+    nameserver = cluster.nameserver
     async with PullConsumer(nameserver, group="billing", when_deleted="raise") as pulling:
         await pulling.subscribe("t")
         with pytest.raises(MessagesDeletedError) as told:
@@ -211,7 +211,7 @@ def test_a_simple_consumer_is_told_in_the_log_what_was_deleted(
             group.produce_all(topic.topic_id, 2)
 
         async def receive() -> None:
-            async with SimpleConsumer(cluster.nameserver_addresses[0], group="billing") as consumer:
+            async with SimpleConsumer(cluster.nameserver, group="billing") as consumer:
                 await consumer.subscribe("t")
                 offsets = [(await consumer.receive(1))[0].queue_offset for _ in range(2)]
                 assert offsets == [begin, begin + 1]

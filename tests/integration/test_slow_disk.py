@@ -12,7 +12,7 @@ import pytest
 from ledgermq.client import Producer, PullConsumer
 
 from .checks import check_every_node, wait_for_more
-from .cluster import Cluster, Process
+from .cluster import Cluster
 from .history import History, Load, run_client
 
 TOPIC = "cold"
@@ -23,10 +23,7 @@ MESSAGES = 1600  # 50 MiB: twice what a node keeps of its log in memory
 class SlowDiskCluster(Cluster):
     """Its nodes wait 200 ms in every flush."""
 
-    def _broker(self, name: str, ports: dict[str, int], peers: str, options: dict[str, str]) -> Process:
-        process = super()._broker(name, ports, peers, options)
-        process.arguments[1] = "tests.integration.slow_disk_node"
-        return process
+    module = "tests.integration.slow_disk_node"
 
     def drop_page_cache(self) -> None:
         """Let the operating system forget what it holds of the nodes' segments."""
@@ -34,14 +31,6 @@ class SlowDiskCluster(Cluster):
             for path in (self.folder / name).rglob("commitlog/*"):
                 with path.open("rb") as segment:
                     os.posix_fadvise(segment.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def terms(self) -> dict[str, int]:
-        found = {}
-        for name in self.nodes:
-            status = self.status(name)
-            assert status is not None, f"{name} does not answer\n{self.nodes[name].log()}"
-            found[name] = status.term
-        return found
 
 
 @pytest.fixture
@@ -73,14 +62,13 @@ async def read_backlog(nameserver: str, wanted: set[bytes]) -> None:
 
 @pytest.mark.alone
 def test_a_cold_read_and_sends_on_slow_disks_cause_no_election(cluster: SlowDiskCluster) -> None:
-    nameserver = cluster.nameserver_addresses[0]
+    nameserver = cluster.nameserver
     backlog = History()
     run_client(send_backlog(nameserver, backlog))
     terms = cluster.terms()
     assert len(set(terms.values())) == 1
 
-    load = Load(nameserver, TOPIC, in_flight=16, prefix="during")
-    with load.running():
+    with Load(nameserver, TOPIC, in_flight=16, prefix="during").running() as load:
         wait_for_more(load, 16)
         for _ in range(2):
             cluster.drop_page_cache()

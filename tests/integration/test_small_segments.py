@@ -30,14 +30,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_batches_of_our_client_fit_into_entries(cluster: Cluster) -> None:
     """More waits than an entry of 256 KiB holds: the client fits its requests to the broker group's limit."""
     messages = [Message("orders", bytes([i]) * size) for i, size in enumerate([1000] * 100 + [LIMIT] * 10)]
-    with Producer(cluster.nameserver_addresses[0], compress_above=None) as producer:
+    with Producer(cluster.nameserver, compress_above=None) as producer:
         receipts = producer.send_batch(messages * 3)
     assert len({(r.queue_id, r.queue_offset) for r in receipts}) == 3 * len(messages)
 
 
 def test_a_message_above_the_limit_is_refused_with_the_limit(cluster: Cluster) -> None:
     with (
-        Producer(cluster.nameserver_addresses[0]) as producer,
+        Producer(cluster.nameserver) as producer,
         pytest.raises(MessageTooLargeError, match="131,073 bytes; the limit is 131,072"),
     ):
         producer.send("orders", bytes(LIMIT + 1))

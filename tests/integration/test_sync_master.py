@@ -101,7 +101,7 @@ def wait_level_of(cluster: Cluster, name: str) -> None:
 
 def test_our_producer_repeats_until_a_slave_has_it(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
-        nameserver = cluster.nameserver_addresses[0]
+        nameserver = cluster.nameserver
         async with Producer(nameserver, timeout_ms=60_000) as producer:
             await producer.send(TOPIC, b"both")
             await asyncio.to_thread(cluster.pause, "n2")
@@ -125,8 +125,7 @@ def test_our_producer_repeats_until_a_slave_has_it(tmp_path: Path) -> None:
 
 def test_what_was_confirmed_survives_the_master_when_a_slave_is_promoted(tmp_path: Path) -> None:
     with cluster_of(tmp_path, "sync_master", 2, **{"slave-timeout-ms": "2000"}) as cluster:
-        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=32, timeout_ms=60_000)
-        with load.running():
+        with Load(cluster.nameserver, TOPIC, in_flight=32, timeout_ms=60_000).running() as load:
             wait_until(lambda: load.count > 1000, "messages")
             wait_until(lambda: "group id known" in cluster.nodes["n2"].log(1000), "n2 belongs to the group")
             cluster.kill("n1")

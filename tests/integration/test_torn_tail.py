@@ -100,37 +100,28 @@ def kill_and_tear(cluster: Cluster, load: Load, name: str, tear: Callable[[Tail]
         cluster.restart(name)  # it died right after a floor was stored: that entry could not be torn any more
 
 
-def test_a_node_with_a_torn_tail_recovers_and_serves_the_same_as_the_others(tmp_path: Path) -> None:
-    with Cluster(tmp_path, nodes=3) as cluster:
-        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=16)
-        with load.running():
-            for number, tear in enumerate(TEARS):
-                leader = cluster.wait_leader()
-                followers = [name for name in cluster.nodes if name != leader]
-                # A leader's last writes may be on no other node; a follower's last writes were acknowledged.
-                name = followers[0] if number % 2 == 0 else leader
-                kill_and_tear(cluster, load, name, tear)
-                wait_for_more(load, 50)
-                cluster.restart(name)
-                assert "torn tail cut" in cluster.nodes[name].log(1000).rpartition("log recovered")[0]
-        check_every_node(cluster, TOPIC, load.history)
+def test_a_node_with_a_torn_tail_recovers_and_serves_the_same_as_the_others(cluster: Cluster) -> None:
+    with Load(cluster.nameserver, TOPIC, in_flight=16).running() as load:
+        for number, tear in enumerate(TEARS):
+            leader = cluster.wait_leader()
+            followers = cluster.others(leader)
+            # A leader's last writes may be on no other node; a follower's last writes were acknowledged.
+            name = followers[0] if number % 2 == 0 else leader
+            kill_and_tear(cluster, load, name, tear)
+            wait_for_more(load, 50)
+            cluster.restart(name)
+            assert "torn tail cut" in cluster.nodes[name].log(1000).rpartition("log recovered")[0]
+    check_every_node(cluster, TOPIC, load.history)
 
 
-def test_all_nodes_with_torn_tails_have_what_was_acknowledged(tmp_path: Path) -> None:
+def test_all_nodes_with_torn_tails_have_what_was_acknowledged(cluster: Cluster, tmp_path: Path) -> None:
     """The blocks behind the last turn hold messages that were never acknowledged."""
-    with Cluster(tmp_path, nodes=3) as cluster:
-        load = Load(cluster.nameserver_addresses[0], TOPIC, in_flight=16)
-        with load.running():
-            wait_for_more(load)
-            for name in cluster.nodes:
-                cluster.kill(name)
-            for name, tear in zip(
-                cluster.nodes, (leave_garbage, leave_half_an_entry, leave_a_hole), strict=True
-            ):
-                tear(read_tail(tmp_path / name))
-            for name in cluster.nodes:
-                cluster.start(name)
-            for name in cluster.nodes:
-                cluster.wait_ready(name)
-            wait_for_more(load)
-        check_every_node(cluster, TOPIC, load.history)
+    with Load(cluster.nameserver, TOPIC, in_flight=16).running() as load:
+        wait_for_more(load)
+        for name in cluster.nodes:
+            cluster.kill(name)
+        for name, tear in zip(cluster.nodes, (leave_garbage, leave_half_an_entry, leave_a_hole), strict=True):
+            tear(read_tail(tmp_path / name))
+        cluster.start_all()
+        wait_for_more(load)
+    check_every_node(cluster, TOPIC, load.history)

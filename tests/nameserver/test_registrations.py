@@ -1,4 +1,4 @@
-"""What a node may register: whoever reaches the port can."""
+"""What a node may register: every client that reaches the port can."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_text_that_cannot_be_shown_is_refused_wherever_it_stands(path: str, text
 
 
 @pytest.mark.parametrize("address", ["h", ":1", "h:", "h:x", "h:65536", "h:\u0661", "h:-1", "h:123456"])
-def test_an_address_that_nobody_can_call_is_refused(address: str) -> None:
+def test_an_address_that_cannot_be_called_is_refused(address: str) -> None:
     """Brokers put it into the routes of official clients, with the port as a number."""
     request = registration()
     request.route.nodes[0].listeners[0].messaging_address = address

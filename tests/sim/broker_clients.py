@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
+from ledgermq.broker.leader.selection import Delivery, ReceiveRequest
 from ledgermq.broker.state.commands import (
     EARLIEST,
     LATEST,

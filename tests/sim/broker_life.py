@@ -21,10 +21,9 @@ from ledgermq.broker.cluster.known_leader import Leadership as BrokerLeadership
 from ledgermq.broker.errors import BrokerError, ConsumeQueueError
 from ledgermq.broker.leader.coordination import Coordination, MembershipStream
 from ledgermq.broker.leader.coordinator import MemberView
-from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
-from ledgermq.broker.leader.pipeline import AppendPipeline, TooManyRequestsError
-from ledgermq.broker.leader.recent_deliveries import release_of
-from ledgermq.broker.leader.works import ProduceWork, SendWork
+from ledgermq.broker.leader.pipeline import AppendPipeline, ProduceWork, SendWork, TooManyRequestsError
+from ledgermq.broker.leader.releases import release_of
+from ledgermq.broker.leader.selection import Delivery, ReceiveRequest
 from ledgermq.broker.official.receive_at_leader import ReceiveWork
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.reading.polls import Polls
@@ -335,7 +334,7 @@ class BrokerLife:
             view = self.replica.view
             if view is None:
                 raise NotLeaderError(None)
-            if not view.has_deliverable(request, self.next_timestamp()):
+            if not view.selector.has_deliverable(request, self.next_timestamp()):
                 return []
             work = ReceiveWork(request, partial(self._release, request))
             self.pipeline.submit(work)

@@ -32,7 +32,7 @@ from crc32c import crc32c
 
 from ledgermq.broker.checkpoint.layout import encode_snapshot, take_snapshot
 from ledgermq.broker.errors import BrokerError
-from ledgermq.broker.leader.leader_view import Delivery
+from ledgermq.broker.leader.selection import Delivery
 from ledgermq.broker.state.codecs import encode
 from ledgermq.broker.state.commands import EARLIEST, LATEST, EvictDedup
 from ledgermq.broker.state.consume_queue import ColdRead

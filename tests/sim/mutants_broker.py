@@ -12,11 +12,9 @@ import numpy as np
 from ledgermq.broker.checkpoint import layout as checkpoint
 from ledgermq.broker.checkpoint import store as checkpoint_store
 from ledgermq.broker.leader.coordinator import Coordinator
-from ledgermq.broker.leader.grant_plan import Delivery
 from ledgermq.broker.leader.leader_view import Admission, LeaderView, Turn, Verdict
-from ledgermq.broker.leader.pipeline import AppendPipeline, Flight, settle
-from ledgermq.broker.leader.selection import Selector, _Choice
-from ledgermq.broker.leader.works import _ProducerWork
+from ledgermq.broker.leader.pipeline import AppendPipeline, Flight, _ProducerWork, settle
+from ledgermq.broker.leader.selection import Delivery, Selector, _Choice
 from ledgermq.broker.official.receive_at_leader import ReceiveWork
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.replica import Replica

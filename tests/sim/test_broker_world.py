@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.broker.leader.leader_view import Delivery
+from ledgermq.broker.leader.selection import Delivery
 
 from .broker_model import Message, Queue
 from .broker_world import BrokerWorld

@@ -16,8 +16,7 @@ from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, 
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.leader.leader_view import Turn, Verdict
-from ledgermq.broker.leader.pipeline import Applied
-from ledgermq.broker.leader.works import SentMessage
+from ledgermq.broker.leader.pipeline import Applied, SentMessage
 from ledgermq.broker.official.send import _entry
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.service import features
@@ -78,7 +77,7 @@ def test_from_the_proposal_of_a_drain_on_new_sections_are_refused_and_stored_one
         "what comes behind a refused section is refused like it"
     )
     assert offer(second, topic, 0, producer=0) is Verdict.DRAINING, "as the official clients send"
-    assert second.is_empty
+    assert not second.size
 
 
 def test_a_drain_that_was_not_proposed_after_all_refuses_nothing() -> None:
@@ -180,7 +179,7 @@ def test_whatever_is_sent_drained_and_taken_back_no_message_comes_behind_a_drain
             ):
                 sequences[producer] = sequences.get(producer, 0) + 1
                 placed.append(producer)
-        if turn.is_empty or choose.random() < 0.2:
+        if not turn.size or choose.random() < 0.2:
             turn.abandon()
             for producer in placed:
                 sequences[producer] -= 1

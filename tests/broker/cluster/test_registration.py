@@ -52,7 +52,7 @@ async def asked_when_only_beats_come(member: Member) -> int:
 
 
 def listed(nameserver: NameServer) -> set[str]:
-    return {node.node_id for view in nameserver.table.groups("local") for node in view.nodes}
+    return {node.node_id for view in nameserver.table.broker_groups("local") for node in view.nodes}
 
 
 async def test_a_node_registers_with_every_nameserver_at_start_on_a_change_and_now_and_then(
@@ -102,7 +102,7 @@ async def test_a_removed_group_leaves_the_route_with_its_dead_nodes_and_does_not
         asked = [member.asked for member in members]
         for member in members:
             member.registration.changed()
-        assert nameserver.table.gone_groups("local") == []
+        assert nameserver.table.gone_broker_groups("local") == []
         assert [member.asked for member in members] == asked
         members[0].withdrawn = False  # taken back
         members[0].registration.changed()

@@ -33,7 +33,7 @@ def given_out(owners: Mapping[QueueKey, str]) -> dict[str, list[int]]:
     return found
 
 
-# --- worked examples ------------------------------------------------------------------------------------------------
+# --- worked examples ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("strategy", ["average", "sticky"])
 def test_four_queues_and_two_machines_make_two_each(strategy: str) -> None:
     """A5.4."""
@@ -87,7 +87,7 @@ def test_single_queues_of_many_topics_are_spread_too() -> None:
     assert set(allocate("average", members("a", "b", "c", topics=names), topics, {}).values()) == {"a"}
 
 
-def test_queues_stay_in_their_zone_while_somebody_is_there() -> None:
+def test_queues_stay_in_their_zone_while_a_member_is_there() -> None:
     near, far = members("a", "b", zone="z1"), members("c", "d", zone="z2")
     owners = allocate("same-zone", near + far, [topic(1, 4)], {}, zone="z1")
     assert given_out(owners) == {"a": [0, 1], "b": [2, 3]}
@@ -114,13 +114,13 @@ def test_the_ring_is_the_same_in_every_version() -> None:
     assert given_out(owners) == {"01": [5], "02": [0, 7], "03": [1, 2, 3, 4, 6]}
 
 
-def test_nobody_subscribes_nobody_owns() -> None:
+def test_without_subscribers_there_are_no_owners() -> None:
     for strategy in STRATEGIES:
         assert allocate(strategy, members("a", topics=("other",)), [topic(1, 4)], {(1, 0): "a"}) == {}
         assert allocate(strategy, [], [topic(1, 4)], {(1, 0): "a"}) == {}
 
 
-# --- properties -----------------------------------------------------------------------------------------------------
+# --- properties ---------------------------------------------------------------------------------------------
 NAMES = [f"m{number:02}" for number in range(20)]
 
 
@@ -128,7 +128,7 @@ NAMES = [f"m{number:02}" for number in range(20)]
 def situations(
     draw: st.DrawFn, *, alike: bool
 ) -> tuple[list[Subscriber], list[TopicQueues], dict[QueueKey, str]]:
-    """1-20 members, 1-64 queues in some topics, and what was owned before, by anyone or no one."""
+    """1-20 members, 1-64 queues in some topics, and what was owned before, by any member or none."""
     counts = draw(st.lists(st.integers(1, 64), min_size=1, max_size=5).filter(lambda each: sum(each) <= 64))
     topics = [topic(number, count) for number, count in enumerate(counts, 1)]
     everything = [each.name for each in topics]
@@ -188,7 +188,7 @@ def test_on_a_ring_who_leaves_moves_its_own_queues_only(
 
 @settings(max_examples=60)
 @given(situations(alike=False))
-def test_who_stands_far_away_gets_a_topic_only_when_nobody_near_wants_it(
+def test_a_far_member_gets_a_topic_only_without_a_near_subscriber(
     situation: tuple[list[Subscriber], list[TopicQueues], dict[QueueKey, str]],
 ) -> None:
     found, topics, owned = situation
@@ -211,7 +211,7 @@ def test_sticky_is_even_in_sum_and_settles_at_once(
 
 
 @given(situations(alike=False))
-def test_sticky_leaves_its_own_result_alone_whoever_subscribes_to_what(
+def test_sticky_leaves_its_own_result_alone_for_any_subscriptions(
     situation: tuple[list[Subscriber], list[TopicQueues], dict[QueueKey, str]],
 ) -> None:
     found, topics, owned = situation
@@ -236,8 +236,11 @@ def test_a_newcomer_moves_queues_to_itself_only(
 
 
 def test_with_many_topics_a_newcomer_seldom_disturbs_the_others() -> None:
-    """Never is not possible: of topics with 2, 30 and 6 queues, nine members have 4 or 5 in sum, two of these 5 one of each small
-    topic. Among ten nobody may have 5, nor the newcomer more than one of the small topics' queues: one of them goes to an old member.
+    """Never is not possible.
+
+    Of topics with 2, 30 and 6 queues, nine members have 4 or 5 in sum, two of these 5 one of each small
+    topic. Among ten no member may have 5, nor the newcomer more than one of the small topics' queues: one of
+    them goes to an old member.
     """
     rng, disturbed, groups = random.Random(1), 0, 2000
     for _ in range(groups):

@@ -29,8 +29,12 @@ def play(queues: int = 4, **options: Any) -> GroupPlay:
     return found
 
 
-def test_the_first_member_owns_everything_at_its_start_position() -> None:
-    group = play()
+@pytest.fixture
+def group() -> GroupPlay:
+    return play()
+
+
+def test_the_first_member_owns_everything_at_its_start_position(group: GroupPlay) -> None:
     group.join("a")
     assert group.owned("a") == [0, 1, 2, 3]
     assert group.revoked("a") == []
@@ -38,8 +42,7 @@ def test_the_first_member_owns_everything_at_its_start_position() -> None:
     assert group.view("a").members == 1
 
 
-def test_a_newcomer_gets_queues_when_they_are_handed_over_and_not_before() -> None:
-    group = play()
+def test_a_newcomer_gets_queues_when_they_are_handed_over_and_not_before(group: GroupPlay) -> None:
     group.join("a", "b")
     assert (group.owned("a"), group.revoked("a"), group.owned("b")) == ([0, 1, 2, 3], [2, 3], [])
     group.coordinator.released("a", group.view("a").revoked[:1])
@@ -49,8 +52,7 @@ def test_a_newcomer_gets_queues_when_they_are_handed_over_and_not_before() -> No
     assert (group.owned("a"), group.revoked("a"), group.owned("b")) == ([0, 1], [], [2, 3])
 
 
-def test_queues_that_stay_keep_their_epoch() -> None:
-    group = play()
+def test_queues_that_stay_keep_their_epoch(group: GroupPlay) -> None:
     group.join("a")
     before = dict(group.view("a").owned)
     group.join("b", "c")
@@ -60,8 +62,7 @@ def test_queues_that_stay_keep_their_epoch() -> None:
     assert {key: epoch for key, epoch in kept.items() if before[key] == epoch}.keys() >= {(1, 0), (1, 1)}
 
 
-def test_what_is_not_handed_over_in_time_is_taken() -> None:
-    group = play()
+def test_what_is_not_handed_over_in_time_is_taken(group: GroupPlay) -> None:
     group.join("a", release_ms=700)
     group.join("b")
     (key, epoch), _ = group.view("a").revoked
@@ -73,8 +74,7 @@ def test_what_is_not_handed_over_in_time_is_taken() -> None:
     assert not group.commit(key, 0, epoch)
 
 
-def test_a_release_of_another_epoch_or_by_another_member_counts_nothing() -> None:
-    group = play()
+def test_a_release_of_another_epoch_or_by_another_member_counts_nothing(group: GroupPlay) -> None:
     group.join("a", "b")
     key, epoch = group.view("a").revoked[0]
     group.coordinator.released("b", [(key, epoch)])
@@ -83,8 +83,7 @@ def test_a_release_of_another_epoch_or_by_another_member_counts_nothing() -> Non
     assert group.owned("b") == []
 
 
-def test_a_revocation_is_taken_back_when_the_newcomer_goes_again() -> None:
-    group = play()
+def test_a_revocation_is_taken_back_when_the_newcomer_goes_again(group: GroupPlay) -> None:
     group.join("a", "b")
     owned = group.view("a").owned
     group.leave("b")
@@ -92,8 +91,7 @@ def test_a_revocation_is_taken_back_when_the_newcomer_goes_again() -> None:
     assert group.revoked("a") == []
 
 
-def test_who_released_what_it_is_to_keep_gets_it_again_under_a_new_epoch() -> None:
-    group = play()
+def test_who_released_what_it_is_to_keep_gets_it_again_under_a_new_epoch(group: GroupPlay) -> None:
     group.join("a", "b")
     old = dict(group.view("a").owned)
     group.coordinator.released("a", group.view("a").revoked)
@@ -104,8 +102,7 @@ def test_who_released_what_it_is_to_keep_gets_it_again_under_a_new_epoch() -> No
     assert group.revoked("a") == []
 
 
-def test_the_queues_of_who_leaves_go_on_at_once() -> None:
-    group = play()
+def test_the_queues_of_who_leaves_go_on_at_once(group: GroupPlay) -> None:
     group.join("a", "b")
     group.release("a")
     epoch = dict(group.view("b").owned)[1, 2]
@@ -115,8 +112,7 @@ def test_the_queues_of_who_leaves_go_on_at_once() -> None:
     assert not group.commit((1, 2), 0, epoch)
 
 
-def test_who_is_silent_is_taken_out_after_its_own_timeout() -> None:
-    group = play()
+def test_who_is_silent_is_taken_out_after_its_own_timeout(group: GroupPlay) -> None:
     group.join("a", session_timeout_ms=1000)
     group.join("b", session_timeout_ms=2000)
     group.release("a")
@@ -129,8 +125,7 @@ def test_who_is_silent_is_taken_out_after_its_own_timeout() -> None:
     assert group.node.state.memberships.get(group.group) is None
 
 
-def test_who_comes_back_in_time_has_lost_nothing() -> None:
-    group = play()
+def test_who_comes_back_in_time_has_lost_nothing(group: GroupPlay) -> None:
     group.join("a", "b")
     group.release("a")
     owned = group.view("a").owned
@@ -140,8 +135,7 @@ def test_who_comes_back_in_time_has_lost_nothing() -> None:
     assert group.view("a").owned == owned
 
 
-def test_who_takes_back_its_leave_stays() -> None:
-    group = play()
+def test_who_takes_back_its_leave_stays(group: GroupPlay) -> None:
     group.join("a")
     owned = group.view("a").owned
     group.coordinator.leave("a")
@@ -150,8 +144,7 @@ def test_who_takes_back_its_leave_stays() -> None:
     assert group.view("a").owned == owned
 
 
-def test_another_leader_goes_on_where_the_last_one_was_and_gives_everybody_time() -> None:
-    group = play()
+def test_another_leader_goes_on_where_the_last_one_was_and_gives_everybody_time(group: GroupPlay) -> None:
     group.join("a", "b")
     group.pass_time(900, "a", "b")
     group.crash_of_leader()
@@ -229,8 +222,7 @@ def test_starts_by_time_are_asked_for_in_parts_that_fit_into_an_entry() -> None:
     assert [len(wish.keys) for wish in group.wished if isinstance(wish, StartsByTime)] == [ROWS_MAX] * 2
 
 
-def test_only_one_proposal_for_a_queue_is_under_way() -> None:
-    group = play()
+def test_only_one_proposal_for_a_queue_is_under_way(group: GroupPlay) -> None:
     group.join("a")
     group.leave("a")
     group.wished.clear()
@@ -263,8 +255,7 @@ def test_queues_stay_in_the_leaders_zone() -> None:
     assert group.owned("near") == [0, 1]
 
 
-def test_members_are_told_who_subscribes_otherwise() -> None:
-    group = play()
+def test_members_are_told_who_subscribes_otherwise(group: GroupPlay) -> None:
     group.join("a", tags="x")
     group.join("b", topics=("orders", "paid"), tags="y || z")
     for name in "ab":
@@ -276,8 +267,7 @@ def test_members_are_told_who_subscribes_otherwise() -> None:
     assert "more warnings" in group.view("a").warnings[-1]
 
 
-def test_a_reset_by_an_outsider_shows_as_a_new_epoch() -> None:
-    group = play()
+def test_a_reset_by_an_outsider_shows_as_a_new_epoch(group: GroupPlay) -> None:
     group.join("a")
     group.node.fill(1, 0, 5)
     before = dict(group.view("a").owned)
@@ -287,7 +277,7 @@ def test_a_reset_by_an_outsider_shows_as_a_new_epoch() -> None:
     assert [key for key in after if after[key] != before[key]] == [(1, 0)]
 
 
-# --- random histories -----------------------------------------------------------------------------------------------
+# --- random histories ---------------------------------------------------------------------------------------
 class Members:
     """The members of one group: they come, go, crash, dawdle and commit late."""
 
@@ -307,7 +297,8 @@ class Members:
             self.alive.add(name)
             (self.slow.add if choose.random() < 0.2 else self.slow.discard)(name)
             group.join(
-                name, topics=wanted, session_timeout_ms=choose.choice((500, 3000)), release_ms=choose.choice((0, 1000))
+                name, topics=wanted, session_timeout_ms=choose.choice((500, 3000)),
+                release_ms=choose.choice((0, 1000)),
             )  # fmt: skip
         elif roll < 0.38 and name in self.alive:
             self.alive.discard(name)
@@ -330,7 +321,7 @@ class Members:
 
 
 class History:
-    """One to three groups on the same queues; leaders that change; topics that are made again; proposals that are lost."""
+    """One to three groups on the same queues; leaders change, topics are made again, proposals are lost."""
 
     def __init__(self, seed: int) -> None:
         self.choose = choose = random.Random(seed)
@@ -394,7 +385,7 @@ def check_settled(members: Members) -> None:
         names = [name for name, member in membership.members.items() if topic.name in member.topics]
         counts = Counter(membership.of((topic.topic_id, queue)).member for queue in range(topic.queue_count))
         if topic.name in subscribed:
-            assert counts.keys() <= set(names), "no queue without an owner when somebody can own it"
+            assert counts.keys() <= set(names), "no queue without an owner while a member can own it"
             assert max(counts[name] for name in names) - min(counts[name] for name in names) <= 1
         else:
             assert counts.keys() == {""}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ledgermq.broker.cluster.members import ON_THE_WAY_SECONDS
-from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
 from ledgermq.broker.leader.pipeline import largest_message
-from ledgermq.broker.leader.recent_deliveries import ROWS_MAX, RecentDeliveries, granted_since
+from ledgermq.broker.leader.releases import ROWS_MAX, RecentDeliveries, granted_since
+from ledgermq.broker.leader.selection import Delivery, ReceiveRequest
 from ledgermq.broker.state.codecs import encode
 from ledgermq.broker.state.leases import LEASE_DTYPE, NEVER, Consumption
 from ledgermq.raft.config import MAX_ENTRY_DIVISOR

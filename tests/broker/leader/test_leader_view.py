@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from ledgermq.broker.leader.leader_view import Delivery, LeaderView, Verdict
+from ledgermq.broker.leader.leader_view import LeaderView, Verdict
+from ledgermq.broker.leader.selection import Delivery
 from ledgermq.broker.state.commands import (
     LATEST,
     Ack,
@@ -28,10 +29,18 @@ from ..entry_log import START_MS, Node, records, section
 from ..receiving import accepted, ack, change, deliveries, offsets, receive, request
 
 
-# --- offsets and retries ----------------------------------------------------------------------------------------
-def test_offsets_go_on_behind_what_is_proposed_and_not_applied() -> None:
-    node = Node()
-    topic = node.topic()
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def topic(node: Node) -> int:
+    return node.topic()
+
+
+# --- offsets and retries ------------------------------------------------------------------------------------
+def test_offsets_go_on_behind_what_is_proposed_and_not_applied(node: Node, topic: int) -> None:
     turn = node.view.open_turn()
     assert [turn.add_records(section(topic, 0, records(3))).base_offset for _ in range(2)] == [0, 3]
     entry = node.propose(turn)
@@ -43,8 +52,7 @@ def test_offsets_go_on_behind_what_is_proposed_and_not_applied() -> None:
     assert node.view.next_offset(topic, 0) == node.state.queue_end(topic, 0) == 6
 
 
-def test_a_turn_seals_its_sections_with_the_way_back_to_the_entry() -> None:
-    node = Node()
+def test_a_turn_seals_its_sections_with_the_way_back_to_the_entry(node: Node) -> None:
     topic, group = node.topic(), node.group()
     turn = node.view.open_turn()
     turn.add_command(CommitOffsets(group, position_rows([(topic, 0, 0)])))
@@ -79,9 +87,7 @@ def produce(
     return admission.verdict, admission.base_offset
 
 
-def test_a_retry_of_a_stored_batch_is_told_the_offset_of_the_first_copy() -> None:
-    node = Node()
-    topic = node.topic()
+def test_a_retry_of_a_stored_batch_is_told_the_offset_of_the_first_copy(node: Node, topic: int) -> None:
     for i in range(70):
         assert produce(node, topic, 2 * i) == (Verdict.ACCEPTED, 2 * i)
     assert produce(node, topic, 138) == (Verdict.DUPLICATE, 138)
@@ -90,9 +96,7 @@ def test_a_retry_of_a_stored_batch_is_told_the_offset_of_the_first_copy() -> Non
     assert produce(node, topic, 139)[0] is Verdict.SEQUENCE_GAP, "other bytes than before"
 
 
-def test_a_retry_while_the_first_copy_is_undecided_waits_for_it() -> None:
-    node = Node()
-    topic = node.topic()
+def test_a_retry_while_the_first_copy_is_undecided_waits_for_it(node: Node, topic: int) -> None:
     assert produce(node, topic, 0, apply=False) == (Verdict.ACCEPTED, 0)
     turn = node.view.open_turn()
     made = section(topic, 0, records(2), producer_id=9, base_sequence=0)
@@ -100,31 +104,25 @@ def test_a_retry_while_the_first_copy_is_undecided_waits_for_it() -> None:
     assert (admission.verdict, admission.base_offset) == (Verdict.PENDING, 0)
     assert admission.turn is not None
     assert admission.turn.token == "token"
-    assert turn.is_empty
+    assert not turn.size
     assert decode_section(made).base_queue_offset == -1, "a refused section is not touched"
 
 
-def test_sequences_must_be_contiguous_and_begin_at_zero() -> None:
-    node = Node()
-    topic = node.topic()
+def test_sequences_must_be_contiguous_and_begin_at_zero(node: Node, topic: int) -> None:
     assert produce(node, topic, 4)[0] is Verdict.SEQUENCE_GAP
     produce(node, topic, 0)
     assert produce(node, topic, 4)[0] is Verdict.SEQUENCE_GAP
     assert produce(node, topic, 2)[0] is Verdict.ACCEPTED
 
 
-def test_a_higher_epoch_takes_over_from_zero_and_the_lower_is_refused() -> None:
-    node = Node()
-    topic = node.topic()
+def test_a_higher_epoch_takes_over_from_zero_and_the_lower_is_refused(node: Node, topic: int) -> None:
     produce(node, topic, 0)
     assert produce(node, topic, 2, epoch=1)[0] is Verdict.SEQUENCE_GAP
     assert produce(node, topic, 0, epoch=1, apply=False) == (Verdict.ACCEPTED, 2)
     assert produce(node, topic, 2)[0] is Verdict.STALE_EPOCH
 
 
-def test_producers_that_are_known_and_have_a_batch_under_way_count_once() -> None:
-    node = Node()
-    topic = node.topic()
+def test_producers_that_are_known_and_have_a_batch_under_way_count_once(node: Node, topic: int) -> None:
     node.view = LeaderView(node.state, 1, START_MS, max_streams=3)
     for producer in (1, 2):
         produce(node, topic, 0, producer=producer)
@@ -134,22 +132,18 @@ def test_producers_that_are_known_and_have_a_batch_under_way_count_once() -> Non
     assert produce(node, topic, 0, producer=4)[0] is Verdict.TOO_MANY_STREAMS
 
 
-def test_a_new_producer_is_refused_when_as_many_are_remembered_as_may_be() -> None:
-    node = Node()
-    topic = node.topic()
+def test_a_new_producer_is_refused_when_as_many_are_remembered_as_may_be(node: Node, topic: int) -> None:
     node.view = LeaderView(node.state, 1, START_MS, max_streams=2)
     assert produce(node, topic, 0, producer=1)[0] is Verdict.ACCEPTED
     assert produce(node, topic, 0, producer=2)[0] is Verdict.ACCEPTED
     assert produce(node, topic, 0, producer=3)[0] is Verdict.TOO_MANY_STREAMS
-    assert produce(node, topic, 2, producer=1)[0] is Verdict.ACCEPTED  # whoever is known goes on
+    assert produce(node, topic, 2, producer=1)[0] is Verdict.ACCEPTED  # known producers continue
     assert produce(node, topic, 0, producer=1)[0] is Verdict.DUPLICATE
     node.command(EvictDedup(START_MS, START_MS + 10**9))
     assert produce(node, topic, 0, producer=3)[0] is Verdict.ACCEPTED
 
 
-def test_an_abandoned_turn_leaves_no_trace() -> None:
-    node = Node()
-    topic = node.topic()
+def test_an_abandoned_turn_leaves_no_trace(node: Node, topic: int) -> None:
     turn = node.view.open_turn()
     turn.add_records(section(topic, 0, records(2), producer_id=9))
     turn.add_records(section(topic, 1, records(2, first_id=500)))
@@ -158,9 +152,7 @@ def test_an_abandoned_turn_leaves_no_trace() -> None:
     assert produce(node, topic, 0) == (Verdict.ACCEPTED, 0)
 
 
-def test_messages_are_known_by_id_while_undecided_and_after() -> None:
-    node = Node()
-    topic = node.topic()
+def test_messages_are_known_by_id_while_undecided_and_after(node: Node, topic: int) -> None:
     turn = node.view.open_turn()
     turn.add_records(section(topic, 1, records(3, first_id=70)))
     turn.add_records(section(topic, 1, records(1, first_id=90, flags=RecordFlags.COPY)))
@@ -176,9 +168,7 @@ def test_messages_are_known_by_id_while_undecided_and_after() -> None:
     assert node.view.find_message(topic, (90).to_bytes(16, "little")) is None, "a copy is not a send"
 
 
-def test_message_ids_are_forgotten_after_two_minutes_of_log_time() -> None:
-    node = Node()
-    topic = node.topic()
+def test_message_ids_are_forgotten_after_two_minutes_of_log_time(node: Node, topic: int) -> None:
     node.fill(topic, 0, 1, first_id=1)
     node.log.now += 100_000
     node.fill(topic, 0, 1, first_id=2)
@@ -191,9 +181,7 @@ def test_message_ids_are_forgotten_after_two_minutes_of_log_time() -> None:
     assert node.view.find_message(topic, (2).to_bytes(16, "little")) is not None
 
 
-def test_nothing_is_taken_for_a_topic_that_is_being_deleted() -> None:
-    node = Node()
-    topic = node.topic()
+def test_nothing_is_taken_for_a_topic_that_is_being_deleted(node: Node, topic: int) -> None:
     turn = node.view.open_turn()
     turn.add_command(DeleteTopic(topic))
     assert turn.add_records(section(topic, 0, records(1))).verdict is Verdict.TOPIC_GONE
@@ -204,9 +192,8 @@ def test_nothing_is_taken_for_a_topic_that_is_being_deleted() -> None:
     assert turn.add_records(section(topic + 1, 0, records(1))).verdict is Verdict.TOPIC_GONE
 
 
-def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing() -> None:
+def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing(node: Node) -> None:
     """Records behind the first deletion would be acknowledged, and be nowhere."""
-    node = Node()
     topic = node.topic(queues=1)
     first = node.view.open_turn()
     first.add_command(DeleteTopic(topic))
@@ -217,16 +204,14 @@ def test_a_second_deletion_that_is_not_proposed_leaves_the_first_one_standing() 
     assert node.view.open_turn().add_records(section(topic, 0, records(1))).verdict is Verdict.TOPIC_GONE
 
 
-# --- where a new group begins -------------------------------------------------------------------------------------
-def test_a_new_group_begins_at_the_first_message_by_default() -> None:
-    node = Node()
+# --- where a new group begins -------------------------------------------------------------------------------
+def test_a_new_group_begins_at_the_first_message_by_default(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 3)
     assert offsets(receive(node, request(group, topic))) == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_a_group_that_begins_at_the_end_keeps_that_place_while_messages_arrive() -> None:
-    node = Node()
+def test_a_group_that_begins_at_the_end_keeps_that_place_while_messages_arrive(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group(start=LATEST)
     node.fill(topic, 0, 3)
     assert receive(node, request(group, topic)) == []
@@ -234,27 +219,25 @@ def test_a_group_that_begins_at_the_end_keeps_that_place_while_messages_arrive()
     assert offsets(receive(node, request(group, topic))) == [(0, 3), (0, 4)]
 
 
-def test_a_start_by_time_is_looked_up_by_the_shell() -> None:
-    node = Node()
+def test_a_start_by_time_is_looked_up_by_the_shell(node: Node) -> None:
     topic, group = node.topic(queues=2), node.group(start=StartPosition(5))
     node.fill(topic, 0, 3)
     turn = node.view.open_turn()
     assert turn.grant(request(group, topic), node.log.now).unresolved == [0, 1]
-    assert turn.is_empty
+    assert not turn.size
     node.command(SetPositions(group, position_rows([(topic, 0, 2), (topic, 1, 0)])))
     assert offsets(receive(node, request(group, topic))) == [(0, 2)]
 
 
-# --- leases ---------------------------------------------------------------------------------------------------------
-def test_what_is_leased_is_not_given_twice_before_it_expires() -> None:
-    node = Node()
+# --- leases -------------------------------------------------------------------------------------------------
+def test_what_is_leased_is_not_given_twice_before_it_expires(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 3)
     asked = request(group, topic, 2)
     first = receive(node, asked)
     assert offsets(receive(node, asked)) == [(0, 2)]
     assert receive(node, asked) == []
-    assert node.view.next_expiry(group, topic) == node.log.now + 1_000
+    assert node.view.selector.next_expiry(group, topic) == node.log.now + 1_000
     node.log.now += 1_000
     again = receive(node, asked)
     assert offsets(again) == offsets(first)
@@ -265,8 +248,7 @@ def test_what_is_leased_is_not_given_twice_before_it_expires() -> None:
     assert node.state.committed_offset(group, topic, 0) == 2
 
 
-def test_a_turn_that_was_not_proposed_gives_its_messages_back() -> None:
-    node = Node()
+def test_a_turn_that_was_not_proposed_gives_its_messages_back(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 3)
     turn = node.view.open_turn()
@@ -275,8 +257,7 @@ def test_a_turn_that_was_not_proposed_gives_its_messages_back() -> None:
     assert len(receive(node, request(group, topic))) == 3
 
 
-def test_an_acknowledgement_that_is_applied_before_a_renewed_grant_wins() -> None:
-    node = Node()
+def test_an_acknowledgement_that_is_applied_before_a_renewed_grant_wins(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 1)
     asked = request(group, topic)
@@ -293,8 +274,7 @@ def test_an_acknowledgement_that_is_applied_before_a_renewed_grant_wins() -> Non
     assert deliveries(plan, node.commit_proposed(entry).results) == []
 
 
-def test_a_reset_that_is_applied_before_a_grant_loses_no_message() -> None:
-    node = Node()
+def test_a_reset_that_is_applied_before_a_grant_loses_no_message(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 4)
     asked = request(group, topic, 2)
@@ -314,8 +294,7 @@ def _commands(*commands: Command) -> bytearray:
     return command_section(*commands)
 
 
-def test_acknowledgements_out_of_order_commit_up_to_the_first_open_one() -> None:
-    node = Node()
+def test_acknowledgements_out_of_order_commit_up_to_the_first_open_one(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 5)
     asked = request(group, topic)
@@ -326,8 +305,7 @@ def test_acknowledgements_out_of_order_commit_up_to_the_first_open_one() -> None
     assert node.state.committed_offset(group, topic, 0) == 2
 
 
-def test_an_expired_handle_is_refused_unless_forced() -> None:
-    node = Node()
+def test_an_expired_handle_is_refused_unless_forced(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 1)
     asked = request(group, topic)
@@ -337,8 +315,7 @@ def test_an_expired_handle_is_refused_unless_forced() -> None:
     assert ack(node, asked, found, force=True) == [True]
 
 
-def test_changing_the_invisible_time_ends_older_handles_and_moves_the_deadline() -> None:
-    node = Node()
+def test_changing_the_invisible_time_ends_older_handles_and_moves_the_deadline(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 1)
     asked = request(group, topic)
@@ -352,8 +329,7 @@ def test_changing_the_invisible_time_ends_older_handles_and_moves_the_deadline()
     assert [found.attempt for found in receive(node, asked)] == [2]
 
 
-def test_released_messages_are_there_at_once_and_the_attempt_does_not_count() -> None:
-    node = Node()
+def test_released_messages_are_there_at_once_and_the_attempt_does_not_count(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 1)
     asked = request(group, topic)
@@ -363,8 +339,7 @@ def test_released_messages_are_there_at_once_and_the_attempt_does_not_count() ->
     assert [found.attempt for found in receive(node, asked)] == [1]
 
 
-def test_leases_of_a_session_end_with_it_and_not_by_time() -> None:
-    node = Node()
+def test_leases_of_a_session_end_with_it_and_not_by_time(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 2)
     asked = request(group, topic, session=77)
@@ -380,8 +355,7 @@ def test_leases_of_a_session_end_with_it_and_not_by_time() -> None:
     assert offsets(receive(node, asked)) == [(0, 1)]
 
 
-def test_a_session_that_says_goodbye_is_lost_at_once() -> None:
-    node = Node()
+def test_a_session_that_says_goodbye_is_lost_at_once(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 1)
     receive(node, request(group, topic, session=77))
@@ -390,9 +364,8 @@ def test_a_session_that_says_goodbye_is_lost_at_once() -> None:
     assert node.view.housekeeping(node.log.now) == [SessionLost(77)]
 
 
-# --- filters, bounds, fairness ------------------------------------------------------------------------------------
-def test_a_filter_skips_what_it_does_not_want_and_keeps_the_order() -> None:
-    node = Node()
+# --- filters, bounds, fairness ------------------------------------------------------------------------------
+def test_a_filter_skips_what_it_does_not_want_and_keeps_the_order(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 10, tags=[1, 2, 3])
     asked = request(group, topic, 2, tags=frozenset({2, 3}))
@@ -408,24 +381,24 @@ def test_a_filter_skips_what_it_does_not_want_and_keeps_the_order() -> None:
     ]
 
 
-def test_a_short_run_that_a_filter_skips_costs_no_entry_and_is_not_scanned_again() -> None:
-    node = Node()
+def test_a_short_run_that_a_filter_skips_costs_no_entry_and_is_not_scanned_again(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     asked = request(group, topic, tags=frozenset({9}))
     receive(node, asked)
     node.fill(topic, 0, 50, tags=[1])
-    assert node.view.has_deliverable(asked, node.log.now)
+    assert node.view.selector.has_deliverable(asked, node.log.now)
     turn = node.view.open_turn()
     turn.grant(asked, node.log.now)
-    assert turn.is_empty
-    assert not node.view.has_deliverable(asked, node.log.now)
-    assert node.view.has_deliverable(request(group, topic), node.log.now), "another filter may want them"
+    assert not turn.size
+    assert not node.view.selector.has_deliverable(asked, node.log.now)
+    assert node.view.selector.has_deliverable(request(group, topic), node.log.now), (
+        "another filter may want them"
+    )
     node.fill(topic, 0, 1, tags=[9])
     assert offsets(receive(node, asked)) == [(0, 50)]
 
 
-def test_a_long_run_that_a_filter_skips_is_written_down() -> None:
-    node = Node()
+def test_a_long_run_that_a_filter_skips_is_written_down(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     for _ in range(5):
         node.fill(topic, 0, 1_000, size=8, tags=[1])
@@ -434,16 +407,14 @@ def test_a_long_run_that_a_filter_skips_is_written_down() -> None:
     assert node.state.committed_offset(group, topic, 0) == 5_000
 
 
-def test_selection_is_bounded_by_bytes_but_gives_at_least_one() -> None:
-    node = Node()
+def test_selection_is_bounded_by_bytes_but_gives_at_least_one(node: Node) -> None:
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 5, size=1_000)
     assert len(receive(node, request(group, topic, max_bytes=10))) == 1
     assert len(receive(node, request(group, topic, max_bytes=2_500))) == 2
 
 
-def test_all_queues_get_their_turn() -> None:
-    node = Node()
+def test_all_queues_get_their_turn(node: Node) -> None:
     topic, group = node.topic(queues=3), node.group()
     for queue in range(3):
         node.fill(topic, queue, 4)
@@ -452,7 +423,7 @@ def test_all_queues_get_their_turn() -> None:
     assert len(receive(node, request(group, topic, 100))) == 9
 
 
-# --- everything at once against a dumb second version ---------------------------------------------------------------
+# --- everything at once against a dumb second version -------------------------------------------------------
 @pytest.mark.parametrize("seed", range(8))
 def test_random_consumers_lose_nothing_and_agree_with_a_dumb_model(seed: int) -> None:
     """The model keeps one dictionary entry per message: done, or (lease id, deadline, attempt)."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+
+import pytest
 
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.leader.pipeline import Applied, TooManyRequestsError
@@ -46,57 +46,43 @@ class Pipeline:
         return list(self.asked)
 
 
-def run(test: Callable[[Pipeline], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        await test(Pipeline())
-
-    asyncio.run(body())
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return Pipeline()
 
 
-def test_what_is_applied_is_not_proposed_again() -> None:
-    async def test(pipeline: Pipeline) -> None:
-        pipeline.releases.propose(release(1))
-        pipeline.futures[0].set_result(Applied(None, 3))
-        await settle()
-        assert pipeline.asked_again() == []
-
-    run(test)
+async def test_what_is_applied_is_not_proposed_again(pipeline: Pipeline) -> None:
+    pipeline.releases.propose(release(1))
+    pipeline.futures[0].set_result(Applied(None, 3))
+    await settle()
+    assert pipeline.asked_again() == []
 
 
-def test_what_was_lost_or_whose_caller_went_is_proposed_again_and_once() -> None:
-    async def test(pipeline: Pipeline) -> None:
-        for offset in (1, 2):
-            pipeline.releases.propose(release(offset))
-        pipeline.futures[0].set_exception(ProposalLostError("the leader was deposed"))
-        pipeline.futures[1].cancel()
-        await settle()
-        assert pipeline.asked_again() == [1, 2]
-        assert pipeline.asked_again() == [], "they are under way"
-
-    run(test)
+async def test_what_was_lost_or_whose_caller_went_is_proposed_again_and_once(pipeline: Pipeline) -> None:
+    for offset in (1, 2):
+        pipeline.releases.propose(release(offset))
+    pipeline.futures[0].set_exception(ProposalLostError("the leader was deposed"))
+    pipeline.futures[1].cancel()
+    await settle()
+    assert pipeline.asked_again() == [1, 2]
+    assert pipeline.asked_again() == [], "they are under way"
 
 
-def test_while_nothing_is_taken_one_is_tried_and_none_is_lost() -> None:
-    async def test(pipeline: Pipeline) -> None:
-        pipeline.refusal = TooManyRequestsError(100, 100)
-        refused = [pipeline.releases.propose(release(offset, group=offset)) for offset in (1, 2, 3)]
-        assert [type(each.exception()) for each in refused] == [TooManyRequestsError] * 3
-        pipeline.refusal = NotLeaderError(None)
-        assert len(pipeline.asked_again()) == 1
-        pipeline.refusal = None
-        assert sorted(pipeline.asked_again()) == [1, 2, 3]
-
-    run(test)
+async def test_while_nothing_is_taken_one_is_tried_and_none_is_lost(pipeline: Pipeline) -> None:
+    pipeline.refusal = TooManyRequestsError(100, 100)
+    refused = [pipeline.releases.propose(release(offset, group=offset)) for offset in (1, 2, 3)]
+    assert [type(each.exception()) for each in refused] == [TooManyRequestsError] * 3
+    pipeline.refusal = NotLeaderError(None)
+    assert len(pipeline.asked_again()) == 1
+    pipeline.refusal = None
+    assert sorted(pipeline.asked_again()) == [1, 2, 3]
 
 
-def test_however_many_are_owed_none_is_forgotten_and_few_commands_say_them() -> None:
-    async def test(pipeline: Pipeline) -> None:
-        pipeline.refusal = NotLeaderError(None)
-        for offset in range(12_000):
-            pipeline.releases.propose(release(offset))
-        assert pipeline.releases.owed == 1
-        pipeline.refusal = None
-        assert pipeline.asked_again() == list(range(12_000))
-        assert pipeline.tries == 3
-
-    run(test)
+async def test_however_many_are_owed_none_is_forgotten_and_few_commands_say_them(pipeline: Pipeline) -> None:
+    pipeline.refusal = NotLeaderError(None)
+    for offset in range(12_000):
+        pipeline.releases.propose(release(offset))
+    assert pipeline.releases.owed == 1
+    pipeline.refusal = None
+    assert pipeline.asked_again() == list(range(12_000))
+    assert pipeline.tries == 3

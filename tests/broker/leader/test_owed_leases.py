@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgermq.broker.leader.recent_deliveries import ROWS_MAX
-from ledgermq.broker.leader.releases import OwedLeases
+from ledgermq.broker.leader.releases import ROWS_MAX, OwedLeases
 from ledgermq.broker.state.commands import ReleaseLeases, lease_rows
 from ledgermq.broker.state.machine import BrokerState
 
@@ -117,7 +116,7 @@ def test_what_was_released_under_another_leader_is_owed_no_more() -> None:
     assert consumer.still_owed() == [4]
 
 
-def test_what_somebody_else_has_by_now_is_owed_no_more() -> None:
+def test_what_another_consumer_has_by_now_is_owed_no_more() -> None:
     consumer = Consumer()
     rows = lease_rows([(0, offset, consumer.lease) for offset in (2, 3)])
     consumer.node.command(ReleaseLeases(consumer.group, consumer.topic, rows))

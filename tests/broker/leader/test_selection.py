@@ -1,10 +1,10 @@
-"""What the leader reserves for consumers in turns that are not applied yet, and what of it turns out otherwise."""
+"""What the leader reserves in turns that are not applied yet, and what of it turns out otherwise."""
 
 from __future__ import annotations
 
 import pytest
 
-from ledgermq.broker.leader.leader_view import Delivery, GrantPlan, ReceiveRequest
+from ledgermq.broker.leader.selection import Delivery, GrantPlan, ReceiveRequest
 from ledgermq.broker.state import consumption
 from ledgermq.broker.state.commands import Ack, Command, CommitOffsets, TrimQueues, lease_rows, position_rows
 from ledgermq.proto.entry import EntryHeader
@@ -22,18 +22,18 @@ class Pipelined:
         self._open: list[tuple[tuple[EntryHeader, memoryview], GrantPlan]] = []
 
     def step(self, *commands: Command, messages: int = 0) -> list[tuple[int, int]]:
-        """Choose and propose a turn with a receive in it; apply the one before, and return what that delivers."""
+        """Propose a turn with a receive in it; apply the one before, and return what that delivers."""
         turn = self.node.view.open_turn()
         if messages:
             turn.add_records(section(self.asked.topic_id, 0, records(messages)))
         for command in commands:
             turn.add_command(command)
         plan = turn.grant(self.asked, self.node.log.now)
-        if turn.is_empty:
+        if not turn.size:
             turn.abandon()
         else:
             self._open.append((self.node.propose(turn), plan))
-        return self.apply() if len(self._open) > 1 or turn.is_empty else []
+        return self.apply() if len(self._open) > 1 or not turn.size else []
 
     def apply(self) -> list[tuple[int, int]]:
         """Apply the oldest undecided turn."""
@@ -45,7 +45,7 @@ class Pipelined:
 
 @pytest.mark.parametrize("how", ["reset", "trim"])
 def test_a_moved_position_holds_up_no_consumer_while_messages_keep_coming(how: str) -> None:
-    """Turns that count on the old position get nothing; those that are chosen later must count on the new one."""
+    """Turns that count on the old position get nothing; later ones must count on the new one."""
     node = Node()
     topic, group = node.topic(queues=1), node.group()
     node.fill(topic, 0, 20)

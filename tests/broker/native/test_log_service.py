@@ -1,4 +1,4 @@
-"""What LogService answers when a leader cannot be sure that it still leads, or has not applied everything yet."""
+"""LogService at a leader that cannot be sure that it still leads, or has not applied everything yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ledgermq.broker.cluster.leader_calls import LeaderCalls
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.leader.leader_view import Verdict
-from ledgermq.broker.leader.pipeline import Applied
-from ledgermq.broker.leader.works import ProduceWork, SectionOutcome
+from ledgermq.broker.leader.pipeline import Applied, ProduceWork, SectionOutcome
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.native import consumer_offsets, produce
 from ledgermq.broker.native.consumer_offsets import ConsumerOffsets
@@ -206,139 +205,118 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_request_that_comes_during_an_election_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_comes_during_an_election_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 3600.0)
-
-    async def scenario() -> None:
-        leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
-        served, stream = producing(leadership, pipeline)
-        leadership.on_changed("n1", 2)  # elected, but its no-op is not applied
-        await turns()
-        assert pipeline.works == []
-        leadership.on_changed("n2", 3)
-        await served
-        assert len(pipeline.works) == 1
-        assert [each.refusal.leader_id for each in stream.written] == ["n2"]
-
-    asyncio.run(scenario())
+    leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
+    served, stream = producing(leadership, pipeline)
+    leadership.on_changed("n1", 2)  # elected, but its no-op is not applied
+    await turns()
+    assert pipeline.works == []
+    leadership.on_changed("n2", 3)
+    await served
+    assert len(pipeline.works) == 1
+    assert [each.refusal.leader_id for each in stream.written] == ["n2"]
 
 
 @pytest.mark.parametrize(
     ("own_id", "meant_id", "is_taken"), [(7, 7, 1), (7, 0, 1), (0, 7, 1), (7, 8, 0), (7, 5, 1)]
 )
-def test_what_is_meant_for_another_group_of_the_name_is_not_taken(
+async def test_what_is_meant_for_another_group_of_the_name_is_not_taken(
     own_id: int, meant_id: int, is_taken: int
 ) -> None:
-    """Its topic ids are those of other topics here. What it was before a recovery, or a promotion, is no other one."""
+    """Its topic ids are those of other topics here.
 
-    async def scenario() -> None:
-        leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
-        leadership.on_changed("n2", 2)
-        served, stream = producing(leadership, pipeline, FakeRaft(own_id), meant_id=meant_id)
-        await served
-        assert len(pipeline.works) == is_taken
-        (refusal,) = [each.refusal for each in stream.written]
-        assert (refusal.code == route_pb2.OTHER_GROUP) is not is_taken
-        assert refusal.retryable and refusal.message
-        assert [each.request_id for each in stream.written] == [7]
+    What it was before a recovery, or a promotion, is no other one.
+    """
+    leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
+    leadership.on_changed("n2", 2)
+    served, stream = producing(leadership, pipeline, FakeRaft(own_id), meant_id=meant_id)
+    await served
+    assert len(pipeline.works) == is_taken
+    (refusal,) = [each.refusal for each in stream.written]
+    assert (refusal.code == route_pb2.OTHER_GROUP) is not is_taken
+    assert refusal.retryable and refusal.message
+    assert [each.request_id for each in stream.written] == [7]
 
-    asyncio.run(scenario())
 
-
-def test_a_node_that_learns_which_group_it_is_of_while_a_request_waits_does_not_take_it(
+async def test_a_node_that_learns_which_group_it_is_of_while_a_request_waits_does_not_take_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A group that was made anew: its clients were back before its first election was over."""
     monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 3600.0)
-
-    async def scenario() -> None:
-        leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
-        raft = FakeRaft()
-        served, stream = producing(leadership, pipeline, raft, meant_id=7)
-        await turns()
-        raft.group_id = 8
-        leadership.on_ready(2)
-        await served
-        assert pipeline.works == []
-        assert [each.refusal.code for each in stream.written] == [route_pb2.OTHER_GROUP]
-
-    asyncio.run(scenario())
+    leadership, pipeline = Leadership("n1"), RefusingPipeline(NotLeaderError(None))
+    raft = FakeRaft()
+    served, stream = producing(leadership, pipeline, raft, meant_id=7)
+    await turns()
+    raft.group_id = 8
+    leadership.on_ready(2)
+    await served
+    assert pipeline.works == []
+    assert [each.refusal.code for each in stream.written] == [route_pb2.OTHER_GROUP]
 
 
-def test_what_a_long_poll_meant_for_another_group_has_found_is_not_handed_out() -> None:
-    async def scenario() -> None:
-        raft: Any = FakeRaft()
+async def test_what_a_long_poll_meant_for_another_group_has_found_is_not_handed_out() -> None:
+    raft: Any = FakeRaft()
 
-        async def fetch(request: log_pb2.FetchRequest) -> bytes:
-            raft.group_id = 8  # and a topic is made, and the first message is stored
-            return log_pb2.FetchResponse(node_id="n1").SerializeToString()
+    async def fetch(request: log_pb2.FetchRequest) -> bytes:
+        raft.group_id = 8  # and a topic is made, and the first message is stored
+        return log_pb2.FetchResponse(node_id="n1").SerializeToString()
 
-        stream, fetches = (
-            Requests(b"", b"", group_id=7),
-            cast(Any, SimpleNamespace(fetch=fetch, node_id="n1")),
-        )
-        identity = BrokerGroupIdentity(CONFIG, raft)
-        refusals = refusals_of(raft, Leadership("n1"))
-        await FetchStreams(fetches, LiveReaders(), identity, refusals).serve(None, stream)
-        answers = [log_pb2.FetchResponse.FromString(each) for each in stream.written]
-        assert [each.refusal.code for each in answers] == [route_pb2.OTHER_GROUP] * 2
-
-    asyncio.run(scenario())
+    stream, fetches = (
+        Requests(b"", b"", group_id=7),
+        cast(Any, SimpleNamespace(fetch=fetch, node_id="n1")),
+    )
+    identity = BrokerGroupIdentity(CONFIG, raft)
+    refusals = refusals_of(raft, Leadership("n1"))
+    await FetchStreams(fetches, LiveReaders(), identity, refusals).serve(None, stream)
+    answers = [log_pb2.FetchResponse.FromString(each) for each in stream.written]
+    assert [each.refusal.code for each in answers] == [route_pb2.OTHER_GROUP] * 2
 
 
-def test_a_call_that_waited_for_a_leader_is_not_served_by_another_group() -> None:
-    async def scenario() -> None:
-        leadership, raft, forwarder = Leadership("n1"), cast(Any, FakeRaft()), cast(Any, None)
+async def test_a_call_that_waited_for_a_leader_is_not_served_by_another_group() -> None:
+    leadership, raft, forwarder = Leadership("n1"), cast(Any, FakeRaft()), cast(Any, None)
 
-        async def serve(request: Any) -> Any:
-            raise AssertionError("it is for another group")
+    async def serve(request: Any) -> Any:
+        raise AssertionError("it is for another group")
 
-        handlers = LeaderHandlers(
-            LeaderCalls(leadership, forwarder, lambda result: None),
-            BrokerGroupIdentity(CONFIG, raft),
-            refusals_of(raft, leadership),
-        )
-        kinds = log_pb2.CommitOffsetsRequest, log_pb2.CommitOffsetsResponse
-        handler = handlers.unary("/Log/CommitOffsets", *kinds, serve, "default")
-        call = Requests(group_id=7)
-        answer = asyncio.ensure_future(handler.unary_unary(b"", call))
-        await turns()
-        raft.group_id = 8
-        leadership.on_ready(2)
-        assert log_pb2.CommitOffsetsResponse.FromString(await answer).refusal.code == route_pb2.OTHER_GROUP
-
-    asyncio.run(scenario())
+    handlers = LeaderHandlers(
+        LeaderCalls(leadership, forwarder, lambda result: None),
+        BrokerGroupIdentity(CONFIG, raft),
+        refusals_of(raft, leadership),
+    )
+    kinds = log_pb2.CommitOffsetsRequest, log_pb2.CommitOffsetsResponse
+    handler = handlers.unary("/Log/CommitOffsets", *kinds, serve, "default")
+    call = Requests(group_id=7)
+    answer = asyncio.ensure_future(handler.unary_unary(b"", call))
+    await turns()
+    raft.group_id = 8
+    leadership.on_ready(2)
+    assert log_pb2.CommitOffsetsResponse.FromString(await answer).refusal.code == route_pb2.OTHER_GROUP
 
 
-def test_a_refusal_of_a_hand_over_names_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_of_a_hand_over_names_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 3600.0)
-
-    async def scenario() -> None:
-        leadership = Leadership("n1")
-        leadership.on_ready(1)
-        served, stream = producing(leadership, RefusingPipeline(TransferringError("n2")))
-        await turns()
-        assert not stream.written
-        leadership.on_lost()
-        await turns()
-        assert not stream.written
-        leadership.on_changed("n2", 2)
-        await served
-        (refused,) = stream.written
-        assert (refused.refusal.code, refused.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")
-
-    asyncio.run(scenario())
+    leadership = Leadership("n1")
+    leadership.on_ready(1)
+    served, stream = producing(leadership, RefusingPipeline(TransferringError("n2")))
+    await turns()
+    assert not stream.written
+    leadership.on_lost()
+    await turns()
+    assert not stream.written
+    leadership.on_changed("n2", 2)
+    await served
+    (refused,) = stream.written
+    assert (refused.refusal.code, refused.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")
 
 
-def test_without_a_next_leader_the_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_next_leader_the_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "ELECTION_PATIENCE_S", 0.0)
-
-    async def scenario() -> None:
-        served, stream = producing(Leadership("n1"), RefusingPipeline(NotLeaderError(None)))
-        await served
-        assert [each.refusal.code for each in stream.written] == [route_pb2.NO_QUORUM]
-
-    asyncio.run(scenario())
+    served, stream = producing(Leadership("n1"), RefusingPipeline(NotLeaderError(None)))
+    await served
+    assert [each.refusal.code for each in stream.written] == [route_pb2.NO_QUORUM]
 
 
 class Committing:
@@ -409,14 +387,10 @@ def test_commits_beside_an_owner_are_refused_and_say_what_to_do() -> None:
     assert asyncio.run(committing.commit(3, epoch)) == 3
 
 
-def test_a_commit_of_more_offsets_than_a_node_applies_in_one_go_is_refused(
+async def test_a_commit_of_more_offsets_than_a_node_applies_in_one_go_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(consumer_offsets, "MAX_COMMIT_ROWS", 2)
-
-    async def scenario() -> None:
-        request = log_pb2.CommitOffsetsRequest(group="billing", offsets=[log_pb2.QueueOffset()] * 3)
-        with pytest.raises(RefusedError, match="3 offsets in one commit; at most 2"):
-            await Committing().offsets().commit(request)
-
-    asyncio.run(scenario())
+    request = log_pb2.CommitOffsetsRequest(group="billing", offsets=[log_pb2.QueueOffset()] * 3)
+    with pytest.raises(RefusedError, match="3 offsets in one commit; at most 2"):
+        await Committing().offsets().commit(request)

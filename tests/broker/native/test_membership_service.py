@@ -22,7 +22,7 @@ from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.log_pb2 import MembershipRequest, MembershipResponse, QueueOwnership
 from ledgermq.proto.route_pb2 import NodeInfo
 
-from ..leading_node import Leader, run, settle
+from ..leading_node import Leader, settle
 
 EOF: Any = vars(grpc.aio)["EOF"]
 
@@ -81,201 +81,156 @@ def ids(rows: Any) -> list[int]:
     return [each.queue_id for each in rows]
 
 
-def test_a_member_is_told_what_it_owns_and_from_where_and_only_what_is_new() -> None:
-    async def scenario() -> None:
-        leader = Leader(queues=2)
-        leader.node.fill(leader.topic, 0, 3)
-        call = Call(leader)
-        await call.join("a", session_timeout_ms=900)
-        told = call.last
-        assert ids(told.owned) == [0, 1]
-        membership = leader.node.state.memberships.get(leader.group)
-        assert membership is not None
-        epoch = membership.of((leader.topic, 0)).epoch
-        assert told.owned[0] == QueueOwnership(topic="orders", topic_id=leader.topic, queue_id=0, epoch=epoch)
-        assert (told.members, told.heartbeat_interval_ms, list(told.revoked)) == (1, 300, [])
-        count = len(call.told)
-        await call.say()
-        leader.apply(CreateTopic("unrelated", 1))
-        await settle()
-        assert len(call.told) == count
-        await call.close()
-
-    run(scenario)
+async def test_a_member_is_told_what_it_owns_and_from_where_and_only_what_is_new() -> None:
+    leader = Leader(queues=2)
+    leader.node.fill(leader.topic, 0, 3)
+    call = Call(leader)
+    await call.join("a", session_timeout_ms=900)
+    told = call.last
+    assert ids(told.owned) == [0, 1]
+    membership = leader.node.state.memberships.get(leader.group)
+    assert membership is not None
+    epoch = membership.of((leader.topic, 0)).epoch
+    assert told.owned[0] == QueueOwnership(topic="orders", topic_id=leader.topic, queue_id=0, epoch=epoch)
+    assert (told.members, told.heartbeat_interval_ms, list(told.revoked)) == (1, 300, [])
+    count = len(call.told)
+    await call.say()
+    leader.apply(CreateTopic("unrelated", 1))
+    await settle()
+    assert len(call.told) == count
+    await call.close()
 
 
-def test_a_queue_is_handed_over_by_its_epoch() -> None:
-    async def scenario() -> None:
-        leader = Leader(queues=2)
-        a, b = Call(leader), Call(leader)
-        await a.join("a")
-        await b.join("b")
-        assert ids(a.last.revoked) == [1]
-        assert ids(b.last.owned) == []
-        await a.say(released=a.last.revoked)
-        assert (ids(a.last.owned), ids(a.last.revoked), ids(b.last.owned)) == ([0], [], [1])
-        await asyncio.gather(a.close(), b.close())
-
-    run(scenario)
+async def test_a_queue_is_handed_over_by_its_epoch() -> None:
+    leader = Leader(queues=2)
+    a, b = Call(leader), Call(leader)
+    await a.join("a")
+    await b.join("b")
+    assert ids(a.last.revoked) == [1]
+    assert ids(b.last.owned) == []
+    await a.say(released=a.last.revoked)
+    assert (ids(a.last.owned), ids(a.last.revoked), ids(b.last.owned)) == ([0], [], [1])
+    await asyncio.gather(a.close(), b.close())
 
 
-def test_who_leaves_hears_that_it_is_done_and_nothing_of_it_is_left() -> None:
-    async def scenario() -> None:
-        leader = Leader()
-        call = Call(leader)
-        await call.join("a")
-        await call.say(leave=True)
-        await call.task
-        assert call.last == MembershipResponse()
-        assert leader.node.state.memberships.group_ids() == []
-        assert not leader.coordination._streams
-
-    run(scenario)
+async def test_who_leaves_hears_that_it_is_done_and_nothing_of_it_is_left() -> None:
+    leader = Leader()
+    call = Call(leader)
+    await call.join("a")
+    await call.say(leave=True)
+    await call.task
+    assert call.last == MembershipResponse()
+    assert leader.node.state.memberships.group_ids() == []
+    assert not leader.coordination._streams
 
 
-def test_who_closes_its_half_may_come_back() -> None:
-    async def scenario() -> None:
-        leader = Leader()
-        first = Call(leader)
-        await first.join("a")
-        await first.close()
-        assert not first.last.HasField("refusal")
-        await leader.tick(2.5)
-        again = Call(leader)
-        await again.join("a")
-        assert again.last.owned == first.last.owned
-        await again.close()
-
-    run(scenario)
+async def test_who_closes_its_half_may_come_back() -> None:
+    leader = Leader()
+    first = Call(leader)
+    await first.join("a")
+    await first.close()
+    assert not first.last.HasField("refusal")
+    await leader.tick(2.5)
+    again = Call(leader)
+    await again.join("a")
+    assert again.last.owned == first.last.owned
+    await again.close()
 
 
-def test_another_subscription_replaces_the_first() -> None:
-    async def scenario() -> None:
-        leader = Leader(queues=1)
-        leader.node.topic("paid", 1)
-        call = Call(leader)
-        await call.join("a", filter="x")
-        await call.say(topics=["paid", "orders"])
-        assert {each.topic for each in call.last.owned} == {"orders", "paid"}
-        found = leader.node.state.memberships.get(leader.group)
-        assert found is not None
-        assert (found.members["a"].topics, found.members["a"].filter) == (("orders", "paid"), "")
-        await call.close()
-
-    run(scenario)
+async def test_another_subscription_replaces_the_first() -> None:
+    leader = Leader(queues=1)
+    leader.node.topic("paid", 1)
+    call = Call(leader)
+    await call.join("a", filter="x")
+    await call.say(topics=["paid", "orders"])
+    assert {each.topic for each in call.last.owned} == {"orders", "paid"}
+    found = leader.node.state.memberships.get(leader.group)
+    assert found is not None
+    assert (found.members["a"].topics, found.members["a"].filter) == (("orders", "paid"), "")
+    await call.close()
 
 
-def test_a_stream_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_service, "FIRST_REQUEST_SECONDS", 0.0)
-
-    async def scenario() -> None:
-        call = Call(Leader())
-        await call.task
-        assert call.refusal[:2] == (route_pb2.INVALID_ARGUMENT, False)
-
-    run(scenario)
+    call = Call(Leader())
+    await call.task
+    assert call.refusal[:2] == (route_pb2.INVALID_ARGUMENT, False)
 
 
-def test_a_later_request_that_cannot_be_is_refused_and_ends_the_stream() -> None:
-    async def scenario() -> None:
-        leader = Leader()
-        call = Call(leader)
-        await call.join("a")
-        await call.say(topics=["no topic!"])
-        await call.task
-        assert call.refusal[:2] == (route_pb2.INVALID_ARGUMENT, False)
-        assert not leader.coordination._streams
-
-    run(scenario)
+async def test_a_later_request_that_cannot_be_is_refused_and_ends_the_stream() -> None:
+    leader = Leader()
+    call = Call(leader)
+    await call.join("a")
+    await call.say(topics=["no topic!"])
+    await call.task
+    assert call.refusal[:2] == (route_pb2.INVALID_ARGUMENT, False)
+    assert not leader.coordination._streams
 
 
 @pytest.mark.parametrize("field", ["member_id", "zone", "filter"])
-def test_what_would_forge_lines_of_a_log_or_steer_a_terminal_is_refused(field: str) -> None:
-    async def scenario() -> None:
-        call = Call(Leader())
-        await call.say(**{"group": "billing", "member_id": "a", "topics": ["orders"], field: "a\n\x1b[2J"})
-        await call.task
-        assert call.refusal[:2] == (route_pb2.INVALID_ARGUMENT, False)
-        assert "control character" in call.refusal[2]
-        assert "\x1b" not in call.refusal[2]
-
-    run(scenario)
+async def test_what_would_forge_lines_of_a_log_or_steer_a_terminal_is_refused(field: str) -> None:
+    call = Call(Leader())
+    await call.say(**{"group": "billing", "member_id": "a", "topics": ["orders"], field: "a\n\x1b[2J"})
+    await call.task
+    assert call.refusal[:2] == (route_pb2.INVALID_ARGUMENT, False)
+    assert "control character" in call.refusal[2]
+    assert "\x1b" not in call.refusal[2]
 
 
-def test_no_more_queues_are_handed_over_than_a_member_can_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_queues_are_handed_over_than_a_member_can_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_service, "RELEASED_MAX", 2)
-
-    async def scenario() -> None:
-        call = Call(Leader())
-        await call.join("a", released=[QueueOwnership(topic_id=1)] * 3)
-        await call.task
-        assert "3 queues are released at once; at most 2" in call.refusal[2]
-
-    run(scenario)
+    call = Call(Leader())
+    await call.join("a", released=[QueueOwnership(topic_id=1)] * 3)
+    await call.task
+    assert "3 queues are released at once; at most 2" in call.refusal[2]
 
 
-def test_bytes_that_are_no_request_are_refused() -> None:
-    async def scenario() -> None:
-        call = Call(Leader())
-        call._requests.put_nowait(b"\xff\xff")
-        await call.task
-        assert "cannot be decoded" in call.refusal[2]
-
-    run(scenario)
+async def test_bytes_that_are_no_request_are_refused() -> None:
+    call = Call(Leader())
+    call._requests.put_nowait(b"\xff\xff")
+    await call.task
+    assert "cannot be decoded" in call.refusal[2]
 
 
-def test_a_stream_that_loses_its_leader_is_told_who_leads_now(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_loses_its_leader_is_told_who_leads_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership_service, "ELECTION_PATIENCE_S", 3600.0)
-
-    async def scenario() -> None:
-        leader = Leader()
-        call = Call(leader)
-        await call.join("a")
-        leader.leadership.on_lost()
-        await settle()
-        assert not call.task.done(), "nobody is known yet"
-        leader.leadership.on_changed("n2", 2)
-        await call.task
-        assert (call.last.refusal.code, call.last.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")
-
-    run(scenario)
+    leader = Leader()
+    call = Call(leader)
+    await call.join("a")
+    leader.leadership.on_lost()
+    await settle()
+    assert not call.task.done(), "no leader is known yet"
+    leader.leadership.on_changed("n2", 2)
+    await call.task
+    assert (call.last.refusal.code, call.last.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")
 
 
-def test_a_node_that_does_not_lead_refuses_at_once() -> None:
-    async def scenario() -> None:
-        leader = Leader()
-        leader.leadership.on_lost()
-        leader.leadership.on_changed("n2", 2)
-        call = Call(leader)
-        await call.join("a")
-        await call.task
-        assert (call.last.refusal.code, call.last.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")
-
-    run(scenario)
+async def test_a_node_that_does_not_lead_refuses_at_once() -> None:
+    leader = Leader()
+    leader.leadership.on_lost()
+    leader.leadership.on_changed("n2", 2)
+    call = Call(leader)
+    await call.join("a")
+    await call.task
+    assert (call.last.refusal.code, call.last.refusal.leader_id) == (route_pb2.NOT_LEADER, "n2")
 
 
-def test_a_group_comes_into_being_by_its_first_member() -> None:
-    async def scenario() -> None:
-        leader = Leader()
-        call = Call(leader)
-        await call.join("a", group="new")
-        assert len(call.last.owned) == 4
-        assert leader.node.state.groups.find("new") is not None
-        await call.close()
-
-    run(scenario)
+async def test_a_group_comes_into_being_by_its_first_member() -> None:
+    leader = Leader()
+    call = Call(leader)
+    await call.join("a", group="new")
+    assert len(call.last.owned) == 4
+    assert leader.node.state.groups.find("new") is not None
+    await call.close()
 
 
-def test_a_member_that_was_taken_out_is_refused_and_may_come_again() -> None:
-    async def scenario() -> None:
-        leader = Leader()
-        call = Call(leader)
-        await call.join("a")
-        leader.apply(LeaveGroup(leader.group, ("a",)))
-        await call.task
-        assert call.refusal[:2] == (route_pb2.FENCED, True)
-
-    run(scenario)
+async def test_a_member_that_was_taken_out_is_refused_and_may_come_again() -> None:
+    leader = Leader()
+    call = Call(leader)
+    await call.join("a")
+    leader.apply(LeaveGroup(leader.group, ("a",)))
+    await call.task
+    assert call.refusal[:2] == (route_pb2.FENCED, True)
 
 
 def test_defaults_and_the_order_of_topics() -> None:

@@ -14,8 +14,7 @@ from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.native.consumer_offsets import ConsumerOffsets
 from ledgermq.broker.native.log_service import LogService
-from ledgermq.broker.reading.log_reader import LogReader
-from ledgermq.broker.reading.queue_reader import QueueReader
+from ledgermq.broker.reading.log_reader import LogReader, QueueReader
 from ledgermq.broker.service import read_barrier
 from ledgermq.broker.service.answers import Refusals
 from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
@@ -79,7 +78,7 @@ def test_the_offset_of_a_time_is_that_of_the_first_message_stored_then_or_later(
     assert (found.time_offset, found.begin_offset, found.end_offset) == (offset, 0, 6)
 
 
-def test_no_offset_of_a_time_is_looked_for_when_nobody_asks() -> None:
+def test_no_offset_of_a_time_is_looked_for_unless_it_is_asked_for() -> None:
     (found,) = Asked().query().offsets
     assert not found.HasField("time_offset")
 

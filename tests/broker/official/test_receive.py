@@ -7,13 +7,7 @@ import weakref
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from ledgermq.broker.leader.filter_watch import (
-    IN_USE_MS,
-    MAX_FILTERS,
-    MAX_WATCHED,
-    SAID_AGAIN_MS,
-    FilterWatch,
-)
+from ledgermq.broker.leader.leader_view import IN_USE_MS, MAX_FILTERS, MAX_WATCHED, SAID_AGAIN_MS, FilterWatch
 from ledgermq.broker.official.receive_at_leader import check_not_exclusive, polling_seconds, tags_of
 from ledgermq.broker.state.commands import JoinGroup, LeaveGroup
 from ledgermq.broker.wire.status import StatusError

@@ -17,13 +17,11 @@ from ledgermq.broker.cluster.leader_calls import Call
 from ledgermq.broker.cluster.members import Members
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
-from ledgermq.broker.leader.recent_deliveries import LeaseHolders, RecentDeliveries
-from ledgermq.broker.leader.releases import LeaseReleases
+from ledgermq.broker.leader.releases import LeaseHolders, LeaseReleases, RecentDeliveries
 from ledgermq.broker.metrics import Metrics
 from ledgermq.broker.official.receive_at_leader import LeaderReceives, Selections
-from ledgermq.broker.reading.log_reader import StoredSection
+from ledgermq.broker.reading.log_reader import QueueReader, StoredSection
 from ledgermq.broker.reading.polls import Polls
-from ledgermq.broker.reading.queue_reader import QueueReader
 from ledgermq.broker.service.creation import Creation
 from ledgermq.broker.state.commands import CommitOffsets, CreateGroup, StartPosition, position_rows
 from ledgermq.broker.wire.status import StatusError

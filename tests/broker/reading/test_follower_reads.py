@@ -1,4 +1,4 @@
-"""A backlog is read from a follower: the seeds' example, and what a follower serves with and without a leader."""
+"""A backlog is read from a follower: the seeds' example, and a follower with and without a leader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ ENTRY_MESSAGES = 500
 
 
 class GroupLog(BytesLog):
-    """The log that all nodes have. What stands before `hot_from` is on disk only: reading it waits for `gate`."""
+    """The log that all nodes have.
+
+    What stands before `hot_from` is on disk only: reading it waits for `gate`.
+    """
 
     segment_size = 1 << 30
 
@@ -101,120 +104,95 @@ def end_of(found: log_pb2.FetchedQueue) -> int:
     return header.base_queue_offset + header.count
 
 
-def test_the_example_of_the_seeds() -> None:
-    """100,000 written, 20,000 consumed, 50,000 fit: the rest comes from the follower, the end from the leader again."""
-
-    async def scenario() -> None:
-        replicas = Replicas()
-        replicas.write(100_000)
-        replicas.close_log(messages_in_memory=50_000)
-        metrics = {"n1": Metrics(), "n2": Metrics()}
-        nodes = {name: replicas.at(name, metrics=counts) for name, counts in metrics.items()}
-        at, offset, moves = "n1", 20_000, []
-        while offset < 100_000:
-            answer = await replicas.fetch(nodes[at], offset)
-            assert (answer.node_id, answer.stale) == (at, False)
-            offset = end_of(answer.queues[0])
-            if answer.suggested_node_id:
-                at = answer.suggested_node_id
-                moves.append((at, offset))
-        assert [node for node, _ in moves] == ["n2", "n1"]
-        assert moves[0][1] < 22_000
-        assert 74_000 < moves[1][1] < 77_000, "half of what fits is left"
-        assert replicas.log.cold_reads > 0
-        counted = metrics["n1"].reads_moved.labels("follower")._value.get()
-        assert counted == metrics["n2"].reads_moved.labels("leader")._value.get() == 1
-
-    asyncio.run(scenario())
+async def test_the_example_of_the_seeds() -> None:
+    """100,000 written, 20,000 consumed, 50,000 fit: a follower serves the rest, the leader the end."""
+    replicas = Replicas()
+    replicas.write(100_000)
+    replicas.close_log(messages_in_memory=50_000)
+    metrics = {"n1": Metrics(), "n2": Metrics()}
+    nodes = {name: replicas.at(name, metrics=counts) for name, counts in metrics.items()}
+    at, offset, moves = "n1", 20_000, []
+    while offset < 100_000:
+        answer = await replicas.fetch(nodes[at], offset)
+        assert (answer.node_id, answer.stale) == (at, False)
+        offset = end_of(answer.queues[0])
+        if answer.suggested_node_id:
+            at = answer.suggested_node_id
+            moves.append((at, offset))
+    assert [node for node, _ in moves] == ["n2", "n1"]
+    assert moves[0][1] < 22_000
+    assert 74_000 < moves[1][1] < 77_000, "half of what fits is left"
+    assert replicas.log.cold_reads > 0
+    counted = metrics["n1"].reads_moved.labels("follower")._value.get()
+    assert counted == metrics["n2"].reads_moved.labels("leader")._value.get() == 1
 
 
-def test_one_answer_has_as_many_whole_sections_as_fit() -> None:
+async def test_one_answer_has_as_many_whole_sections_as_fit() -> None:
     """A3.23: many messages are read at a time, as they stand in the log."""
-
-    async def scenario() -> None:
-        replicas = Replicas()
-        replicas.write(5_000)
-        replicas.close_log(messages_in_memory=5_000)
-        answer = await replicas.fetch(replicas.at("n1"), 0, max_bytes=256 << 10)
-        found = [decode_section(each.section) for each in answer.queues[0].sections]
-        assert len(found) > 3 and sum(len(each.section) for each in answer.queues[0].sections) <= 256 << 10
-        assert [(each.base_queue_offset, each.count) for each in found] == [
-            (number * ENTRY_MESSAGES, ENTRY_MESSAGES) for number in range(len(found))
-        ]
-
-    asyncio.run(scenario())
+    replicas = Replicas()
+    replicas.write(5_000)
+    replicas.close_log(messages_in_memory=5_000)
+    answer = await replicas.fetch(replicas.at("n1"), 0, max_bytes=256 << 10)
+    found = [decode_section(each.section) for each in answer.queues[0].sections]
+    assert len(found) > 3 and sum(len(each.section) for each in answer.queues[0].sections) <= 256 << 10
+    assert [(each.base_queue_offset, each.count) for each in found] == [
+        (number * ENTRY_MESSAGES, ENTRY_MESSAGES) for number in range(len(found))
+    ]
 
 
-def test_a_reader_whose_backlog_fits_stays_with_the_leader() -> None:
-    async def scenario() -> None:
-        replicas = Replicas()
-        replicas.write(100_000)
-        replicas.close_log(messages_in_memory=50_000)
-        leader = replicas.at("n1")
-        assert (await replicas.fetch(leader, 51_000)).suggested_node_id == ""
-        assert (await replicas.fetch(leader, 100_000)).suggested_node_id == ""
-
-    asyncio.run(scenario())
+async def test_a_reader_whose_backlog_fits_stays_with_the_leader() -> None:
+    replicas = Replicas()
+    replicas.write(100_000)
+    replicas.close_log(messages_in_memory=50_000)
+    leader = replicas.at("n1")
+    assert (await replicas.fetch(leader, 51_000)).suggested_node_id == ""
+    assert (await replicas.fetch(leader, 100_000)).suggested_node_id == ""
 
 
-def test_a_reader_stays_at_the_follower_while_one_of_its_queues_is_far_behind() -> None:
+async def test_a_reader_stays_at_the_follower_while_one_of_its_queues_is_far_behind() -> None:
     """Also when the answer has room for others only."""
-
-    async def scenario() -> None:
-        replicas = Replicas(queues=2)
-        replicas.write(50_000, queue=1)
-        replicas.write(50_000, queue=0)
-        replicas.close_log(messages_in_memory=50_000)
-        follower = replicas.at("n2")
-        answer = await replicas.fetch(follower, 40_000, 0)
-        assert [found.queue_id for found in answer.queues] == [0]
-        assert answer.suggested_node_id == ""
-        assert (await replicas.fetch(follower, 40_000, 50_000)).suggested_node_id == "n1"
-
-    asyncio.run(scenario())
+    replicas = Replicas(queues=2)
+    replicas.write(50_000, queue=1)
+    replicas.write(50_000, queue=0)
+    replicas.close_log(messages_in_memory=50_000)
+    follower = replicas.at("n2")
+    answer = await replicas.fetch(follower, 40_000, 0)
+    assert [found.queue_id for found in answer.queues] == [0]
+    assert answer.suggested_node_id == ""
+    assert (await replicas.fetch(follower, 40_000, 50_000)).suggested_node_id == "n1"
 
 
-def test_a_lone_old_message_is_no_backlog() -> None:
-    """Nothing is left to be read behind it: going elsewhere would help nobody."""
-
-    async def scenario() -> None:
-        replicas = Replicas(queues=2)
-        replicas.write(ENTRY_MESSAGES, queue=1)
-        replicas.write(100_000, queue=0)
-        replicas.close_log(messages_in_memory=50_000)
-        assert (await replicas.fetch(replicas.at("n1"), 100_000, 0)).suggested_node_id == ""
-
-    asyncio.run(scenario())
+async def test_a_lone_old_message_is_no_backlog() -> None:
+    """Nothing is left to be read behind it: another node would not help."""
+    replicas = Replicas(queues=2)
+    replicas.write(ENTRY_MESSAGES, queue=1)
+    replicas.write(100_000, queue=0)
+    replicas.close_log(messages_in_memory=50_000)
+    assert (await replicas.fetch(replicas.at("n1"), 100_000, 0)).suggested_node_id == ""
 
 
-def test_a_follower_that_knows_no_leader_serves_what_is_committed_and_says_so() -> None:
-    async def scenario() -> None:
-        replicas = Replicas()
-        replicas.write(10_000)
-        replicas.close_log(messages_in_memory=5_000)
-        follower = replicas.at("n2", leader=None)
-        answer = await replicas.fetch(follower, 0)
-        assert (answer.node_id, answer.stale, answer.suggested_node_id) == ("n2", True, "")
-        assert end_of(answer.queues[0]) > 0
-        assert not (await replicas.fetch(follower, 10_000)).queues, "and nothing beyond what it has applied"
-
-    asyncio.run(scenario())
+async def test_a_follower_that_knows_no_leader_serves_what_is_committed_and_says_so() -> None:
+    replicas = Replicas()
+    replicas.write(10_000)
+    replicas.close_log(messages_in_memory=5_000)
+    follower = replicas.at("n2", leader=None)
+    answer = await replicas.fetch(follower, 0)
+    assert (answer.node_id, answer.stale, answer.suggested_node_id) == ("n2", True, "")
+    assert end_of(answer.queues[0]) > 0
+    assert not (await replicas.fetch(follower, 10_000)).queues, "and nothing beyond what it has applied"
 
 
-def test_a_cold_read_at_a_follower_holds_up_no_hot_one() -> None:
-    async def scenario() -> None:
-        replicas = Replicas()
-        replicas.write(20_000)
-        replicas.close_log(messages_in_memory=10_000)
-        replicas.log.gate.clear()
-        follower = replicas.at("n2")
-        cold = asyncio.create_task(replicas.fetch(follower, 0))
-        await replicas.log.begun.wait()
-        hot = await replicas.fetch(follower, 15_000)
-        assert end_of(hot.queues[0]) > 15_000
-        assert not cold.done()
-        assert replicas.log.cold_reads == 1
-        replicas.log.gate.set()
-        assert end_of((await cold).queues[0]) > 0
-
-    asyncio.run(scenario())
+async def test_a_cold_read_at_a_follower_holds_up_no_hot_one() -> None:
+    replicas = Replicas()
+    replicas.write(20_000)
+    replicas.close_log(messages_in_memory=10_000)
+    replicas.log.gate.clear()
+    follower = replicas.at("n2")
+    cold = asyncio.create_task(replicas.fetch(follower, 0))
+    await replicas.log.begun.wait()
+    hot = await replicas.fetch(follower, 15_000)
+    assert end_of(hot.queues[0]) > 15_000
+    assert not cold.done()
+    assert replicas.log.cold_reads == 1
+    replicas.log.gate.set()
+    assert end_of((await cold).queues[0]) > 0

@@ -18,7 +18,7 @@ from ..key_log import MessageLog
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_id_and_key_is_an_item_whatever_its_section_looks_like(seed: int) -> None:
-    """Sections of one record, of a few, of many; of equal and of different sizes; commands and no-ops between them."""
+    """Sections of one record, a few, many; of equal and different sizes; commands and no-ops between them."""
     rng = random.Random(seed)
     form = ItemForm.of(1 << 20)
     node = MessageLog(1 << 20)

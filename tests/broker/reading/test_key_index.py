@@ -1,4 +1,4 @@
-"""The key index against a scan of everything: whatever was damaged, deleted, restarted, it finds all and says what it skipped."""
+"""The key index against a scan: after damage, deletion, restart it finds all and says what it skipped."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ledgermq.broker.reading import key_index
 from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, key_hash
 from ledgermq.broker.reading.key_index import KeyIndex
 from ledgermq.broker.reading.key_run import WRITING
@@ -34,8 +35,8 @@ def expected(node: MessageLog, hashed: int, begin: int, end: int, form: ItemForm
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_random_logs_give_what_a_scan_gives(seed: int, tmp_path: Path) -> None:
-    """Segments roll, parts are written, nodes restart, retention deletes; hashes collide when they have few bits."""
+async def test_random_logs_give_what_a_scan_gives(seed: int, tmp_path: Path) -> None:
+    """Segments roll, parts are written, nodes restart, retention deletes; short hashes collide."""
     rng = random.Random(seed)
     form = rng.choice((FORM, ItemForm(62), ItemForm(58)))
     options: dict[str, Any] = {"form": form, "part_items": rng.choice((3, 20, 1000))}
@@ -55,31 +56,28 @@ def test_random_logs_give_what_a_scan_gives(seed: int, tmp_path: Path) -> None:
             ]  # fmt: skip
             node.send_entry(*sections, pad=rng.choice((0, 17, 300)))
 
-    async def scenario() -> None:
-        begin = 0
-        for _ in range(4):
+    begin = 0
+    for _ in range(4):
+        send()
+        async with indexed(node.log, tmp_path / "keyindex", **options) as index:
+            await settled(index)
             send()
-            async with indexed(node.log, tmp_path / "keyindex", **options) as index:
-                await settled(index)
-                send()
-                await settled(index)
-                newest = len(node.log.segments()) - 1
-                if newest > 1 and rng.random() < 0.5:
-                    node.log.drop_before(node.log.first_offset // SEGMENT + rng.randint(1, newest))
-                    begin = node.log.first_offset
-                    await wake(index)
-                alive = [each for each in node.stored if each.offset >= begin]
-                for each in rng.sample(alive, min(len(alive), 12)):
-                    for hashed in hashes(node, each):
-                        low, high = sorted((rng.randint(begin, node.end), rng.randint(begin, node.end)))
-                        for bounds in ((begin, node.end), (low, high)):
-                            got = await searched(index, hashed, *bounds)
-                            assert got == expected(node, hashed, *bounds, form)
-                absent = id_hash(pack_message_id("nobody sent this")[0])
-                got = await searched(index, absent, begin, node.end)
-                assert got == expected(node, absent, begin, node.end, form)
-
-    run(scenario)
+            await settled(index)
+            newest = len(node.log.segments()) - 1
+            if newest > 1 and rng.random() < 0.5:
+                node.log.drop_before(node.log.first_offset // SEGMENT + rng.randint(1, newest))
+                begin = node.log.first_offset
+                await wake(index)
+            alive = [each for each in node.stored if each.offset >= begin]
+            for each in rng.sample(alive, min(len(alive), 12)):
+                for hashed in hashes(node, each):
+                    low, high = sorted((rng.randint(begin, node.end), rng.randint(begin, node.end)))
+                    for bounds in ((begin, node.end), (low, high)):
+                        got = await searched(index, hashed, *bounds)
+                        assert got == expected(node, hashed, *bounds, form)
+            absent = id_hash(pack_message_id("nobody sent this")[0])
+            got = await searched(index, absent, begin, node.end)
+            assert got == expected(node, absent, begin, node.end, form)
 
 
 async def wake(index: KeyIndex) -> None:
@@ -92,100 +90,83 @@ async def wake(index: KeyIndex) -> None:
     await index._in(index._finished._worker, lambda: None)
 
 
-def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:
+async def test_the_newest_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:
     node, topic = filled()
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path, part_items=20) as index:
-            await settled(index)
-            everything = expected(node, key_hash(topic, "all"), 0, node.end)
-            assert len(everything) == 60
-            for at_most in (1, 7, 31, 60, 100):
-                assert (await index.search(key_hash(topic, "all"), 0, node.end, at_most)).offsets == (
-                    everything[:at_most]
-                )
-            assert await searched(index, key_hash(topic, "all"), 0, 0) == []
-            assert await searched(index, key_hash(topic + 1, "all"), 0, node.end) == []  # of another topic
-
-    run(scenario)
+    async with indexed(node.log, tmp_path, part_items=20) as index:
+        await settled(index)
+        everything = expected(node, key_hash(topic, "all"), 0, node.end)
+        assert len(everything) == 60
+        for at_most in (1, 7, 31, 60, 100):
+            assert (await index.search(key_hash(topic, "all"), 0, node.end, at_most)).offsets == (
+                everything[:at_most]
+            )
+        assert await searched(index, key_hash(topic, "all"), 0, 0) == []
+        assert await searched(index, key_hash(topic + 1, "all"), 0, node.end) == []  # of another topic
 
 
-def test_what_is_not_taken_yet_is_said_to_be_unsearched_and_found_after_catching_up(tmp_path: Path) -> None:
+async def test_what_is_not_taken_yet_is_said_to_be_unsearched_and_found_after_catching_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "FOLLOW_INTERVAL", 60.0)
     node, _ = filled(5)
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path) as index:
-            first = id_hash(pack_message_id("id-0")[0])
-            assert (await index.search(first, 0, node.end, 9)).unsearched == node.end
-            await index.catch_up(30)
-            assert len(await searched(index, first, 0, node.end)) == 1
-            middle = node.end
-            node.send(1, 0, ("late", []))
-            late = id_hash(pack_message_id("late")[0])
-            found = await index.search(late, 0, node.end, 9)
-            assert (found.offsets, found.unsearched) == ([], node.end - middle)
-            await index.catch_up(30)
-            assert len(await searched(index, late, 0, node.end)) == 1
-
-    run(scenario)
+    async with indexed(node.log, tmp_path) as index:
+        first = id_hash(pack_message_id("id-0")[0])
+        assert (await index.search(first, 0, node.end, 9)).unsearched == node.end
+        await index.catch_up(30)
+        assert len(await searched(index, first, 0, node.end)) == 1
+        middle = node.end
+        node.send(1, 0, ("late", []))
+        late = id_hash(pack_message_id("late")[0])
+        found = await index.search(late, 0, node.end, 9)
+        assert (found.offsets, found.unsearched) == ([], node.end - middle)
+        await index.catch_up(30)
+        assert len(await searched(index, late, 0, node.end)) == 1
 
 
-def test_a_restart_goes_on_where_the_files_end(tmp_path: Path) -> None:
+async def test_a_restart_goes_on_where_the_files_end(tmp_path: Path) -> None:
     node, _ = filled()
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path, part_items=20) as index:
-            await settled(index)
-        reads = node.log.reads
-        async with indexed(node.log, tmp_path, part_items=20) as index:
-            await settled(index)
-            await check(node, index)
-        assert node.log.reads == reads, "nothing was read again"
-        node.send(1, 0, ("more", ["all"]))
-        async with indexed(node.log, tmp_path) as index:
-            await settled(index)
-            await check(node, index)
-        assert node.log.reads == reads + 1
-
-    run(scenario)
+    async with indexed(node.log, tmp_path, part_items=20) as index:
+        await settled(index)
+    reads = node.log.reads
+    async with indexed(node.log, tmp_path, part_items=20) as index:
+        await settled(index)
+        await check(node, index)
+    assert node.log.reads == reads, "nothing was read again"
+    node.send(1, 0, ("more", ["all"]))
+    async with indexed(node.log, tmp_path) as index:
+        await settled(index)
+        await check(node, index)
+    assert node.log.reads == reads + 1
 
 
-def test_each_closed_segment_has_one_file_and_the_open_one_its_parts(tmp_path: Path) -> None:
+async def test_each_closed_segment_has_one_file_and_the_open_one_its_parts(tmp_path: Path) -> None:
     node, _ = filled()
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path, part_items=20) as index:
-            await settled(index)
-        starts = [info.start_offset for info in node.log.segments()]
-        names = [path.name for path in files_of(tmp_path)]
-        assert names[: len(starts) - 1] == [f"{start:020d}" for start in starts[:-1]]
-        assert {name.split(".")[0] for name in names[len(starts) - 1 :]} == {f"{starts[-1]:020d}"}
-
-    run(scenario)
+    async with indexed(node.log, tmp_path, part_items=20) as index:
+        await settled(index)
+    starts = [info.start_offset for info in node.log.segments()]
+    names = [path.name for path in files_of(tmp_path)]
+    assert names[: len(starts) - 1] == [f"{start:020d}" for start in starts[:-1]]
+    assert {name.split(".")[0] for name in names[len(starts) - 1 :]} == {f"{starts[-1]:020d}"}
 
 
-def test_no_damaged_byte_changes_an_answer(tmp_path: Path) -> None:
-    """Each byte of a run and of a part, one after the other: at once the right answer, or one that says what is missing."""
+async def test_no_damaged_byte_changes_an_answer(tmp_path: Path) -> None:
+    """Each byte of a run and a part in turn: at once the right answer, or one that says what is missing."""
     node = MessageLog()
     topic = node.topic(queues=1)
     for i in range(13):
         node.send(topic, 0, (f"id-{i}", ["k"] * (i % 2)), pad=1000)
     folder = tmp_path / "keyindex"
-
-    async def scenario() -> None:
-        async with indexed(node.log, folder, part_items=4) as index:
-            await settled(index)
-        whole, part = files_of(folder)[0], files_of(folder)[-1]
-        targets = [node.stored[0], node.stored[3], node.stored[-1]]
-        for path in (whole, part):
-            raw = path.read_bytes()
-            for at in range(len(raw)):
-                path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :])
-                noticed = await damage_is_noticed(node, folder, targets)
-                assert noticed, f"byte {at} of {path.name}"
-                assert path.read_bytes() == raw, "made again as it was"
-
-    run(scenario)
+    async with indexed(node.log, folder, part_items=4) as index:
+        await settled(index)
+    whole, part = files_of(folder)[0], files_of(folder)[-1]
+    targets = [node.stored[0], node.stored[3], node.stored[-1]]
+    for path in (whole, part):
+        raw = path.read_bytes()
+        for at in range(len(raw)):
+            path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :])
+            noticed = await damage_is_noticed(node, folder, targets)
+            assert noticed, f"byte {at} of {path.name}"
+            assert path.read_bytes() == raw, "made again as it was"
 
 
 async def damage_is_noticed(node: MessageLog, folder: Path, targets: Sequence[Stored]) -> bool:
@@ -205,58 +186,46 @@ async def damage_is_noticed(node: MessageLog, folder: Path, targets: Sequence[St
 
 
 @pytest.mark.parametrize("keep", [0, 79, 80, 95, -1])
-def test_a_file_of_another_length_is_made_again(keep: int, tmp_path: Path) -> None:
+async def test_a_file_of_another_length_is_made_again(keep: int, tmp_path: Path) -> None:
     node, _ = filled(30)
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path) as index:
-            await settled(index)
-        whole = files_of(tmp_path)[0]
-        raw = whole.read_bytes()
-        whole.write_bytes(raw[:keep] if keep >= 0 else raw + b"\0")
-        async with indexed(node.log, tmp_path) as index:
-            await settled(index)
-            await check(node, index)
-        assert whole.read_bytes() == raw
-
-    run(scenario)
+    async with indexed(node.log, tmp_path) as index:
+        await settled(index)
+    whole = files_of(tmp_path)[0]
+    raw = whole.read_bytes()
+    whole.write_bytes(raw[:keep] if keep >= 0 else raw + b"\0")
+    async with indexed(node.log, tmp_path) as index:
+        await settled(index)
+        await check(node, index)
+    assert whole.read_bytes() == raw
 
 
-def test_entries_without_messages_take_no_items(tmp_path: Path) -> None:
+async def test_entries_without_messages_take_no_items(tmp_path: Path) -> None:
     node = MessageLog()
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path, part_items=1) as index:
-            for i in range(400):
-                node.apply(kind=EntryKind.NOOP)
-                if i == 200:
-                    node.send(node.topic(queues=1), 0, ("lonely", []))
-                await index.catch_up(30)
-            assert index.entries_behind == 0
-            await settled(index)
-            await check(node, index)
-
-    run(scenario)
+    async with indexed(node.log, tmp_path, part_items=1) as index:
+        for i in range(400):
+            node.apply(kind=EntryKind.NOOP)
+            if i == 200:
+                node.send(node.topic(queues=1), 0, ("lonely", []))
+            await index.catch_up(30)
+        assert index.entries_behind == 0
+        await settled(index)
+        await check(node, index)
 
 
-def test_files_that_vanish_while_the_node_runs_are_made_again(tmp_path: Path) -> None:
+async def test_files_that_vanish_while_the_node_runs_are_made_again(tmp_path: Path) -> None:
     node, _ = filled()
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path, part_items=20) as index:
-            await settled(index)
-            for path in files_of(tmp_path):
-                path.unlink(missing_ok=True)  # parts of a run that was made just now go by themselves
-            found = await index.search(hashes(node, node.stored[0])[0], 0, node.end, 9)
-            assert found.unsearched
-            await settled(index)
-            await check(node, index)
-            assert index.damaged
-
-    run(scenario)
+    async with indexed(node.log, tmp_path, part_items=20) as index:
+        await settled(index)
+        for path in files_of(tmp_path):
+            path.unlink(missing_ok=True)  # parts of a run that was made just now go by themselves
+        found = await index.search(hashes(node, node.stored[0])[0], 0, node.end, 9)
+        assert found.unsearched
+        await settled(index)
+        await check(node, index)
+        assert index.damaged
 
 
-def test_files_of_another_log_are_not_believed(tmp_path: Path) -> None:
+async def test_files_of_another_log_are_not_believed(tmp_path: Path) -> None:
     """The same segments, the same indexes: but the checksums of the entries differ."""
     one, topic = filled()
     other = MessageLog()
@@ -266,51 +235,39 @@ def test_files_of_another_log_are_not_believed(tmp_path: Path) -> None:
             (topic, 0, [(f"it-{i}", [f"k{i % 7}"])]), (topic, 1, [(f"x-{i}", ["all"]), (f"y-{i}", [])])
         )
     assert [each.offset for each in one.stored] == [each.offset for each in other.stored]
-
-    async def scenario() -> None:
-        async with indexed(one.log, tmp_path, part_items=20) as index:
-            await settled(index)
-        async with indexed(other.log, tmp_path, part_items=20) as index:
-            await settled(index)
-            await check(other, index)
-            assert await searched(index, hashes(one, one.stored[0])[0], 0, other.end) == []
-
-    run(scenario)
+    async with indexed(one.log, tmp_path, part_items=20) as index:
+        await settled(index)
+    async with indexed(other.log, tmp_path, part_items=20) as index:
+        await settled(index)
+        await check(other, index)
+        assert await searched(index, hashes(one, one.stored[0])[0], 0, other.end) == []
 
 
-def test_what_a_crash_left_behind_is_deleted(tmp_path: Path) -> None:
+async def test_what_a_crash_left_behind_is_deleted(tmp_path: Path) -> None:
     node, _ = filled()
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path) as index:
-            await settled(index)
-        names = files_of(tmp_path)
-        (tmp_path / f"{names[0].name}{WRITING}").write_bytes(names[0].read_bytes())
-        (tmp_path / "00000000000000999424").write_bytes(names[0].read_bytes())
-        async with indexed(node.log, tmp_path) as index:
-            await settled(index)
-            await check(node, index)
-        assert [path.name for path in files_of(tmp_path)] == [path.name for path in names]
-
-    run(scenario)
+    async with indexed(node.log, tmp_path) as index:
+        await settled(index)
+    names = files_of(tmp_path)
+    (tmp_path / f"{names[0].name}{WRITING}").write_bytes(names[0].read_bytes())
+    (tmp_path / "00000000000000999424").write_bytes(names[0].read_bytes())
+    async with indexed(node.log, tmp_path) as index:
+        await settled(index)
+        await check(node, index)
+    assert [path.name for path in files_of(tmp_path)] == [path.name for path in names]
 
 
-def test_retention_deletes_the_files_with_the_segments(tmp_path: Path) -> None:
+async def test_retention_deletes_the_files_with_the_segments(tmp_path: Path) -> None:
     node, _ = filled()
-
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path) as index:
-            await settled(index)
-            before = files_of(tmp_path)
-            node.log.drop_before(2)
-            await wake(index)
-            assert files_of(tmp_path) == before[2:]
-            await check(node, index, begin=node.log.first_offset)
-
-    run(scenario)
+    async with indexed(node.log, tmp_path) as index:
+        await settled(index)
+        before = files_of(tmp_path)
+        node.log.drop_before(2)
+        await wake(index)
+        assert files_of(tmp_path) == before[2:]
+        await check(node, index, begin=node.log.first_offset)
 
 
-def test_damaged_log_bytes_are_repaired_before_they_are_taken(tmp_path: Path) -> None:
+async def test_damaged_log_bytes_are_repaired_before_they_are_taken(tmp_path: Path) -> None:
     node, _ = filled()
     node.log.damaged = {9, 40}
 
@@ -318,13 +275,10 @@ def test_damaged_log_bytes_are_repaired_before_they_are_taken(tmp_path: Path) ->
         node.log.damaged.discard(min(node.log.damaged))
         return True
 
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path, repair=repair) as index:
-            await settled(index)
-            await check(node, index)
-        assert not node.log.damaged
-
-    run(scenario)
+    async with indexed(node.log, tmp_path, repair=repair) as index:
+        await settled(index)
+        await check(node, index)
+    assert not node.log.damaged
 
 
 def test_memory_holds_no_more_than_a_part_and_a_slice(tmp_path: Path) -> None:

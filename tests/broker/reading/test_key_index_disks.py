@@ -15,7 +15,7 @@ from ledgermq.broker.reading import key_index, key_runs
 from ledgermq.broker.reading.key_run import BLOCK_ITEMS, RunRange, open_run, write_run
 from ledgermq.raft.disk.files import Buffer, RealFile, RealFileSystem
 
-from ..key_checks import FORM, check, files_of, filled, hashes, run
+from ..key_checks import FORM, check, files_of, filled, hashes
 from ..key_log import MessageLog, indexed, settled
 
 
@@ -32,7 +32,7 @@ class HeldFiles(RealFileSystem):
         super().rename(old, new)
 
 
-def test_segments_roll_while_a_run_is_written(tmp_path: Path) -> None:
+async def test_segments_roll_while_a_run_is_written(tmp_path: Path) -> None:
     """Everything is found meanwhile, and no more than three closed segments wait in memory."""
     node, files = MessageLog(), HeldFiles()
     topic = node.topic(queues=1)
@@ -41,27 +41,24 @@ def test_segments_roll_while_a_run_is_written(tmp_path: Path) -> None:
         for _ in range(count):
             node.send(topic, 0, (f"m-{len(node.stored)}", ["all"]), pad=500)
 
-    async def scenario() -> None:
-        async with indexed(node.log, tmp_path, files=files) as index:
-            try:
-                await index.catch_up(30)  # it follows from the begin
-                send(20)
-                await index.catch_up(30)
-                assert await asyncio.to_thread(files.waiting.wait, 30)
-                assert len(node.log.segments()) == 2
-                await check(node, index)
-                send(100)
-                await index.catch_up(0.5)
-                assert len(index._finished.closed) == key_index._MAX_CLOSED + 1
-                assert index.entries_behind
-                found = await index.search(hashes(node, node.stored[-1])[0], 0, node.end, 9)
-                assert not found.offsets and found.unsearched
-            finally:
-                files.free.set()
-            await settled(index)
+    async with indexed(node.log, tmp_path, files=files) as index:
+        try:
+            await index.catch_up(30)  # it follows from the begin
+            send(20)
+            await index.catch_up(30)
+            assert await asyncio.to_thread(files.waiting.wait, 30)
+            assert len(node.log.segments()) == 2
             await check(node, index)
-
-    run(scenario)
+            send(100)
+            await index.catch_up(0.5)
+            assert len(index._finished.closed) == key_index._MAX_CLOSED + 1
+            assert index.entries_behind
+            found = await index.search(hashes(node, node.stored[-1])[0], 0, node.end, 9)
+            assert not found.offsets and found.unsearched
+        finally:
+            files.free.set()
+        await settled(index)
+        await check(node, index)
 
 
 class FullFiles(RealFileSystem):
@@ -87,22 +84,18 @@ class _FullFile(RealFile):
         super().pwritev(buffers, offset)
 
 
-def test_a_full_disk_delays_the_files_and_nothing_else(
+async def test_a_full_disk_delays_the_files_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_runs, "RETRY_SECONDS", 0)
     monkeypatch.setattr(key_index, "RETRY_SECONDS", 0)
     node, _ = filled()
-
-    async def scenario() -> None:
-        files = FullFiles(5)
-        async with indexed(node.log, tmp_path, part_items=30, files=files) as index:
-            await settled(index)
-            await check(node, index)
-        assert not files.times
-        assert len([path for path in files_of(tmp_path) if not path.suffix]) == len(node.log.segments()) - 1
-
-    run(scenario)
+    files = FullFiles(5)
+    async with indexed(node.log, tmp_path, part_items=30, files=files) as index:
+        await settled(index)
+        await check(node, index)
+    assert not files.times
+    assert len([path for path in files_of(tmp_path) if not path.suffix]) == len(node.log.segments()) - 1
 
 
 @pytest.mark.parametrize("fails_at", [0, 2, 3])

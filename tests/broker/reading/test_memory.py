@@ -27,10 +27,13 @@ def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
     "files",
     [
         {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1048576\n"},
-        {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "1048576\n"},
+        {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n",
+         "sys/fs/cgroup/a/memory.max": "1048576\n"},
         {"proc/self/cgroup": "0::/of/the/host\n", "sys/fs/cgroup/memory.max": "1048576\n"},
-        {"proc/self/cgroup": "5:cpu:/\n4:memory:/d/x\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "1048576\n"},
-        {"proc/self/cgroup": "4:cpu,memory:/d\n", "sys/fs/cgroup/memory/d/memory.limit_in_bytes": "1048576\n"},
+        {"proc/self/cgroup": "5:cpu:/\n4:memory:/d/x\n",
+         "sys/fs/cgroup/memory/memory.limit_in_bytes": "1048576\n"},
+        {"proc/self/cgroup": "4:cpu,memory:/d\n",
+         "sys/fs/cgroup/memory/d/memory.limit_in_bytes": "1048576\n"},
     ],
     ids=["container", "a group above", "path of the host", "version 1", "version 1, its own group"],
 )  # fmt: skip

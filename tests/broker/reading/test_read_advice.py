@@ -16,8 +16,10 @@ from ledgermq.raft.types import LogIndex, NodeId
 def peer(node: str, **changes: Any) -> PeerStatus:
     """Return a follower that is up to date, with changes."""
     fields: dict[str, Any] = {
-        "address": "", "role": "follower", "connected": True, "durable_index": LogIndex(9), "commit_index": LogIndex(9),
-        "behind_bytes": 0, "last_contact_ms": 5, "fsync_p99_ms": 1.0, "disk_used_ratio": 0.1, "catching_up": False,
+        "address": "", "role": "follower", "connected": True, "durable_index": LogIndex(9),
+        "commit_index": LogIndex(9),
+        "behind_bytes": 0, "last_contact_ms": 5, "fsync_p99_ms": 1.0, "disk_used_ratio": 0.1,
+        "catching_up": False,
     }  # fmt: skip
     return PeerStatus(node_id=NodeId(node), **{**fields, **changes})
 

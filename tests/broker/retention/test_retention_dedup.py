@@ -23,7 +23,7 @@ def produce(node: Node, topic: int, sequence: int, count: int, view: LeaderView 
     turn = (view or node.view).open_turn()
     made = section(topic, 0, records(count, first_id=sequence), producer_id=7, base_sequence=sequence)
     admission = turn.add_records(made)
-    if turn.is_empty:
+    if not turn.size:
         turn.abandon()
     elif view is None:
         node.commit(turn)

@@ -11,7 +11,7 @@ import pytest
 
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.config import BrokerConfig
-from ledgermq.broker.reading.queue_reader import QueueReader
+from ledgermq.broker.reading.log_reader import QueueReader
 from ledgermq.broker.retention.topic_retention import TopicRetention
 from ledgermq.broker.service.disk_steps import DiskStep, RetentionView
 from ledgermq.broker.state.commands import (

@@ -27,7 +27,7 @@ def test_a_fifo_queue_is_locked_while_a_batch_is_in_flight() -> None:
     first = receive(node, asked)
     assert offsets(first) == [(0, 0), (0, 1)]
     assert receive(node, other) == []
-    assert not node.view.has_deliverable(other, node.log.now)
+    assert not node.view.selector.has_deliverable(other, node.log.now)
     again = receive(node, asked)
     assert (offsets(again), [item.attempt for item in again]) == (offsets(first), [1, 1])
     ack(node, asked, first[:1])
@@ -67,7 +67,7 @@ def test_an_expired_fifo_batch_comes_again_from_its_first_open_message_with_ackn
     asked = request(group, topic, 3)
     first = receive(node, asked)
     ack(node, asked, [first[1]])
-    assert node.view.next_expiry(group, topic) == node.log.now + 1_000
+    assert node.view.selector.next_expiry(group, topic) == node.log.now + 1_000
     node.log.now += 1_000
     again = receive(node, asked)
     assert offsets(again) == [(0, 0), (0, 1), (0, 2)]

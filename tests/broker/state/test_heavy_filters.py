@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ledgermq.broker.leader import selection
-from ledgermq.broker.leader.leader_view import ReceiveRequest
-from ledgermq.broker.leader.selection import Selector
+from ledgermq.broker.leader.selection import ReceiveRequest, Selector
 from ledgermq.broker.official.receive_at_leader import ReceiveWork
 from ledgermq.broker.state.commands import CreateGroup
 from ledgermq.broker.state.consume_queue import ColdRead, ConsumeQueue
@@ -74,7 +73,7 @@ def test_one_selection_looks_at_a_bounded_number_over_all_queues_and_says_that_i
         if plan.slot is not None:
             break
         assert plan.unfinished
-        if turn.is_empty:
+        if not turn.size:
             turn.abandon()
         else:
             node.commit(turn)
@@ -172,7 +171,7 @@ def test_filters_that_wait_for_their_turn_are_refused_when_the_leader_falls(look
         filters = [submit(number) for number in range(6)]
         await settle()
         assert not filters[-1].future.done()
-        assert not raft.pipeline.is_idle
+        assert raft.pipeline.bytes_waiting
         raft.pipeline.on_leader(None)
         with pytest.raises(NotLeaderError):
             filters[-1].future.result()
@@ -187,6 +186,6 @@ def test_a_filter_whose_client_is_gone_looks_at_nothing(looked_at: list[int]) ->
         submit(1).future.cancel()
         await settle()
         assert not looked_at
-        assert raft.pipeline.is_idle
+        assert not raft.pipeline.bytes_waiting
 
     run(body)

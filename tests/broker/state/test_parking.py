@@ -10,7 +10,7 @@ import pytest
 from ledgermq.broker.admin.listings import describe_topic
 from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from ledgermq.broker.leader import selection
-from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
+from ledgermq.broker.leader.selection import Delivery, ReceiveRequest
 from ledgermq.broker.official.receive_at_leader import COMMAND_BYTES, MESSAGE_BYTES
 from ledgermq.broker.state import leases
 from ledgermq.broker.state.backlog import Need, progress, unconsumed
@@ -79,10 +79,10 @@ def test_a_message_that_failed_for_the_last_time_is_parked_and_comes_no_more() -
     node.log.now += 1_000
     assert [item.attempt for item in receive(node, asked)] == [2]
     node.log.now += 1_000
-    assert node.view.has_deliverable(asked, node.log.now)
+    assert node.view.selector.has_deliverable(asked, node.log.now)
     assert receive(node, asked) == []
     assert parked(node, topic, group) == [(0, 2, ParkReason.ATTEMPTS)]
-    assert not node.view.has_deliverable(asked, node.log.now)
+    assert not node.view.selector.has_deliverable(asked, node.log.now)
     node.log.now += 1_000_000
     assert receive(node, asked) == []
     assert node.state.committed_offset(group, topic, 0) == 3, "it holds no offset back"
