@@ -170,18 +170,18 @@ _shared_lock = threading.Lock()
 def _shared_thread() -> _Thread:
     with _shared_lock:
         if not _shared:
-            _follow_process()
+            _follow_forks()
             _shared.append(_Thread())
         return _shared[0]
 
 
 @functools.cache
-def _follow_process() -> None:
-    """Register exit and fork handlers once per process; children inherit them. Must not run at import."""
-    atexit.register(_close_all)
+def _follow_forks() -> None:
+    """Register the fork handler once per process; children inherit it. Must not run at import."""
     os.register_at_fork(after_in_child=_forget_all)
 
 
+@atexit.register  # at import: handlers that the application registers later run before, with open clients
 def _close_all() -> None:
     for each in list(_open):
         each.close()
