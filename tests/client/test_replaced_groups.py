@@ -328,6 +328,33 @@ def test_a_queue_that_the_new_broker_group_does_not_have_cannot_be_sought() -> N
     run(scenario())
 
 
+def test_a_position_is_kept_while_a_lagging_nameserver_names_a_former_broker_group() -> None:
+    async def scenario() -> None:
+        group = FakeGroup(topics={"orders": 2})
+        group.group_id = 7
+        async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+            await fill(cluster, [b"a", b"b"])
+            await consumer.subscribe("orders")
+            assert sorted(await read(consumer, 2)) == [b"a", b"b"]
+            positions = consumer._reader.positions
+            consumer.pause([QUEUE])
+            route = consumer._routes.cached("orders")
+            assert route is not None
+            for group_id in (6, 0):
+                former = replace(route.parts[0].group, group_id=group_id)
+                consumer._routes._keep(replace(route, parts=(replace(route.parts[0], group=former),)))
+                with pytest.raises(OtherGroupError, match="was replaced by another one of its name"):
+                    consumer._reader.take(1)
+            await consumer._routes.get("orders", refresh=True)
+            assert consumer._reader.positions == positions
+            assert consumer.paused == (QUEUE,)
+            consumer.resume([QUEUE])
+            await fill(cluster, [b"c", b"d"])
+            assert sorted(await read(consumer, 2)) == [b"c", b"d"]
+
+    run(scenario())
+
+
 def test_a_broker_group_that_said_no_id_at_first_is_known_to_be_replaced() -> None:
     """The consumer has run since before the brokers were upgraded."""
 
