@@ -448,6 +448,7 @@ class Producer:
         self._end_replaced(route)
         known = self._outbox.topics.get(route.topic)
         known_parts = known.ordered.parts if known else self._kept_parts.get(route.topic, ())
+        known_parts = [part for part in known_parts if not self._is_replaced(part.group)]
         parts = [part for part in route.parts if part.writable and part.queue_count]
         preferred = [part for part in parts if part.group.writable] or parts
         if not preferred:
@@ -462,6 +463,10 @@ class Producer:
             lanes.ordered = self._lanes_of(TopicLanes(encoder, every), route.topic)
         self._kept_parts.pop(route.topic, None)
         self._outbox.use(route.topic, lanes)
+
+    def _is_replaced(self, group: BrokerGroup) -> bool:
+        connection = self._connections.get(group.name)
+        return connection is not None and connection.group.is_another(group)
 
     def _end_replaced(self, route: TopicRoute) -> None:
         """End connections to broker groups that a route shows as replaced by another of the same name."""

@@ -569,3 +569,25 @@ def test_parts_that_are_kept_for_the_next_send_follow_the_routes_meanwhile() -> 
             assert producer._kept_parts["payments"] == [first]
 
     run(scenario())
+
+
+def test_a_part_that_is_kept_of_a_broker_group_that_was_replaced_since_is_dropped() -> None:
+    """Its lanes would join the connection to the new broker group of its name."""
+
+    async def scenario() -> None:
+        group, other = FakeGroup("g0", {"orders": 1, "payments": 1}), FakeGroup("g1", {"orders": 2})
+        group.group_id, other.group_id = 7, 8
+        async with FakeCluster(group, other) as cluster, Producer(cluster.address) as producer:
+            await producer.send("orders", b"before")
+            route = producer._routes.cached("orders")
+            assert route is not None
+            mine, others = route.parts
+            former = replace(others, group=replace(others.group, group_id=6))
+            producer._kept_parts["payments"] = [former, mine]
+            await producer.send("payments", b"after")
+            assert producer._outbox.topics["payments"].ordered.parts == [
+                replace(mine, topic_id=group.topics["payments"][0])
+            ]
+            assert producer._connections["g1"].group.group_id == 8
+
+    run(scenario())
