@@ -59,7 +59,7 @@ def raise_if_final(refusal: pb.Refusal) -> None:
         raise error
 
 
-def _nobody_asked(tracker: LeaderTracker, timeout_s: float) -> LedgerMQError:
+def _none_asked(tracker: LeaderTracker, timeout_s: float) -> LedgerMQError:
     addresses = tracker.addresses
     if not addresses:
         return RouteError(
@@ -110,7 +110,7 @@ async def call_broker_group(
         if pause_ms or rest <= 0:
             pause_s = min(pause_ms / 1000, REFUSED_PAUSE_S)  # the caller waits, and has a deadline
             if once or pause_s >= rest:
-                last = refused or earlier or last or _nobody_asked(tracker, timeout_s)
+                last = refused or earlier or last or _none_asked(tracker, timeout_s)
                 last.perhaps_done = perhaps_done
                 raise last
             refused, earlier = None, refused
@@ -119,33 +119,35 @@ async def call_broker_group(
             await asyncio.sleep(pause_s)
             continue
         try:
-            answer = decoded(await call(channels.get(address), min(rest, attempt_s)))
-            refusal: pb.Refusal | None = getattr(answer, "refusal", None)
-            if refusal is None or not refusal.code:
-                return answer
-            failure = error_of(refusal)
-            if refusal.code == pb.OUTCOME_UNKNOWN:
-                on_unknown()
-        except asyncio.CancelledError:
-            raise_if_closed()
-            raise
+            return await _answer_of(call(channels.get(address), min(rest, attempt_s)))
         except grpc.RpcError as error:
-            last = unreachable(address, error)
-            if not last.not_sent:
-                perhaps_done = True
-                on_unknown()
-            tracker.failed(address)
-            continue
+            last = silent = unreachable(address, error)
+            is_unknown = not silent.not_sent
         except LedgerMQError as error:
-            failure = error
-        perhaps_done = perhaps_done or isinstance(failure, OutcomeUnknownError)
-        failure.perhaps_done = perhaps_done
-        if not failure.retryable:
-            raise failure
-        last = refused = failure
+            last = refused = error
+            is_unknown = isinstance(error, OutcomeUnknownError)
+        if is_unknown:
+            perhaps_done = True
+            on_unknown()
+        last.perhaps_done = perhaps_done
+        if not last.retryable:
+            raise last
         tracker.failed(address)
-        if isinstance(failure, RefusedError) and failure.leader_address != address:
-            tracker.hint(failure.leader_address)
+        if isinstance(last, RefusedError) and last.leader_address != address:
+            tracker.hint(last.leader_address)
+
+
+async def _answer_of(attempt: Awaitable[T]) -> T:
+    """Await an answer. Raises: a refusal as an error, ClosedError (channels are closed), grpc.RpcError."""
+    try:
+        answer = decoded(await attempt)
+    except asyncio.CancelledError:
+        raise_if_closed()
+        raise
+    refusal: pb.Refusal | None = getattr(answer, "refusal", None)
+    if refusal is not None and refusal.code:
+        raise error_of(refusal)
+    return answer
 
 
 async def call_log_service(

@@ -27,7 +27,6 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..arguments import texts
 from ..errors import (
-    BrokerUnreachableError,
     ClosedError,
     InvalidAddressError,
     LedgerMQError,
@@ -40,8 +39,8 @@ from ..errors import (
     error_of,
 )
 from ..pauses import ASK_TIMEOUT_S, NAMESERVER_LOOK_S, NAMESERVER_WAIT_S, RETRY_PAUSE_S
-from .calls import being_cancelled
-from .channels import Channels, unreachable
+from .calls import being_cancelled, call_broker_group
+from .channels import Channels
 from .gone_groups import GoneGroup, gone_of
 from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
 
@@ -302,36 +301,45 @@ class Routes:
         Return the broker groups that have the topic now. Empty: a leader says that it does not exist.
         Raises: NoQuorumError, RefusedError, BrokerUnreachableError: it is unknown whether the topic exists.
         """
-        groups = await self.groups()
+        every = await self.groups()
         answers = await asyncio.gather(
-            *(self._let_group_create(group, topic) for group in groups), return_exceptions=True
+            *(self._let_one_create(each, topic) for each in every), return_exceptions=True
         )
-        created = {group.name for group, answer in zip(groups, answers, strict=True) if answer is True}
+        created = {each.name for each, answer in zip(every, answers, strict=True) if answer is True}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures and not created and False not in answers:
             raise failures[0]
         return created
 
-    async def _let_group_create(self, group: BrokerGroup, topic: str) -> bool:
+    async def _let_one_create(self, broker_group: BrokerGroup, topic: str) -> bool:
         """Return whether the broker group has the topic now. Raises: as `_let_brokers_create`."""
-        silent: BrokerUnreachableError | None = None
+        if not any(node.messaging_address for node in broker_group.nodes):
+            return False
         request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
-        for node in group.by_preference:
-            if not node.messaging_address:
-                continue
-            stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
-            metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
+        metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
+
+        async def ask(channel: Any, timeout_s: float) -> rocketmq_v2_pb2.Status:
+            stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
             try:
-                answer = decoded(await stub.QueryRoute(request, timeout=ASK_TIMEOUT_S, metadata=metadata))
+                answer: rocketmq_v2_pb2.QueryRouteResponse = decoded(
+                    await stub.QueryRoute(request, timeout=timeout_s, metadata=metadata)
+                )
             except grpc.RpcError as error:
-                logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
                 if not is_stranger(error):
-                    silent = unreachable(node.messaging_address, error)
-                continue
-            return _is_created(answer.status)
-        if silent is not None:
-            raise silent
-        return False
+                    raise
+                return rocketmq_v2_pb2.Status(code=rocketmq_v2_pb2.TOPIC_NOT_FOUND)  # it creates none
+            return answer.status
+
+        status = await call_broker_group(
+            lambda: broker_group,
+            self._channels,
+            ask,
+            timeout_s=ASK_TIMEOUT_S * len(broker_group.nodes),
+            attempt_s=ASK_TIMEOUT_S,
+            port="messaging_address",
+            once=True,
+        )
+        return _is_created(status)
 
     async def _wait_for_route(self, topic: str, groups: Collection[str]) -> TopicRoute:
         """Wait until the nameserver knows a topic that exists in these broker groups."""
