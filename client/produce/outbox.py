@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from ..arguments import check_name, check_text
 from ..errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
 from ..message import Message, SendReceipt
-from .early_message import EarlyMessage, body_bytes, check_alone, keep, message_of
+from .early_message import EarlyMessage, body_bytes, keep
 from .encoding import check_labels
 from .lanes import Section
 from .message_ids import process_ids
@@ -141,42 +142,30 @@ class Outbox:
         self._bytes += size
         return future
 
-    def put(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        tag: str = "",
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        message_group: str = "",
-        selection: Selection | None = None,
-    ) -> asyncio.Future[SendReceipt]:
+    def put(self, message: Message, selection: Selection | None = None) -> asyncio.Future[SendReceipt]:
         """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes), ClosedError."""
-        if isinstance(topic, Message):
-            message = topic
-            check_alone(body, tag, keys, properties, message_group)
-            topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
-            properties, message_group = message.properties, message.message_group
+        tag, keys, properties = message.tag, message.keys, message.properties
+        message_group = message.message_group
         if self.is_full:
             raise BufferFullError(self._bytes, self._max_bytes)
         check_labels(tag, keys, {} if properties is None else properties, message_group)
-        lanes = self._lanes(topic)
-        data = body if type(body) is bytes else body_bytes(body)
+        lanes = self._lanes(message.topic)
+        data = message.body if type(message.body) is bytes else body_bytes(message.body)
         if message_group:
             check_text("message_group", message_group)
             lanes = lanes.ordered
             number = queue_of_group(message_group, len(lanes.lanes))
         elif selection is not None:
-            message = message_of(topic, data, tag, keys, properties, message_group)
-            number = selection.number([lane.queue for lane in lanes.lanes], message)
+            shown = replace(message, body=data, properties={} if properties is None else properties)
+            number = selection.number([lane.queue for lane in lanes.lanes], shown)
         else:
             number = self._choose(lanes, keys[0] if keys else "")
         section = self._section(lanes, number, len(data))
         born_ms = time.time_ns() // 1_000_000
         future = self.new_future()
         window = lanes.connections[number].window
-        goes_round = self._sticky and not (message_group or selection)
-        if not (tag or keys or properties or message_group or selection) and lanes.encoder.is_plain(data):
+        stays = bool(message_group or selection)  # in its queue
+        if not (stays or tag or keys or properties) and lanes.encoder.is_plain(data):
             size = self._put_plain(lanes, window, section, data, born_ms, future)
         else:
             message_id = self._ids.next(born_ms)
@@ -185,9 +174,8 @@ class Outbox:
             )
             size = len(record)
             window.added(section, record, OneMessage(future, message_id[1]))
-            if message_group or selection:
-                section.fifo = True  # must stay in its queue
-        if goes_round:
+            section.fifo |= stays
+        if self._sticky and not stays:
             self._went_round(lanes.encoder.topic, size, window)
         self._took(lanes.connections[number], section, size)
         return future
@@ -350,7 +338,7 @@ class Outbox:
             for early in waiting:
                 self._bytes -= early.size
                 try:
-                    early.follow(self.put(early.message, selection=early.selection))
+                    early.follow(self.put(early.message, early.selection))
                 except LedgerMQError as error:
                     self.failed_early += 1
                     early.fail(error)

@@ -235,26 +235,19 @@ class Producer:
         Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored),
         SendTimeoutError, NameserversDownError.
         """
-        if (
-            type(topic) is str
-            and tag == message_group == ""
-            and keys == ()
-            and properties is None
-            and selector is None
-            and argument is None
-        ):
+        plain = keys == () and properties is None and selector is None and argument is None
+        if plain and tag == message_group == "" and type(topic) is str:
             joined = self._outbox.join(topic, body)
             if joined is not None:
                 return await joined
         self._check_open()
-        selection = selection_of(selector, argument)
-        name = topic.topic if isinstance(topic, Message) else topic
+        message = message_of(topic, body, tag, keys, properties, message_group)
+        selection, name = selection_of(selector, argument), message.topic
         if type(name) is not str or name not in self._outbox.topics:
-            # Invalid messages are refused before the route is fetched
-            keep(message_of(topic, body, tag, keys, properties, message_group))
+            keep(message)  # invalid messages are refused before the route is fetched
         if name not in self._outbox.topics or self._outbox.is_full:  # else no coroutine per message
             await self._ready_for(name)  # last: no await between this and `put`, which takes the room
-        return await self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
+        return await self._outbox.put(message, selection)
 
     def send_nowait(
         self,
@@ -273,23 +266,18 @@ class Producer:
         The first message of a topic waits for the route; call `prepare(topic)` to fetch it ahead.
         Raises: BufferFullError (await `ready()`), UsageError. The future gets the other errors of `send`.
         """
-        if (
-            type(topic) is str
-            and tag == message_group == ""
-            and keys == ()
-            and properties is None
-            and selector is None
-            and argument is None
-        ):
+        plain = keys == () and properties is None and selector is None and argument is None
+        if plain and tag == message_group == "" and type(topic) is str:
             joined = self._outbox.join(topic, body)
             if joined is not None:
                 return joined
         self._check_open()
+        message = message_of(topic, body, tag, keys, properties, message_group)
         selection = selection_of(selector, argument)
         try:
-            return self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
+            return self._outbox.put(message, selection)
         except TopicNotFoundError:
-            return self._put_early(message_of(topic, body, tag, keys, properties, message_group), selection)
+            return self._put_early(message, selection)
 
     def _put_early(self, message: Message, selection: Selection | None) -> asyncio.Future[SendReceipt]:
         future = self._outbox.put_early(message, selection)
@@ -326,18 +314,9 @@ class Producer:
         It is sent and retried like any other message. Losses are counted (`statistics`) and logged.
         Raises: UsageError.
         """
-        return self.one_way.send(
-            lambda: self.send_nowait(
-                topic,
-                body,
-                tag=tag,
-                keys=keys,
-                properties=properties,
-                message_group=message_group,
-                selector=selector,
-                argument=argument,
-            )
-        )
+        given: dict[str, Any] = {"tag": tag, "keys": keys, "properties": properties}
+        given |= {"message_group": message_group, "selector": selector, "argument": argument}
+        return self.one_way.send(partial(self.send_nowait, topic, body, **given))
 
     def statistics(self) -> ProducerStatistics:
         """Return the counters since the start, summed over all broker groups. Local: no network call."""

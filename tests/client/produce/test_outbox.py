@@ -110,7 +110,7 @@ def test_messages_of_one_millisecond_join_and_each_gets_its_own_receipt(
     def scenario() -> None:
         desk = Desk(monkeypatch)
         assert desk.box.join("orders", b"00") is None, "nothing is open yet"
-        futures = [desk.box.put("orders", b"00")]
+        futures = [desk.box.put(Message("orders", b"00"))]
         futures += [
             cast("asyncio.Future[SendReceipt]", desk.box.join("orders", b"%02d" % i)) for i in range(1, 20)
         ]
@@ -131,7 +131,7 @@ def test_messages_of_one_millisecond_join_and_each_gets_its_own_receipt(
 def test_a_message_that_differs_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def scenario() -> None:
         desk = Desk(monkeypatch)
-        desk.box.put("orders", b"00")
+        desk.box.put(Message("orders", b"00"))
         assert desk.box.join("orders", bytes(128)) is None, "its size takes more bytes to write down"
         assert desk.box.join("orders", b"") is None
         assert desk.box.join("orders", "00") is None
@@ -149,13 +149,13 @@ def test_a_message_that_differs_takes_the_long_way(monkeypatch: pytest.MonkeyPat
 def test_nothing_joins_what_was_cut_given_up_or_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     def scenario() -> None:
         desk = Desk(monkeypatch)
-        desk.box.put("orders", b"00")
+        desk.box.put(Message("orders", b"00"))
         desk.window.next_request(0)  # and the outbox is not told
         assert desk.box.join("orders", b"00") is None
-        desk.box.put("orders", b"00")
+        desk.box.put(Message("orders", b"00"))
         assert len(desk.window.expire(1 << 60)) == 2
         assert desk.box.join("orders", b"00") is None
-        desk.box.put("orders", b"00")
+        desk.box.put(Message("orders", b"00"))
         (moved,) = desk.window.release()
         assert desk.box.join("orders", b"00") is None
         desk.window.adopt(moved, moved.lane)
@@ -169,17 +169,17 @@ def test_nothing_joins_a_run_that_something_came_behind(monkeypatch: pytest.Monk
 
     async def scenario() -> None:
         desk = Desk(monkeypatch)
-        desk.box.put("orders", b"00")
-        desk.box.put("orders", b"01", tag="t")
+        desk.box.put(Message("orders", b"00"))
+        desk.box.put(Message("orders", b"01", tag="t"))
         assert desk.box.join("orders", b"02") is None
-        desk.box.put("orders", b"02")
-        desk.box.put("orders", b"0" * 200)
+        desk.box.put(Message("orders", b"02"))
+        desk.box.put(Message("orders", b"0" * 200))
         assert desk.box.join("orders", b"03") is None
-        desk.box.put("orders", b"03")
+        desk.box.put(Message("orders", b"03"))
         assert desk.box.join("orders", b"04") is not None
         await desk.box.put_stretch(Stretch("orders", [b"05"] * 20), [], desk.box.ready)
         assert desk.box.join("orders", b"06") is None
-        desk.box.put("orders", b"06")
+        desk.box.put(Message("orders", b"06"))
         expected = [b"00", b"01", b"02", b"0" * 200, b"03", b"04", *[b"05"] * 20, b"06"]
         assert bodies(desk.cut()) == expected, "and every record is sound"
 
@@ -189,10 +189,10 @@ def test_nothing_joins_a_run_that_something_came_behind(monkeypatch: pytest.Monk
 def test_after_a_flush_the_next_message_goes_to_the_next_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     def scenario() -> None:
         desk = Desk(monkeypatch)
-        desk.box.put("orders", b"00")
+        desk.box.put(Message("orders", b"00"))
         desk.box.on_flush(1000)
         assert desk.box.join("orders", b"00") is None
-        desk.box.put("orders", b"00")
+        desk.box.put(Message("orders", b"00"))
         assert [section.lane.queue.queue_id for section in desk.cut().sections] == [0, 1]
 
     on_loop(scenario)
@@ -209,7 +209,7 @@ def test_messages_of_small_requests_go_round_the_queues(monkeypatch: pytest.Monk
             for number, tag in enumerate(labels):
                 sent = b"%02d" % number
                 if tag or desk.box.join("orders", sent) is None:
-                    desk.box.put("orders", sent, tag, keys)
+                    desk.box.put(Message("orders", sent, tag, keys))
             counts = [section.count for section in desk.cut().sections]
             assert len(counts) == 2
             assert max(counts) - min(counts) <= 2, "stretches of an eighth of what waits"
@@ -227,7 +227,7 @@ def test_a_large_request_spreads_in_stretches_and_the_next_one_stays_together(
             for number in range(600):
                 sent = b"%03d" % number
                 if desk.box.join("orders", sent) is None:
-                    desk.box.put("orders", sent)
+                    desk.box.put(Message("orders", sent))
             request = desk.cut()
             desk.answer(request)
             return [(section.lane.queue.queue_id, section.count) for section in request.sections]
@@ -259,7 +259,7 @@ def test_lone_messages_use_every_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     def scenario() -> None:
         desk, queues = Desk(monkeypatch, last_request=1), []
         for _ in range(6):
-            desk.box.put("orders", b"00")
+            desk.box.put(Message("orders", b"00"))
             request = desk.cut()
             desk.answer(request)
             queues += [section.lane.queue.queue_id for section in request.sections]
@@ -283,7 +283,7 @@ def test_a_selector_that_chooses_for_each_message_is_asked_for_each(
     def scenario() -> None:
         desk = Desk(monkeypatch, selector=selector())
         for _ in range(4):
-            desk.box.put("orders", b"00")
+            desk.box.put(Message("orders", b"00"))
             assert desk.box.join("orders", b"00") is None
         assert not desk.box.takes_whole(Stretch("orders", [b"00"] * 20))
         assert [section.count for section in desk.cut().sections] == [2, 2]
@@ -309,7 +309,7 @@ def test_a_section_has_no_more_messages_than_it_may_have(monkeypatch: pytest.Mon
         )
         desk.window._max_section = 1 << 30
         count = len(waiting)
-        desk.box.put("orders", b"0")
+        desk.box.put(Message("orders", b"0"))
         while desk.box.join("orders", b"0") is not None:
             count += 1
         await desk.box.put_stretch(Stretch("orders", [b"0"] * 20), waiting, desk.box.ready)
@@ -321,13 +321,13 @@ def test_a_section_has_no_more_messages_than_it_may_have(monkeypatch: pytest.Mon
 def test_the_bound_holds_for_those_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
     def scenario() -> None:
         desk = Desk(monkeypatch, max_bytes=1000)
-        desk.box.put("orders", bytes(100))
+        desk.box.put(Message("orders", bytes(100)))
         count = 1
         while desk.box.join("orders", bytes(100)) is not None:
             count += 1
         assert desk.box.is_full and count < 10
         with pytest.raises(BufferFullError):
-            desk.box.put("orders", bytes(100))
+            desk.box.put(Message("orders", bytes(100)))
         desk.answer(desk.cut())
         assert not desk.box.is_full
 
@@ -339,15 +339,15 @@ def test_the_connection_is_woken_when_enough_waits_for_one_more_request(
 ) -> None:
     def scenario() -> None:
         desk = Desk(monkeypatch)
-        desk.box.put("orders", bytes(1024))
+        desk.box.put(Message("orders", bytes(1024)))
         desk.cut()
         desk.box.on_flush(1000)
-        desk.box.put("orders", bytes(1024))
+        desk.box.put(Message("orders", bytes(1024)))
         woken = desk.wakes
         while desk.box.join("orders", bytes(1024)) is not None:
             pass
         assert desk.window.next_request(0) is None, "what waits is not yet worth a second request"
-        desk.box.put("orders", bytes(1024))
+        desk.box.put(Message("orders", bytes(1024)))
         assert desk.wakes == woken + 1
         assert desk.window.next_request(0) is not None
 
@@ -357,14 +357,14 @@ def test_the_connection_is_woken_when_enough_waits_for_one_more_request(
 def test_nothing_joins_once_the_producer_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     def scenario() -> None:
         desk = Desk(monkeypatch)
-        desk.box.put("orders", b"00")
+        desk.box.put(Message("orders", b"00"))
         desk.box.end_runs(for_good=True)
         assert desk.box.join("orders", b"00") is None
-        desk.box.put("orders", b"00")  # it waited for room when the producer closed
+        desk.box.put(Message("orders", b"00"))  # it waited for room when the producer closed
         assert desk.box.join("orders", b"00") is None
         desk.box.closed = True
         with pytest.raises(ClosedError):
-            desk.box.put("orders", b"00")
+            desk.box.put(Message("orders", b"00"))
 
     on_loop(scenario)
 
@@ -400,8 +400,8 @@ def test_a_stretch_is_put_in_pieces_that_sections_and_the_bound_take(monkeypatch
 def test_callers_that_are_gone_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def scenario() -> None:
         desk = Desk(monkeypatch)
-        first, second = desk.box.put("orders", b"00"), desk.box.join("orders", b"01")
-        labelled = desk.box.put("orders", b"02", tag="t")
+        first, second = desk.box.put(Message("orders", b"00")), desk.box.join("orders", b"01")
+        labelled = desk.box.put(Message("orders", b"02", tag="t"))
         assert second is not None
         first.cancel()
         labelled.cancel()
@@ -417,9 +417,9 @@ def test_each_caller_of_a_run_that_failed_gets_an_error_of_its_own(monkeypatch: 
     def scenario() -> None:
         desk = Desk(monkeypatch)
         futures = [
-            desk.box.put("orders", b"00"),
+            desk.box.put(Message("orders", b"00")),
             desk.box.join("orders", b"01"),
-            desk.box.put("orders", b"x", "t"),
+            desk.box.put(Message("orders", b"x", "t")),
         ]
         for ticket in desk.cut().sections[0].tickets:
             ticket.fail(lambda: RefusedError("CODE", "no"))
@@ -460,7 +460,7 @@ def test_whatever_comes_after_whatever_every_record_is_sound_and_its_receipt_tru
             if step in ("send", "label"):
                 sent = body(min(size, 100_000))
                 joined = box.join("orders", sent) if step == "send" else None
-                future = joined or box.put("orders", sent, "t" * (step == "label"))
+                future = joined or box.put(Message("orders", sent, "t" * (step == "label")))
                 waiting.append((future, [sent]))
             elif step == "batch":
                 futures: list[asyncio.Future[Any]] = []
