@@ -173,7 +173,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "consume": {"cluster", "produce", "trace"},
         "push": {"cluster", "consume"},
         "admin": {"cluster", "consume", "produce", "trace"},
-        "sync": {"admin", "cluster", "consume", "produce", "push"},
+        "sync": {"admin", "consume", "produce", "push"},
         "bench": {"admin", "cluster", "consume", "produce"},
         "demo": {"admin", "consume", "local", "produce"},
         "cli": {"admin", "bench", "cluster", "consume", "demo", "local", "produce", "trace"},

@@ -164,14 +164,14 @@ def test_an_acknowledgement_that_nobody_takes_ends_no_loop(
 
     add(cluster, b"a", b"b")
     with caplog.at_level(logging.WARNING), consumer_of(cluster) as consumer:
-        acknowledge = consumer._consumer.ack
+        acknowledge = consumer._twin.ack
 
         async def ack(message: LeasedMessage) -> None:
             if message.body == b"a":
                 raise BrokerUnreachableError("127.0.0.1:1", "it does not answer")
             await acknowledge(message)
 
-        monkeypatch.setattr(consumer._consumer, "ack", ack)
+        monkeypatch.setattr(consumer._twin, "ack", ack)
         for message in consumer:
             message.ack()
         assert "an acknowledgement failed, its message comes again" in caplog.text
