@@ -168,7 +168,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
     "client": {
         "cluster": set(),
         "local": set(),
-        "trace": {"cluster"},
+        "trace": set(),
         "produce": {"cluster", "trace"},
         "consume": {"cluster", "produce", "trace"},
         "push": {"cluster", "consume"},

@@ -117,7 +117,7 @@ class Routes:
         self._listeners: list[RouteListener] = []
         self._watch: asyncio.Task[None] | None = None
         self._topics_changed = asyncio.Event()
-        self._groups: dict[str, BrokerGroup] = {}  # by name, in the newest route
+        self._groups: dict[str, BrokerGroup] = {}  # by name, as in the newest route that named them
         self._closed = False
 
     def on_change(self, listener: RouteListener) -> None:
@@ -162,6 +162,19 @@ class Routes:
         """Return the newest known route without a call."""
         entry = self._cache.get(topic)
         return entry[1] if entry else None
+
+    def broker_group(self, topic: str, name: str) -> BrokerGroup:
+        """Return a broker group of a topic as last known. It is kept when no route names it any more.
+
+        Raises: TopicNotFoundError (no route has ever named it).
+        """
+        route = self.cached(topic)
+        part = route.part(name) if route else None
+        if part is not None:
+            return part.group
+        if name not in self._groups:
+            raise TopicNotFoundError(topic)
+        return self._groups[name]
 
     def forget(self, topic: str) -> None:
         """The topic no longer exists: drop its route and stop watching it. The next `get` asks again."""

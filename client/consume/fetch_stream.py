@@ -26,8 +26,8 @@ from ledgermq.proto.grpc_answers import decoded
 from ..cluster.calls import being_cancelled, raise_if_final
 from ..cluster.channels import Channels, unreachable
 from ..cluster.topic_route import BrokerGroup, Node
-from ..cluster.waiting import happens
 from ..errors import CorruptMessageError, LedgerMQError
+from ..event_loop import happens
 from ..pauses import FOLLOWER_POLL_MS, GRACE_S, PARKED_S, REFUSED_PAUSE_S, ROUTE_AGAIN_S
 from .intake import Intake, Q, Refused
 from .read_source import FetchSource, ReadSource

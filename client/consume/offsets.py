@@ -93,3 +93,19 @@ class GroupOffsets:
         await call_log_service(
             group, self._channels, lambda stub: stub.CommitOffsets, request, timeout_s=timeout_s
         )
+
+
+async def start_offsets(
+    channels: Channels, group: Callable[[], BrokerGroup], topic: str, start: str
+) -> dict[int, int]:
+    """Return the start offset of each queue id of a topic. Raises: RefusedError, BrokerUnreachableError."""
+    timestamp = int(start) if start.isdecimal() else 0
+    request = pb.QueryOffsetsRequest(topic=topic, timestamp=timestamp)
+    answer: pb.QueryOffsetsResponse = await call_log_service(
+        group, channels, lambda stub: stub.QueryOffsets, request
+    )
+    offsets = {}
+    for each in answer.offsets:
+        begin = each.time_offset if timestamp else each.begin_offset
+        offsets[each.queue_id] = each.end_offset if start == "latest" else begin
+    return offsets

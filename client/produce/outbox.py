@@ -1,7 +1,8 @@
 """Outbox: unacknowledged messages of a producer. Chooses the queue of each new message, bounds their bytes.
 
-Owns: the choice of the queue, the open sections, the bound on their bytes, the open runs, and the messages of
-topics without a route.
+Owns: the choice of the queue, the open sections, the bound on their bytes, the open runs, the messages of
+topics without a route, and the tickets: the futures of the callers, which get their receipts in the end. A
+cancelled future is skipped.
 Must not: do I/O, know routes, interpret answers.
 
 Most messages without labels join the open run of their topic (`join`). The run remembers where the last one
@@ -18,22 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 from ..arguments import check_name, check_text
 from ..errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
-from ..message import Message, SendReceipt
+from ..message import Message, MessageQueue, SendReceipt
 from .early_message import EarlyMessage, body_bytes, keep
 from .encoding import check_labels
-from .lanes import Section
 from .message_ids import process_ids
 from .plain_run import FEW, PlainRun, Stretch
 from .produce_stream import GroupConnection, now_ms
 from .queue_selection import QueueSelector, Selection, queue_of_group
-from .send_window import MAX_SECTION_COUNT, SendWindow
-from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
+from .send_window import MAX_SECTION_COUNT, Section, SendWindow
 from .topic_lanes import TopicLanes
 
 _RECORD_ROOM: Final = 256  # bytes of a record besides body and labels, for the choice of a section
@@ -42,6 +43,128 @@ _NO_BOUND: Final = 1 << 62
 _LARGE_REQUEST: Final = 32
 #: Otherwise one queue gets this fraction of the waiting bytes in a row.
 _STRETCHES: Final = 8
+
+
+#: Makes a SendReceipt of its six fields without a Python-level call.
+_RECEIPT: Final = partial(tuple.__new__, SendReceipt)
+
+
+def receipts(
+    message_ids: Iterable[str], queue: MessageQueue, base_offset: int, count: int, duplicate: bool
+) -> list[SendReceipt]:
+    """Return the receipts of `count` consecutive messages."""
+    topic, group, queue_id = queue
+    offsets = range(base_offset, base_offset + count)
+    rows = zip(message_ids, repeat(topic), repeat(group), repeat(queue_id), offsets, repeat(duplicate))
+    return list(map(_RECEIPT, rows))
+
+
+class OneMessage:
+    """A single message whose id is known."""
+
+    __slots__ = ("future", "message_id")
+
+    def __init__(self, future: asyncio.Future[SendReceipt], message_id: str) -> None:
+        self.future = future
+        self.message_id = message_id
+
+    def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
+        if not self.future.done():
+            self.future.set_result(SendReceipt(self.message_id, *queue, base_offset, duplicate))
+        return 1
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        if not self.future.done():
+            self.future.set_exception(error())
+
+
+class EachOfRun:
+    """The messages of a run, each with its own caller. `futures` has one per body of the run."""
+
+    __slots__ = ("futures", "run")
+
+    def __init__(self, run: PlainRun) -> None:
+        self.run = run
+        self.futures: list[asyncio.Future[SendReceipt]] = []
+
+    def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
+        count = len(self.futures)
+        made = receipts(self.run.message_ids(), queue, base_offset, count, duplicate)
+        for future, receipt in zip(self.futures, made, strict=True):
+            if not future.done():
+                future.set_result(receipt)
+        return count
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error())
+
+
+class WholeRun:
+    """The messages of a run with one common caller."""
+
+    __slots__ = ("count", "future", "run")
+
+    def __init__(self, run: PlainRun, future: asyncio.Future[list[SendReceipt]]) -> None:
+        self.run = run
+        self.count = len(run.bodies)
+        self.future = future
+
+    def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
+        if not self.future.done():
+            made = receipts(self.run.message_ids(), queue, base_offset, self.count, duplicate)
+            self.future.set_result(made)
+        return self.count
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        if not self.future.done():
+            self.future.set_exception(error())
+
+
+class OpenRun:
+    """Fast path for the next plain message of a topic. The caller counts `left` (bytes) down.
+
+    It ends when it is no longer its section's `run` (another record followed, or the section was closed),
+    when the section is full, when a body of another kind or another millisecond comes, and when the outbox
+    drops it.
+    """
+
+    __slots__ = (
+        "bodies",
+        "born_ns",
+        "futures",
+        "largest",
+        "left",
+        "run",
+        "section",
+        "smallest",
+        "surplus",
+        "until_ns",
+        "window",
+    )
+
+    def __init__(
+        self,
+        window: SendWindow,
+        section: Section,
+        run: PlainRun,
+        ticket: EachOfRun,
+        largest: int,
+        most: int,
+    ) -> None:
+        """`largest`: largest body that the broker groups accept, bytes. `most`: bytes to put here at most."""
+        self.window = window
+        self.section = section
+        self.run = run
+        self.bodies = run.bodies
+        self.futures = ticket.futures
+        self.smallest = run.smallest
+        self.largest = min(run.largest, largest)
+        self.surplus = run.body_offset + 7  # plus body, rounded down to a multiple of 8: record size
+        self.born_ns = run.born_ms * 1_000_000
+        self.until_ns = self.born_ns + 1_000_000
+        self.left = min(window.growth(section), most)
 
 
 class Outbox:

@@ -26,7 +26,7 @@ from ..cluster.channels import Channels, unreachable
 from ..cluster.leader_question import who_leads
 from ..cluster.leader_tracker import LeaderTracker
 from ..cluster.topic_route import BrokerGroup, Node, TopicRoute
-from ..cluster.waiting import happens_anew
+from ..event_loop import happens_anew
 from ..pauses import ANSWER_TIMEOUT_MS, CHECK_S, FIRST_AVOID_MS, LONGEST_AVOID_MS, SUSPICION_MS
 from .latency_fault import CallTimes
 from .send_window import Failed, Outcome, Request, SendWindow

@@ -3,7 +3,9 @@
     async with Producer("127.0.0.1:9876") as producer:
         receipt = await producer.send("orders", b"hello", tag="new")
 
-Owns: deadlines, routes, one connection per broker group. Waiting messages and the choice of queues: `outbox`.
+Owns: deadlines, routes, one connection per broker group; which messages move to another broker group, and
+which fail because their topic no longer exists. Waiting messages and the choice of queues: `outbox`. The
+meaning of a refusal: `retry_policy`.
 A receipt means: stored and flushed on a majority of the nodes of the broker group. Brokers detect retries, so
 a message that was resent is stored once.
 """
@@ -65,7 +67,6 @@ from .queue_selection import (
     selection_of,
     selector_of,
 )
-from .reroute import OldRoutes
 from .send_trace import trace_section
 from .send_window import Delivered, Failed, Outcome, SendWindow
 from .topic_lanes import TopicLanes
@@ -150,7 +151,6 @@ class Producer:
         self._routes.on_change(self._on_route)
         self._host = socket.gethostname()
         self._connections: dict[str, GroupConnection] = {}
-        self._old_routes = OldRoutes(self._routes, self._outbox, self._connections, self._fail)
         # Topics without lanes since a broker group was replaced: their parts in the other broker groups
         self._kept_parts: dict[str, list[TopicInGroup]] = {}
         self._timer: asyncio.Task[None] | None = None
@@ -516,6 +516,47 @@ class Producer:
         for connection in self._connections.values():
             connection.wake()
 
+    async def _refresh(self, topic: str, refused_by: GroupConnection | None = None) -> None:
+        """Fetch a route again. `refused_by`: this broker group no longer has the topic, or that queue of it.
+
+        A topic that no longer exists anywhere is created again where brokers do so for a first message.
+        Otherwise its messages fail: the topic may never exist again.
+        """
+        try:
+            route = await self._routes.get(topic, refresh=True, create=refused_by is not None)
+        except LedgerMQError as error:
+            logger.info("route not refreshed topic=%s reason=%s", topic, error)
+            if refused_by is not None and isinstance(error, TopicNotFoundError):
+                self._forget(topic, error)
+            return
+        if refused_by is not None and route.part(refused_by.group.name) is None:
+            self._move_sections(refused_by, topic)
+
+    def _forget(self, topic: str, error: TopicNotFoundError) -> None:
+        """Fail what is certainly not stored. What is in flight will be refused, which leads here again."""
+        self._routes.forget(topic)
+        self._outbox.forget(topic)
+        for connection in self._connections.values():
+            for failed in connection.window.give_up(topic):
+                self._fail(failed, connection, error.again)
+
+    def _move_sections(self, source: GroupConnection, topic: str | None = None) -> None:
+        """Move what the broker group definitely refused (of one topic or all) to another one, if any."""
+        now = now_ms()
+        targets = {
+            name: lanes.instead_of(source, now)
+            for name, lanes in self._outbox.topics.items()
+            if topic in (None, name)
+        }
+        if not any(targets.values()):
+            return
+        for section in source.window.release(topic):
+            choices = targets.get(section.lane.queue.topic)
+            lane, target = choices[secrets.randbelow(len(choices))] if choices else (section.lane, source)
+            source.counts.moved += section.count * (target is not source)
+            target.window.adopt(section, lane)
+            target.wake()
+
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -531,14 +572,14 @@ class Producer:
         if outcome.pause_ms or outcome.try_other_group:
             self._outbox.end_runs()
         for topic in outcome.refresh_topics:
-            self._in_background(self._old_routes.refresh(topic, connection))
+            self._in_background(self._refresh(topic, connection))
         if outcome.find_leader and not outcome.leader_hint:
             topics = self._outbox.topics
             its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.groups]
             for topic in [*its, *topics][:1]:  # a drained broker group may have no lanes: take any topic
-                self._in_background(self._old_routes.refresh(topic))
+                self._in_background(self._refresh(topic))
         if outcome.try_other_group:
-            self._old_routes.move_sections(connection)
+            self._move_sections(connection)
 
     def _deliver(self, delivered: Delivered, connection: GroupConnection) -> None:
         section, offset = delivered.section, delivered.base_offset

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from ..cluster.topic_route import TopicInGroup
 from ..message import MessageQueue
 from .encoding import RecordEncoder
-from .lanes import Lane
 from .latency_fault import quickest
 from .produce_stream import GroupConnection
+from .send_window import Lane
 
 _MAX_CHOICES: Final = 64  # sets of broker groups that are cached
 _LAST: Final = 8  # above every rank

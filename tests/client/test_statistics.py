@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ledgermq.client import Message, MessageQueue, Producer, PullConsumer
+import asyncio
+
+from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, SimpleConsumer
 from ledgermq.client import sync as blocking
-from ledgermq.client.consume.statistics import LeaseCounts, LeaseStatistics
+from ledgermq.client.consume.statistics import LeaseStatistics
 from ledgermq.client.errors import InvalidHandleError
-from ledgermq.client.message import LeasedMessage
 from ledgermq.client.produce.queue_selection import StrictRoundRobin
-from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import route_pb2 as pb
 
+from .fake_messaging import MessagingCluster
 from .fakes import FakeCluster, FakeGroup
 from .reading import fill, read, run
 from .served import served
@@ -91,10 +92,27 @@ def test_a_pull_consumer_tells_positions_ends_and_what_it_holds() -> None:
 
 
 def test_leases_are_counted_by_what_became_of_them() -> None:
-    counts = LeaseCounts()
-    for attempt in (1, 1, 2):
-        raw = v2.Message()
-        raw.system_properties.delivery_attempt = attempt
-        counts.received(LeasedMessage(raw, "g0"))
-    counts.answered([None, InvalidHandleError("INVALID_RECEIPT_HANDLE", "over"), None])
-    assert counts.statistics(4) == LeaseStatistics(3, 1, 2, 1, 4)
+    async def scenario() -> None:
+        async with (
+            MessagingCluster(FakeGroup(topics={"orders": 1})) as cluster,
+            SimpleConsumer(cluster.address, group="billing") as consumer,
+        ):
+            await consumer.subscribe("orders")
+            cluster.messages.add(b"a", b"b")
+            first, second = await consumer.receive()
+            cluster.messages.add(b"c")
+            cluster.messages.delivery_attempt = 2
+            (third,) = await consumer.receive()
+            cluster.messages.leased.pop(second.receipt_handle)
+            cluster.messaging[0].hold_acks = asyncio.Event()
+            acks = [asyncio.create_task(consumer.ack(each)) for each in (first, second)]
+            await cluster.messaging[0].acking.wait()
+            acks.append(asyncio.create_task(consumer.ack(third)))
+            await asyncio.sleep(0)
+            assert consumer.statistics() == {"g0": LeaseStatistics(3, 1, 0, 0, 1)}
+            cluster.messaging[0].hold_acks.set()
+            outcomes = await asyncio.gather(*acks, return_exceptions=True)
+            assert [type(each) for each in outcomes] == [type(None), InvalidHandleError, type(None)]
+            assert consumer.statistics() == {"g0": LeaseStatistics(3, 1, 2, 1, 0)}
+
+    run(scenario())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.client.consume.silent_groups import SilentGroups
+from ledgermq.client.consume.simple_consumer import SilentGroups
 from ledgermq.client.pauses import FIRST_SILENCE_S as FIRST_S
 from ledgermq.client.pauses import LONGEST_SILENCE_S as LONGEST_S
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgermq.client.message import MessageQueue
-from ledgermq.client.produce.lanes import Lane
-from ledgermq.client.produce.send_window import MAX_REQUEST_BYTES, PIPELINE_BYTES, Request, SendWindow
+from ledgermq.client.produce.send_window import MAX_REQUEST_BYTES, PIPELINE_BYTES, Lane, Request, SendWindow
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.record import decode_section, walk_sections

@@ -14,7 +14,6 @@ from ledgermq.client import Message, Producer, SendReceipt
 from ledgermq.client.errors import UsageError
 from ledgermq.client.produce import outbox, producer
 from ledgermq.client.produce import produce_stream as connection
-from ledgermq.client.produce import reroute as old_routes
 from ledgermq.client.produce.queue_selection import (
     CustomSelector,
     HashByKey,
@@ -33,7 +32,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.ahead_ms = 0
-        for module in (connection, old_routes, outbox, producer):
+        for module in (connection, outbox, producer):
             patch.setattr(module, "now_ms", lambda: 1_000_000 + self.ahead_ms)
 
 

@@ -100,7 +100,7 @@ def test_what_is_in_flight_is_answered_first() -> None:
             await node.asked.wait()
             delete(group, "orders")
             cluster.register(group)
-            await producer._old_routes.refresh("orders", producer._connections["g0"])
+            await producer._refresh("orders", producer._connections["g0"])
             assert not stored.done()
             node.may_answer.set()
             assert (await stored).queue_offset == 1

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.produce.encoding import RecordEncoder
-from ledgermq.client.produce.lanes import Lane
 from ledgermq.client.produce.latency_fault import CallTimes, LatencyTable
 from ledgermq.client.produce.produce_stream import GroupConnection
+from ledgermq.client.produce.send_window import Lane
 from ledgermq.client.produce.topic_lanes import TopicLanes
 
 NOW = 1_000_000
