@@ -335,11 +335,7 @@ class SimpleConsumer:
             waiting[broker_group] += len(acks)
         return {
             name: LeaseStatistics(
-                each["received"],
-                each["redelivered"],
-                each["acknowledged"],
-                each["refused"],
-                waiting[name],
+                each["received"], each["redelivered"], each["acknowledged"], each["refused"], waiting[name]
             )
             for name, each in sorted(self._counts.items())
         }

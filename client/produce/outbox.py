@@ -145,13 +145,7 @@ class OpenRun:
     )
 
     def __init__(
-        self,
-        window: SendWindow,
-        section: Section,
-        run: PlainRun,
-        ticket: EachOfRun,
-        largest: int,
-        most: int,
+        self, window: SendWindow, section: Section, run: PlainRun, ticket: EachOfRun, largest: int, most: int
     ) -> None:
         """`largest`: largest body that the broker groups accept, bytes. `most`: bytes to put here at most."""
         self.window = window
