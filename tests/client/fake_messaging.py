@@ -1,6 +1,6 @@
 """A stand-in for a node's messaging port: receives with leases, acknowledgements, faults on demand.
 
-The messages stand in memory; a lease ends only when it is given back. Only what SimpleConsumer depends on is here.
+Messages are in memory; a lease ends only when it is given back. Has only what SimpleConsumer depends on.
 """
 
 from __future__ import annotations

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 from ledgermq.client import Producer, PullConsumer
 
 from .fakes import FakeCluster
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 async def fill(cluster: FakeCluster, bodies: list[bytes], topic: str = "orders") -> None:

@@ -114,7 +114,7 @@ def test_a_suggestion_without_an_address_here_is_not_followed() -> None:
     assert not reading.answer("n1", "n1")
 
 
-def test_a_new_leader_that_somebody_names_is_asked_next() -> None:
+def test_a_new_leader_that_a_node_names_is_asked_next() -> None:
     reading = Reading()
     reading.source.tracker.learned(2, "n3")
     assert reading.at == "host3:1"

@@ -265,7 +265,7 @@ def test_a_message_that_cannot_be_encoded_leaves_no_empty_section() -> None:
 
 @pytest.mark.parametrize("code", [pb.DISK_FULL, pb.TOO_MANY_REQUESTS, pb.NO_QUORUM, pb.NOT_LEADER])
 def test_a_refusal_before_the_broker_looked_says_nothing_of_an_earlier_copy(code: pb.RefusalCode) -> None:
-    """The first copy may be stored although the disk is full now: it must not go to another group, nor count as not stored."""
+    """The first copy may be stored: it must not go to another broker group, nor count as not stored."""
     driver = Driver()
     driver.add(0, "a")
     first = driver.must_request()
@@ -275,7 +275,7 @@ def test_a_refusal_before_the_broker_looked_says_nothing_of_an_earlier_copy(code
     driver.window.on_response(refused(again, code, retryable=True), 1)
     assert driver.window.release() == []
     (failed,) = driver.window.expire(5_000)
-    assert failed.sent, "nobody may say that it is not stored"
+    assert failed.sent, "it may be stored"
 
 
 def test_sections_that_certainly_are_not_stored_can_move_to_another_group() -> None:
@@ -358,7 +358,7 @@ def test_what_was_given_up_is_not_given_up_again_with_its_broker_group() -> None
     assert driver.window.idle
 
 
-# --- against a broker that loses streams, answers and leaders ------------------------------------------------------
+# --- against a broker that loses streams, answers and leaders -----------------------------------------------
 
 
 class Broker:

@@ -157,7 +157,7 @@ def test_a_failed_acknowledgement_is_raised_by_the_next_step(cluster: Served[Mes
             list(consumer)
 
 
-def test_an_acknowledgement_that_nobody_takes_ends_no_loop(
+def test_an_acknowledgement_that_no_node_takes_ends_no_loop(
     cluster: Served[MessagingCluster], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker group is down: the message comes again, and those of other groups are there."""
