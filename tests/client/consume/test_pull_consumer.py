@@ -13,23 +13,22 @@ from ledgermq.client.errors import ClosedError, MessagesDeletedError, TopicNotFo
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup, FakeNode
-from ..reading import fill, read
+from ..reading import fill, pulling, read, subscribed
 
 
 async def test_every_message_is_read_once_and_in_order_within_its_queue() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 3})) as cluster:
+    async with pulling(3, group="g") as (_, cluster, consumer):
         bodies = [b"%d" % i for i in range(50)]
         await fill(cluster, bodies)
-        async with PullConsumer(cluster.address, group="g") as consumer:
-            await consumer.subscribe("orders")
-            seen: dict[int, list[int]] = {}
-            count = 0
-            while count < 50:
-                for message in await consumer.poll(7, 5000):
-                    seen.setdefault(message.queue_id, []).append(int(message.body))
-                    count += 1
-            assert sorted(number for each in seen.values() for number in each) == list(range(50))
-            assert all(each == sorted(each) for each in seen.values())
+        await consumer.subscribe("orders")
+        seen: dict[int, list[int]] = {}
+        count = 0
+        while count < 50:
+            for message in await consumer.poll(7, 5000):
+                seen.setdefault(message.queue_id, []).append(int(message.body))
+                count += 1
+        assert sorted(number for each in seen.values() for number in each) == list(range(50))
+        assert all(each == sorted(each) for each in seen.values())
 
 
 async def test_a_committed_offset_is_where_the_next_consumer_starts() -> None:
@@ -46,101 +45,81 @@ async def test_a_committed_offset_is_where_the_next_consumer_starts() -> None:
 
 
 async def test_a_new_group_can_start_at_the_end() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-        await fill(cluster, [b"old"])
-        async with PullConsumer(cluster.address, group="g", start="latest") as consumer:
-            await consumer.subscribe("orders")
-            await fill(cluster, [b"new"])
-            assert await read(consumer, 1) == [b"new"]
+    async with subscribed(group="g", start="latest", sent=[b"old"]) as (_, cluster, consumer):
+        await fill(cluster, [b"new"])
+        assert await read(consumer, 1) == [b"new"]
 
 
 async def test_seek_goes_back_and_forth() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-        await fill(cluster, [b"a", b"b", b"c"])
-        async with PullConsumer(cluster.address) as consumer:
-            await consumer.subscribe("orders")
-            (queue,) = consumer.assignment
-            assert await read(consumer, 3) == [b"a", b"b", b"c"]
-            consumer.seek(queue, 1)
-            assert consumer.position(queue) == 1
-            assert await read(consumer, 1) == [b"b"]
-            await consumer.seek_to_beginning("orders")
-            assert await read(consumer, 1) == [b"a"]
-            await consumer.seek_to_end("orders")
-            assert await consumer.poll(1, 100) == []
+    async with subscribed(sent=[b"a", b"b", b"c"]) as (_, _, consumer):
+        (queue,) = consumer.assignment
+        assert await read(consumer, 3) == [b"a", b"b", b"c"]
+        consumer.seek(queue, 1)
+        assert consumer.position(queue) == 1
+        assert await read(consumer, 1) == [b"b"]
+        await consumer.seek_to_beginning("orders")
+        assert await read(consumer, 1) == [b"a"]
+        await consumer.seek_to_end("orders")
+        assert await consumer.poll(1, 100) == []
 
 
 async def test_a_waiting_poll_wakes_when_a_message_comes() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
-        await consumer.subscribe("orders")
+    async with subscribed() as (_, cluster, consumer):
         waiting = asyncio.create_task(consumer.poll(1, 10_000))
         await fill(cluster, [b"late"])
         assert [message.body for message in await waiting] == [b"late"]
 
 
 async def test_reading_goes_on_at_another_node_when_one_dies() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group, nodes=3) as cluster:
-        await fill(cluster, [b"a"])
-        async with PullConsumer(cluster.address) as consumer:
-            await consumer.subscribe("orders")
-            assert await read(consumer, 1) == [b"a"]
-            await cluster.node("n1").stop()
-            group.leader, group.term = "n2", 2
-            cluster.register(group)
-            await fill(cluster, [b"b"])
-            assert await read(consumer, 1) == [b"b"]
+    async with subscribed(nodes=3, sent=[b"a"]) as (group, cluster, consumer):
+        assert await read(consumer, 1) == [b"a"]
+        await cluster.node("n1").stop()
+        group.leader, group.term = "n2", 2
+        cluster.register(group)
+        await fill(cluster, [b"b"])
+        assert await read(consumer, 1) == [b"b"]
 
 
 async def test_deleted_messages_are_skipped() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster:
+    async with pulling() as (group, cluster, consumer):
         await fill(cluster, [b"a", b"b", b"c"])
-        async with PullConsumer(cluster.address) as consumer:
-            group.queues[1, 0].begin = 2
-            await consumer.assign([MessageQueue("orders", "g0", 0)])
-            consumer.seek(consumer.assignment[0], 0)
-            assert await read(consumer, 1) == [b"c"]
+        group.queues[1, 0].begin = 2
+        await consumer.assign([MessageQueue("orders", "g0", 0)])
+        consumer.seek(consumer.assignment[0], 0)
+        assert await read(consumer, 1) == [b"c"]
 
 
 @pytest.mark.parametrize(("when_deleted", "next_body"), [("earliest", b"d"), ("latest", b"new")])
 async def test_deleted_messages_are_counted_and_reading_goes_on_where_its_user_wants(
     when_deleted: str, next_body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster:
+    async with pulling(when_deleted=when_deleted) as (group, cluster, consumer):
         await fill(cluster, [b"a", b"b", b"c", b"d"])
-        async with PullConsumer(cluster.address, when_deleted=when_deleted) as consumer:
-            group.queues[1, 0].begin = 3
-            await consumer.assign([MessageQueue("orders", "g0", 0)])
-            consumer.seek(consumer.assignment[0], 1)
-            while not consumer.deleted_count:  # noqa: ASYNC110 (what its user sees, too)
-                await asyncio.sleep(0.01)
-            assert consumer.deleted_count == 2
-            await fill(cluster, [b"new"])
-            assert await read(consumer, 1) == [next_body]
+        group.queues[1, 0].begin = 3
+        await consumer.assign([MessageQueue("orders", "g0", 0)])
+        consumer.seek(consumer.assignment[0], 1)
+        while not consumer.deleted_count:  # noqa: ASYNC110 (what its user sees, too)
+            await asyncio.sleep(0.01)
+        assert consumer.deleted_count == 2
+        await fill(cluster, [b"new"])
+        assert await read(consumer, 1) == [next_body]
     assert "messages were deleted before they were read" in caplog.text
     assert "count=2 begin=3" in caplog.text
 
 
 async def test_deleted_messages_can_be_an_error_and_the_next_poll_goes_on() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster:
+    async with pulling(when_deleted="raise") as (group, cluster, consumer):
         await fill(cluster, [b"a", b"b", b"c"])
-        async with PullConsumer(cluster.address, when_deleted="raise") as consumer:
-            await consumer.assign([MessageQueue("orders", "g0", 0)])
-            assert await consumer.poll(1, 5000)
-            group.queues[1, 0].begin = 2
-            consumer.seek(consumer.assignment[0], 0)
-            with pytest.raises(
-                MessagesDeletedError, match=r"2 messages of topic .*begins at offset 2"
-            ) as told:
-                while True:
-                    await consumer.poll(1, 5000)
-            assert (told.value.count, told.value.begin) == (2, 2)
-            assert await read(consumer, 1) == [b"c"]
-            assert consumer.deleted_count == 2
+        await consumer.assign([MessageQueue("orders", "g0", 0)])
+        assert await consumer.poll(1, 5000)
+        group.queues[1, 0].begin = 2
+        consumer.seek(consumer.assignment[0], 0)
+        with pytest.raises(MessagesDeletedError, match=r"2 messages of topic .*begins at offset 2") as told:
+            while True:
+                await consumer.poll(1, 5000)
+        assert (told.value.count, told.value.begin) == (2, 2)
+        assert await read(consumer, 1) == [b"c"]
+        assert consumer.deleted_count == 2
 
 
 async def test_a_group_that_comes_back_is_told_what_was_deleted_meanwhile() -> None:
@@ -166,22 +145,16 @@ def test_an_unknown_way_to_go_on_is_refused() -> None:
 
 
 async def test_a_node_that_is_behind_is_waited_for_and_the_position_stays() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-        await fill(cluster, [b"a"])
-        async with PullConsumer(cluster.address) as consumer:
-            await consumer.subscribe("orders")
-            consumer.seek(consumer.assignment[0], 2)  # as if read on a node that has applied more
-            assert await consumer.poll(1, 200) == []
-            await fill(cluster, [b"b", b"c"])
-            assert await read(consumer, 1) == [b"c"]
+    async with subscribed(sent=[b"a"]) as (_, cluster, consumer):
+        consumer.seek(consumer.assignment[0], 2)  # as if read on a node that has applied more
+        assert await consumer.poll(1, 200) == []
+        await fill(cluster, [b"b", b"c"])
+        assert await read(consumer, 1) == [b"c"]
 
 
 async def test_a_small_buffer_reads_everything_too() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 2})) as cluster:
-        await fill(cluster, [bytes(2000)] * 40)
-        async with PullConsumer(cluster.address, max_buffer_bytes=4000) as consumer:
-            await consumer.subscribe("orders")
-            assert len(await read(consumer, 40)) == 40
+    async with subscribed(2, max_buffer_bytes=4000, sent=[bytes(2000)] * 40) as (_, _, consumer):
+        assert len(await read(consumer, 40)) == 40
 
 
 async def until_full(consumer: PullConsumer) -> None:
@@ -195,26 +168,27 @@ async def until_full(consumer: PullConsumer) -> None:
 async def test_a_node_that_dies_while_the_buffer_is_full_costs_no_message() -> None:
     """The stream ends while it is not read: the next request notices that."""
 
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group, nodes=3) as cluster:
-        await fill(cluster, [bytes(2000)] * 10)
-        async with PullConsumer(cluster.address, max_buffer_bytes=4000) as consumer:
-            await consumer.subscribe("orders")
-            await until_full(consumer)
-            await cluster.node("n1").stop()
-            group.leader, group.term = "n2", 2
-            cluster.register(group)
-            assert len(await read(consumer, 10)) == 10
+    async with subscribed(nodes=3, max_buffer_bytes=4000, sent=[bytes(2000)] * 10) as (
+        group,
+        cluster,
+        consumer,
+    ):
+        await until_full(consumer)
+        await cluster.node("n1").stop()
+        group.leader, group.term = "n2", 2
+        cluster.register(group)
+        assert len(await read(consumer, 10)) == 10
 
 
 async def test_seeking_with_a_full_buffer_makes_room() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-        await fill(cluster, [b"%d" % i + bytes(2000) for i in range(9)])
-        async with PullConsumer(cluster.address, max_buffer_bytes=4000) as consumer:
-            await consumer.subscribe("orders")
-            await until_full(consumer)
-            consumer.seek(consumer.assignment[0], 8)
-            assert [body[:1] for body in await read(consumer, 1)] == [b"8"]
+    async with subscribed(max_buffer_bytes=4000, sent=[b"%d" % i + bytes(2000) for i in range(9)]) as (
+        _,
+        _,
+        consumer,
+    ):
+        await until_full(consumer)
+        consumer.seek(consumer.assignment[0], 8)
+        assert [body[:1] for body in await read(consumer, 1)] == [b"8"]
 
 
 async def test_a_queue_that_is_given_up_makes_room_for_the_others() -> None:
@@ -247,12 +221,7 @@ async def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("offset", [-5, 1 << 63])
 async def test_an_impossible_offset_is_refused_and_reading_goes_on(offset: int) -> None:
-    async with (
-        FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
-        PullConsumer(cluster.address, group="billing") as consumer,
-    ):
-        await fill(cluster, [b"one"])
-        await consumer.subscribe("orders")
+    async with subscribed(group="billing", sent=[b"one"]) as (_, _, consumer):
         queue = MessageQueue("orders", "g0", 0)
         with pytest.raises(UsageError, match="no queue offset"):
             consumer.seek(queue, offset)
@@ -299,9 +268,7 @@ async def test_close_ends_a_commit_that_waits_with_an_error_of_its_own(
 async def test_a_queue_that_is_given_up_while_its_topic_is_created_again_stays_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
-        await consumer.subscribe("orders")
+    async with subscribed() as (group, cluster, consumer):
         looked = asyncio.Event()
         refresh = consumer._reader.refresh
 
@@ -322,9 +289,7 @@ async def test_a_queue_that_is_given_up_while_its_topic_is_created_again_stays_g
 async def test_all_queues_of_a_topic_that_was_created_again_cost_one_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    group = FakeGroup(topics={"orders": 40})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
-        await consumer.subscribe("orders")
+    async with subscribed(40) as (group, cluster, consumer):
         reader = consumer._reader
         asked: list[set[str]] = []
         refresh = reader.refresh
@@ -349,19 +314,16 @@ async def test_all_queues_of_a_topic_that_was_created_again_cost_one_question(
 async def test_no_messages_are_not_waited_for(count: Any) -> None:
     with pytest.raises(UsageError, match="max_buffer_bytes is"):
         PullConsumer("127.0.0.1:1", max_buffer_bytes=count)
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-        await fill(cluster, [b"a"])
-        async with PullConsumer(cluster.address) as consumer:
-            await consumer.subscribe("orders")
-            with pytest.raises(UsageError, match="max_messages is"):
-                await consumer.poll(count)
-            wrong: Any
-            for wrong in (1.5, "0", None, -1):
-                with pytest.raises(UsageError, match="is no queue offset"):
-                    consumer.seek(MessageQueue("orders", "g0", 0), wrong)
-            wrong = 1.5
-            with pytest.raises(UsageError, match="is no time"):
-                await consumer.seek_to_time("orders", wrong)
+    async with subscribed(sent=[b"a"]) as (_, _, consumer):
+        with pytest.raises(UsageError, match="max_messages is"):
+            await consumer.poll(count)
+        wrong: Any
+        for wrong in (1.5, "0", None, -1):
+            with pytest.raises(UsageError, match="is no queue offset"):
+                consumer.seek(MessageQueue("orders", "g0", 0), wrong)
+        wrong = 1.5
+        with pytest.raises(UsageError, match="is no time"):
+            await consumer.seek_to_time("orders", wrong)
 
 
 async def test_a_topic_that_is_gone_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,9 +350,7 @@ async def test_a_topic_that_is_gone_does_not_hold_up_the_others(monkeypatch: pyt
 
 async def test_a_queue_that_was_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_fetcher, "PARKED_S", 0.0)
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
-        await consumer.subscribe("orders")
+    async with subscribed() as (group, cluster, consumer):
         asked = asyncio.Event()
         refresh = consumer._reader.refresh
 

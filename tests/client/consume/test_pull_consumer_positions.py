@@ -13,7 +13,7 @@ from ledgermq.client.errors import BrokerUnreachableError, RefusedError, UsageEr
 from ledgermq.client.pauses import REFUSED_PAUSE_S
 
 from ..fakes import FakeCluster, FakeGroup
-from ..reading import fill, read
+from ..reading import fill, pulling, read, subscribed
 
 QUEUE = MessageQueue("orders", "g0", 0)
 
@@ -38,12 +38,7 @@ async def test_a_paused_queue_keeps_its_position_and_its_messages_come_after_res
 
 
 async def test_a_paused_queue_can_be_moved_and_given_up() -> None:
-    async with (
-        FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
-        PullConsumer(cluster.address) as consumer,
-    ):
-        await fill(cluster, [b"a", b"b", b"c"])
-        await consumer.subscribe("orders")
+    async with subscribed(sent=[b"a", b"b", b"c"]) as (_, _, consumer):
         consumer.pause([QUEUE])
         consumer.seek(QUEUE, 2)
         assert await consumer.poll(1, 100) == []
@@ -74,8 +69,7 @@ async def test_a_seek_right_after_assign_never_hangs() -> None:
 
 @pytest.mark.parametrize(("time", "body"), [(1, b"at 1"), (2, b"at 5"), (5, b"at 5"), (6, b"new")])
 async def test_seek_to_time_goes_to_the_first_message_stored_then_or_later(time: int, body: bytes) -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
+    async with pulling() as (group, cluster, consumer):
         await fill(cluster, [b"at 1"])
         group.store_timestamp = 5
         await fill(cluster, [b"at 5"])
@@ -89,21 +83,14 @@ async def test_seek_to_time_goes_to_the_first_message_stored_then_or_later(time:
 
 
 async def test_brokers_that_find_no_offset_by_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address) as consumer:
-        await consumer.subscribe("orders")
+    async with subscribed() as (group, _, consumer):
         monkeypatch.setattr(type(group.queues[1, 0]), "at_time", lambda queue, timestamp: None)
         with pytest.raises(RefusedError, match='"g0" is of a version'):
             await consumer.seek_to_time("orders", 5)
 
 
 async def test_lag_counts_what_lies_between_the_position_and_the_end() -> None:
-    async with (
-        FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
-        PullConsumer(cluster.address) as consumer,
-    ):
-        await fill(cluster, [b"a", b"b", b"c"])
-        await consumer.subscribe("orders")
+    async with subscribed(sent=[b"a", b"b", b"c"]) as (_, _, consumer):
         assert await consumer.lag("orders") == {QUEUE: 3}
         await read(consumer, 2)
         assert await consumer.lag("orders") == {QUEUE: 1}
@@ -112,10 +99,7 @@ async def test_lag_counts_what_lies_between_the_position_and_the_end() -> None:
 
 
 async def test_a_commit_without_a_group_that_answers_waits_as_long_as_told_and_can_be_repeated() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address, group="billing") as consumer:
-        await fill(cluster, [b"a"])
-        await consumer.subscribe("orders")
+    async with subscribed(group="billing", sent=[b"a"]) as (group, cluster, consumer):
         await read(consumer, 1)
         await cluster.lose(group)
         with pytest.raises(BrokerUnreachableError, match="does not answer"):
@@ -199,8 +183,7 @@ async def test_a_queue_that_stands_beyond_its_end_goes_on_when_it_has_grown_so_f
 
 
 async def test_wrong_arguments_are_usage_errors_and_the_consumer_goes_on() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, PullConsumer(cluster.address, group="billing") as consumer:
+    async with pulling(group="billing") as (_, cluster, consumer):
         wrong: Any = "t"
         await consumer.subscribe("orders")
         await fill(cluster, [b"a", b"b"])

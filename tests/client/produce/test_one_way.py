@@ -26,6 +26,7 @@ from ledgermq.client.produce.one_way import OneWay
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup
+from ..reading import producing
 from .test_producer_sizes import stored
 
 
@@ -43,11 +44,7 @@ async def test_a_one_way_message_is_stored_without_waiting_for_route_or_answer()
 
 
 async def test_what_has_no_room_is_dropped_and_counted() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with (
-        FakeCluster(group) as cluster,
-        Producer(cluster.address, group="shop", max_pending_bytes=10_000) as producer,
-    ):
+    async with producing(group="shop", max_pending_bytes=10_000) as (group, _, producer):
         await producer.prepare("orders")
         taken = [producer.send_oneway("orders", bytes(4000)) for _ in range(5)]
         assert taken == [True, True, True, False, False]
@@ -148,8 +145,7 @@ def test_many_losses_are_one_line_and_the_next_comes_later(caplog: pytest.LogCap
 
 
 async def test_messages_that_are_queued_before_the_route_go_first_and_in_order() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         futures = [producer.send_nowait("orders", b"%d" % number) for number in range(3)]
         later = asyncio.create_task(producer.send("orders", b"4"))
         futures.append(producer.send_nowait("orders", b"3", tag="t", message_group="m"))
@@ -159,8 +155,7 @@ async def test_messages_that_are_queued_before_the_route_go_first_and_in_order()
 
 
 async def test_what_waits_for_its_route_counts_for_the_bound() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address, max_pending_bytes=10_000) as producer:
+    async with producing(max_pending_bytes=10_000) as (_, _, producer):
         futures = [producer.send_nowait("orders", bytes(4000)) for _ in range(3)]
         with pytest.raises(BufferFullError):
             producer.send_nowait("bills", b"x")
@@ -186,10 +181,7 @@ async def test_who_waited_for_the_route_had_his_room_whatever_took_the_rest() ->
 
 
 async def test_labels_count_for_the_bound_like_bodies() -> None:
-    async with (
-        FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
-        Producer(cluster.address, max_pending_bytes=10_000) as producer,
-    ):
+    async with producing(max_pending_bytes=10_000) as (_, _, producer):
         future = producer.send_nowait("orders", b"x", properties={"p": "x" * 10_000})
         with pytest.raises(BufferFullError):
             producer.send_nowait("orders", b"x")
@@ -197,8 +189,7 @@ async def test_labels_count_for_the_bound_like_bodies() -> None:
 
 
 async def test_a_message_is_sent_as_it_was_when_it_was_queued() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         body: Any = bytearray(b"before")
         future = producer.send_nowait("orders", body)
         body[:] = b"behind"
@@ -207,8 +198,7 @@ async def test_a_message_is_sent_as_it_was_when_it_was_queued() -> None:
 
 
 async def test_without_a_route_every_waiting_message_fails_and_a_later_one_asks_again() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, cluster, producer):
         futures = [producer.send_nowait("order", b"x") for _ in range(3)]
         for future in futures:
             with pytest.raises(TopicNotFoundError, match='Did you mean "orders"'):

@@ -25,11 +25,11 @@ from ledgermq.client.message import MessageQueue, SendReceipt
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup
+from ..reading import producing
 
 
 async def test_a_message_is_stored_and_its_receipt_names_the_place() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         first = await producer.send("orders", b"one")
         second = await producer.send(Message("orders", b"two", tag="t"))
         assert (first.topic, first.broker_group, first.queue_id, first.queue_offset) == ("orders", "g0", 0, 0)
@@ -45,7 +45,7 @@ async def test_a_send_chooses_its_queue_by_queues_message_and_argument() -> None
         seen.append((message.tag, message.body, argument))
         return queues[argument % len(queues)]
 
-    async with FakeCluster(FakeGroup(topics={"orders": 4})) as cluster, Producer(cluster.address) as producer:
+    async with producing(4) as (_, _, producer):
         early = producer.send_nowait("orders", b"early", selector=choose, argument=7)
         receipts = [await early]
         for order in (7, 2, 7):
@@ -60,7 +60,7 @@ async def test_a_send_chooses_its_queue_by_queues_message_and_argument() -> None
 
 
 async def test_sends_at_the_same_time_are_spread_over_the_queues() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 4})) as cluster, Producer(cluster.address) as producer:
+    async with producing(4) as (_, _, producer):
         receipts = await asyncio.gather(*(producer.send("orders", b"x") for _ in range(20)))
         assert set(Counter(each.queue_id for each in receipts)) == {0, 1, 2, 3}
         batch = await producer.send_batch(Message("orders", b"%d" % number) for number in range(12))
@@ -68,8 +68,7 @@ async def test_sends_at_the_same_time_are_spread_over_the_queues() -> None:
 
 
 async def test_sends_at_the_same_time_share_a_request() -> None:
-    group = FakeGroup(topics={"orders": 4})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing(4) as (_, cluster, producer):
         await producer.send("orders", b"warm")
         receipts = await asyncio.gather(*(producer.send("orders", b"x") for _ in range(500)))
         assert len({(r.queue_id, r.queue_offset) for r in receipts}) == 500
@@ -77,14 +76,13 @@ async def test_sends_at_the_same_time_share_a_request() -> None:
 
 
 async def test_receipts_of_a_batch_come_in_the_order_of_its_messages() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (_, _, producer):
         receipts = await producer.send_batch(Message("orders", b"%d" % i) for i in range(100))
         assert [r.queue_offset for r in receipts] == list(range(100))
 
 
 async def test_a_batch_larger_than_what_may_wait_is_sent_in_turns() -> None:
-    group = FakeGroup(topics={"orders": 2})
-    async with FakeCluster(group) as cluster, Producer(cluster.address, max_pending_bytes=20_000) as producer:
+    async with producing(2, max_pending_bytes=20_000) as (group, cluster, producer):
         batch = [Message("orders", b"%04d" % i, tag="t" * (i % 100 == 99)) for i in range(1000)]
         receipts = await producer.send_batch(batch)
         assert len({receipt.message_id for receipt in receipts}) == group.stored() == 1000
@@ -96,8 +94,7 @@ async def test_a_batch_larger_than_what_may_wait_is_sent_in_turns() -> None:
 
 
 async def test_a_send_that_is_cancelled_leaves_the_others_alone() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         await producer.send("orders", b"warm")
         tasks = [asyncio.create_task(producer.send("orders", b"x")) for _ in range(20)]
         await asyncio.sleep(0)
@@ -109,15 +106,14 @@ async def test_a_send_that_is_cancelled_leaves_the_others_alone() -> None:
 
 
 async def test_messages_of_one_group_stay_in_one_queue_in_order() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 8})) as cluster, Producer(cluster.address) as producer:
+    async with producing(8) as (_, _, producer):
         receipts = [await producer.send("orders", b"%d" % i, message_group="customer-1") for i in range(10)]
         assert len({r.queue_id for r in receipts}) == 1
         assert [r.queue_offset for r in receipts] == list(range(10))
 
 
 async def test_a_lost_answer_does_not_store_the_message_twice() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, cluster, producer):
         cluster.node().drop_answers = 1
         receipt = await producer.send("orders", b"once")
         assert receipt.duplicate
@@ -125,8 +121,7 @@ async def test_a_lost_answer_does_not_store_the_message_twice() -> None:
 
 
 async def test_the_hint_of_a_follower_leads_to_the_leader() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group, nodes=3) as cluster, Producer(cluster.address) as producer:
+    async with producing(nodes=3) as (group, cluster, producer):
         await producer.send("orders", b"one")
         group.leader, group.term = "n3", 2  # the nameserver does not know yet
         await producer.send("orders", b"two")
@@ -135,8 +130,7 @@ async def test_the_hint_of_a_follower_leads_to_the_leader() -> None:
 
 
 async def test_a_killed_leader_costs_no_message() -> None:
-    group = FakeGroup(topics={"orders": 4})
-    async with FakeCluster(group, nodes=3) as cluster, Producer(cluster.address) as producer:
+    async with producing(4, nodes=3) as (group, cluster, producer):
         await producer.send("orders", b"warm")
         sends = [asyncio.create_task(producer.send("orders", b"%d" % i)) for i in range(200)]
         await cluster.node("n1").stop()
@@ -147,14 +141,14 @@ async def test_a_killed_leader_costs_no_message() -> None:
 
 
 async def test_a_refusal_that_passes_is_waited_out() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (_, cluster, producer):
         for code in (pb.TOO_MANY_REQUESTS, pb.OUTCOME_UNKNOWN, pb.NO_QUORUM):
             cluster.node().refusals.append(pb.Refusal(code=code, retryable=True, retry_after_ms=1))
         assert (await producer.send("orders", b"x")).queue_offset == 0
 
 
 async def test_a_final_refusal_is_raised_and_the_next_message_goes_on() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (_, cluster, producer):
         cluster.node().refusals.append(pb.Refusal(code=pb.INVALID_ARGUMENT, message="no"))
         with pytest.raises(RefusedError, match="no"):
             await producer.send("orders", b"x")
@@ -171,8 +165,7 @@ async def test_a_full_group_gives_its_messages_to_another_one() -> None:
 
 
 async def test_a_topic_that_was_created_again_is_found() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, cluster, producer):
         await producer.send("orders", b"old")
         del group.queues[1, 0]
         group.create_topic("orders", 1)
@@ -181,15 +174,14 @@ async def test_a_topic_that_was_created_again_is_found() -> None:
 
 
 async def test_without_a_leader_the_deadline_ends_the_send() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address, timeout_ms=300) as producer:
+    async with producing(timeout_ms=300) as (_, cluster, producer):
         await cluster.node().stop()
         with pytest.raises(SendTimeoutError, match="not acknowledged within 300 ms"):
             await producer.send("orders", b"x")
 
 
 async def test_an_unknown_topic_is_an_error_with_a_suggestion() -> None:
-    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (_, _, producer):
         with pytest.raises(TopicNotFoundError, match='Did you mean "orders"'):
             await producer.send("order", b"x")
 
@@ -201,8 +193,7 @@ async def test_no_nameserver_is_an_error_that_names_it() -> None:
 
 
 async def test_bad_messages_are_refused_and_nothing_is_sent() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         with pytest.raises(InvalidMessageError):
             await producer.send("orders", b"")
         with pytest.raises(MessageTooLargeError):
@@ -212,10 +203,7 @@ async def test_bad_messages_are_refused_and_nothing_is_sent() -> None:
 
 
 async def test_what_waits_is_bounded() -> None:
-    async with (
-        FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
-        Producer(cluster.address, max_pending_bytes=10_000) as producer,
-    ):
+    async with producing(max_pending_bytes=10_000) as (_, _, producer):
         await producer.prepare("orders")
         futures = [producer.send_nowait("orders", bytes(4000)) for _ in range(3)]
         with pytest.raises(BufferFullError):
@@ -237,8 +225,7 @@ async def test_closing_waits_for_what_is_open() -> None:
 
 
 async def test_cached_routes_go_on_working_while_the_nameserver_is_down() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, cluster, producer):
         await producer.send("orders", b"one")
         await cluster.nameserver.stop(0)
         await producer.send("orders", b"two")
@@ -248,15 +235,13 @@ async def test_cached_routes_go_on_working_while_the_nameserver_is_down() -> Non
 async def test_sends_that_begin_together_wait_for_room_instead_of_failing() -> None:
     """None of them sees the buffer full before the first route is there."""
 
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address, max_pending_bytes=10_000) as producer:
+    async with producing(max_pending_bytes=10_000) as (group, _, producer):
         await asyncio.gather(*(producer.send("orders", bytes(4000)) for _ in range(20)))
         assert group.stored() == 20
 
 
 async def test_a_bad_message_in_a_batch_is_the_error_and_the_others_are_sent() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         batch = [
             Message("orders", b"a"),
             Message("orders", bytes((4 << 20) + 1)),
@@ -279,8 +264,7 @@ async def send_for_ever(producer: Producer, going: asyncio.Event) -> None:
 
 
 async def test_flush_waits_for_what_was_sent_before_it_and_not_for_what_comes_after() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (_, _, producer):
         going = asyncio.Event()
         sending = asyncio.create_task(send_for_ever(producer, going))
         await going.wait()
@@ -309,8 +293,7 @@ async def test_text_that_is_no_utf8_is_refused_like_any_bad_message() -> None:
     labels: tuple[dict[str, Any], ...] = (
         {"tag": half}, {"keys": [half]}, {"properties": {"a": half}}, {"message_group": half},
     )  # fmt: skip
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         for each in labels:
             with pytest.raises(InvalidMessageError, match="UTF-8"):
                 await producer.send("orders", b"x", **each)

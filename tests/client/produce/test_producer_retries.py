@@ -25,6 +25,7 @@ from ledgermq.client.produce.queue_selection import (
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup
+from ..reading import producing
 from .test_producer_avoidance import Clock
 from .test_producer_groups import group_name_for, two_groups
 
@@ -62,11 +63,7 @@ async def test_twenty_messages_over_four_queues_are_five_each(
 
 
 async def test_twenty_messages_at_once_are_five_each_where_the_strict_round_is_asked_for() -> None:
-    group = FakeGroup(topics={"orders": 4})
-    async with (
-        FakeCluster(group) as cluster,
-        Producer(cluster.address, selector=StrictRoundRobin()) as producer,
-    ):
+    async with producing(4, selector=StrictRoundRobin()) as (group, _, producer):
         await producer.send_batch(Message("orders", b"%d" % number) for number in range(20))
         assert [queue.end for queue in group.queues.values()] == [5, 5, 5, 5]
 

@@ -21,7 +21,8 @@ from ledgermq.proto.record import (
     record_positions,
 )
 
-from ..fakes import FakeCluster, FakeGroup
+from ..fakes import FakeGroup
+from ..reading import producing
 
 Way = Callable[[Producer, bytes], Awaitable[Any]]
 
@@ -63,8 +64,7 @@ def stored(group: FakeGroup) -> list[tuple[bytes, bool]]:
 
 async def sent(way: Way, body: bytes, **options: Any) -> tuple[bytes, bool]:
     """Send a body; return how it is stored."""
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address, **options) as producer:
+    async with producing(**options) as (group, _, producer):
         await way(producer, body)
     return stored(group)[-1]
 
@@ -97,11 +97,7 @@ async def test_four_mebibytes_are_taken_and_one_byte_more_is_refused(
 
     body, packed = await sent(way, bytes(MAX_BODY_SIZE), compress_above=compress_above)
     assert (len(body), packed) == (4 << 20, compress_above is not None)
-    group = FakeGroup(topics={"orders": 1})
-    async with (
-        FakeCluster(group) as cluster,
-        Producer(cluster.address, compress_above=compress_above) as producer,
-    ):
+    async with producing(compress_above=compress_above) as (group, _, producer):
         with pytest.raises(MessageTooLargeError, match=r"4,194,305 bytes; the limit is 4,194,304 \(4 MiB\)"):
             await way(producer, bytes(MAX_BODY_SIZE + 1))
         await producer.flush()
@@ -114,8 +110,7 @@ async def test_four_mebibytes_that_cannot_be_compressed_are_taken() -> None:
 
 
 async def test_the_size_of_text_is_that_of_its_bytes() -> None:
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
+    async with producing() as (group, _, producer):
         await producer.send("orders", "ä" * 2048)
         await producer.send("orders", "ä" * 2048 + "a")
         assert [packed for _, packed in stored(group)] == [False, True]
