@@ -29,7 +29,7 @@ Check = Callable[[str, Any], None]
 #: Maximum lease that brokers grant, ms.
 LONGEST_LEASE_MS: Final = 12 * 3600 * 1000
 _MAX_TOPIC: Final = 127
-_MAX_GROUP: Final = 120
+_MAX_CONSUMER_GROUP: Final = 120
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-][%|a-zA-Z0-9_.-]*")
 #: Operators in RocketMQ's SQL filters. A tag may contain such a sign: "a=b".
 _SQL: Final = re.compile(
@@ -165,7 +165,7 @@ def check_name(kind: str, name: str) -> None:
     """Check the name of a topic or consumer group as every broker does. Raises: InvalidNameError."""
     if not isinstance(name, str):
         raise InvalidNameError(kind, name, f"it is of type {type(name).__name__}; a str is wanted")
-    limit = _MAX_TOPIC if kind == "topic" else _MAX_GROUP
+    limit = _MAX_TOPIC if kind == "topic" else _MAX_CONSUMER_GROUP
     if not name:
         raise InvalidNameError(kind, name, "it is empty")
     if len(name) > limit:

@@ -73,7 +73,7 @@ def _none_asked(tracker: LeaderTracker, timeout_s: float) -> LedgerMQError:
 
 
 async def call_broker_group(
-    group: Callable[[], BrokerGroup],
+    broker_group: Callable[[], BrokerGroup],
     channels: Channels,
     call: Callable[[Any, float], Awaitable[T]],
     *,
@@ -97,14 +97,14 @@ async def call_broker_group(
     The error's `perhaps_done` tells whether an attempt may have taken effect.
     """
     end = time.monotonic() + timeout_s
-    tracker = LeaderTracker(group(), port)
+    tracker = LeaderTracker(broker_group(), port)
     last: LedgerMQError | None = None
     # Refusals of this and the previous round. A node that answered knows more than silent ones.
     refused: LedgerMQError | None = None
     earlier: LedgerMQError | None = None
     perhaps_done = False
     while True:
-        tracker.update(group())
+        tracker.update(broker_group())
         address, pause_ms = tracker.next()
         rest = end - time.monotonic()
         if pause_ms or rest <= 0:
@@ -151,7 +151,7 @@ async def _answer_of(attempt: Awaitable[T]) -> T:
 
 
 async def call_log_service(
-    group: Callable[[], BrokerGroup],
+    broker_group: Callable[[], BrokerGroup],
     channels: Channels,
     method: Callable[[log_pb2_grpc.LogServiceStub], Callable[..., Awaitable[T]]],
     request: Message,
@@ -162,6 +162,6 @@ async def call_log_service(
 
     def send(channel: Any, attempt_s: float) -> Awaitable[T]:
         stub = log_pb2_grpc.LogServiceStub(channel)
-        return method(stub)(request, timeout=attempt_s, metadata=group().metadata)
+        return method(stub)(request, timeout=attempt_s, metadata=broker_group().metadata)
 
-    return await call_broker_group(group, channels, send, timeout_s=timeout_s)
+    return await call_broker_group(broker_group, channels, send, timeout_s=timeout_s)

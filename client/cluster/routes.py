@@ -117,7 +117,7 @@ class Routes:
         self._listeners: list[RouteListener] = []
         self._watch: asyncio.Task[None] | None = None
         self._topics_changed = asyncio.Event()
-        self._groups: dict[str, BrokerGroup] = {}  # by name, as in the newest route that named them
+        self._broker_groups: dict[str, BrokerGroup] = {}  # by name, as in the newest route that named them
         self._closed = False
 
     def on_change(self, listener: RouteListener) -> None:
@@ -149,10 +149,10 @@ class Routes:
             logger.warning("no nameserver answers, using the cached route topic=%s", topic)
             return cached[1]
 
-    async def until_known(self, topic: str, groups: Collection[str]) -> bool:
+    async def until_known(self, topic: str, broker_groups: Collection[str]) -> bool:
         """Wait until the nameserver knows a topic that exists in these broker groups. False: not in 3 s."""
         try:
-            await self._wait_for_route(topic, groups)
+            await self._wait_for_route(topic, broker_groups)
         except LedgerMQError as error:
             logger.warning("route not known yet topic=%s reason=%s", topic, error)
             return False
@@ -172,9 +172,9 @@ class Routes:
         part = route.part(name) if route else None
         if part is not None:
             return part.group
-        if name not in self._groups:
+        if name not in self._broker_groups:
             raise TopicNotFoundError(topic)
-        return self._groups[name]
+        return self._broker_groups[name]
 
     def forget(self, topic: str) -> None:
         """The topic no longer exists: drop its route and stop watching it. The next `get` asks again."""
@@ -186,18 +186,18 @@ class Routes:
 
         Raises: NameserversDownError, NoBrokersError.
         """
-        return [group_of(view) for view in (await self._list_groups(gone_too=gone_too)).groups]
+        return [group_of(view) for view in (await self._list_broker_groups(gone_too=gone_too)).groups]
 
     async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[GoneGroup]]:
         """Return the broker groups, and those whose last node left without being removed (not callable).
 
         Raises: as `groups`.
         """
-        listed = await self._list_groups(gone_too=False)
-        every = await self._list_groups(gone_too=True)
+        listed = await self._list_broker_groups(gone_too=False)
+        every = await self._list_broker_groups(gone_too=True)
         return [group_of(view) for view in listed.groups], gone_of(listed, every)
 
-    async def _list_groups(self, *, gone_too: bool) -> ns.ListGroupsResponse:
+    async def _list_broker_groups(self, *, gone_too: bool) -> ns.ListGroupsResponse:
         request = ns.ListGroupsRequest(cluster=self.cluster, gone_too=gone_too)
         answer: ns.ListGroupsResponse = await self._ask(
             lambda stub: stub.ListGroups(request, timeout=ASK_TIMEOUT_S)
@@ -279,10 +279,10 @@ class Routes:
         try:
             route = await self._get_route(topic)
         except (TopicNotFoundError, NoQuorumError):
-            groups = await self._let_brokers_create(topic) if create else set()
-            if not groups:
+            broker_groups = await self._let_brokers_create(topic) if create else set()
+            if not broker_groups:
                 raise
-            route = await self._wait_for_route(topic, groups)
+            route = await self._wait_for_route(topic, broker_groups)
         self._keep(route)
         if self._listeners and self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._watch_routes(), name="ledgermq-route-watch")
@@ -354,14 +354,14 @@ class Routes:
         )
         return _is_created(status)
 
-    async def _wait_for_route(self, topic: str, groups: Collection[str]) -> TopicRoute:
+    async def _wait_for_route(self, topic: str, broker_groups: Collection[str]) -> TopicRoute:
         """Wait until the nameserver knows a topic that exists in these broker groups."""
         end = time.monotonic() + NAMESERVER_WAIT_S
         while True:
             try:
                 route = await self._get_route(topic)
                 late = time.monotonic() > end  # some broker groups are better than none
-                if late or all(route.part(name) for name in groups):
+                if late or all(route.part(name) for name in broker_groups):
                     return route
             except (TopicNotFoundError, NoQuorumError):
                 if time.monotonic() > end:
@@ -373,22 +373,22 @@ class Routes:
         self._cache[route.topic] = (time.monotonic(), route)
         if old is None or old[1] != route:
             for part in route.parts:
-                known = self._groups.get(part.group.name)
-                self._groups[part.group.name] = part.group
+                known = self._broker_groups.get(part.group.name)
+                self._broker_groups[part.group.name] = part.group
                 if known is not None and part.group.is_another(known):
                     self._ask_again(part.group)
             for listener in self._listeners:
                 listener(route)
 
-    def _ask_again(self, group: BrokerGroup) -> None:
+    def _ask_again(self, broker_group: BrokerGroup) -> None:
         """Take a replaced broker group out of all routes, and fetch these again.
 
         The rest of a route stays known and watched: the fetch may fail, and the other broker groups are as
         before.
         """
         for topic, (_, route) in list(self._cache.items()):
-            part = route.part(group.name)
-            if part is not None and group.is_another(part.group):
+            part = route.part(broker_group.name)
+            if part is not None and broker_group.is_another(part.group):
                 others = tuple(each for each in route.parts if each is not part)
                 self._cache[topic] = (_EXPIRED, replace(route, parts=others))
                 if not self._closed:

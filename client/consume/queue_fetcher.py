@@ -128,8 +128,8 @@ class QueueFetcher:
             former = self._replaced[found[0]][0]
             positions = ", ".join(
                 f"{queue} ({assigned.position})"
-                for queue, (group, assigned) in self._replaced.items()
-                if group.name == former.name
+                for queue, (broker_group, assigned) in self._replaced.items()
+                if broker_group.name == former.name
             )
             raise position_of_replaced(former.name, former.group_id, positions)
 
@@ -137,11 +137,11 @@ class QueueFetcher:
         """Read a queue from `offset` on. `part`: its broker group in the route of the topic."""
         self._fetch(AssignedQueue(queue, part.topic_id, offset, offset), part.group)
 
-    def _fetch(self, assigned: AssignedQueue, group: BrokerGroup) -> None:
+    def _fetch(self, assigned: AssignedQueue, broker_group: BrokerGroup) -> None:
         queue = assigned.queue
-        fetcher = self._fetchers.get(group.name)
+        fetcher = self._fetchers.get(broker_group.name)
         if fetcher is None:
-            fetcher = self._fetchers[group.name] = _Fetcher(self, group, self._max_buffer_bytes)
+            fetcher = self._fetchers[broker_group.name] = _Fetcher(self, broker_group, self._max_buffer_bytes)
         self._assigned[queue] = assigned
         fetcher.topics.add(queue.topic)
         if queue not in self._paused:
@@ -309,14 +309,18 @@ class QueueFetcher:
         self._end(fetcher)
         self.arrived()
 
-    def _take_back(self, group: BrokerGroup) -> None:
+    def _take_back(self, broker_group: BrokerGroup) -> None:
         """Continue where queues were read before a lagging nameserver named a former broker group."""
         for queue, (known, assigned) in list(self._replaced.items()):
             # An unknown id may be that of any broker group
-            if known.name == group.name and group.group_id and not group.is_another(known):
+            if (
+                known.name == broker_group.name
+                and broker_group.group_id
+                and not broker_group.is_another(known)
+            ):
                 del self._replaced[queue]
                 at = assigned.position
-                self._fetch(AssignedQueue(queue, assigned.topic_id, at, at), group)
+                self._fetch(AssignedQueue(queue, assigned.topic_id, at, at), broker_group)
 
     def _has(self, topic: str, broker_group: str) -> bool:
         route = self._routes.cached(topic)
@@ -411,11 +415,11 @@ def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
 class _Fetcher(GroupFetcher[AssignedQueue]):
     """Fetches the assigned queues of one broker group into its buffer."""
 
-    def __init__(self, owner: QueueFetcher, group: BrokerGroup, max_bytes: int) -> None:
+    def __init__(self, owner: QueueFetcher, broker_group: BrokerGroup, max_bytes: int) -> None:
         self.buffer = FetchBuffer(max_bytes)
         self.topics: set[str] = set()
         self._owner = owner
-        super().__init__(group, owner.channels, self.buffer, POLL_MS, owner.consumer_group)
+        super().__init__(broker_group, owner.channels, self.buffer, POLL_MS, owner.consumer_group)
 
     async def refresh(self) -> None:
         await self._owner.refresh(self.topics)

@@ -79,7 +79,7 @@ Source = tuple[str, str]  # topic, broker group
 Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
 
 
-class SilentGroups:
+class SilentBrokerGroups:
     """Broker groups not to be asked for a while, because none of their nodes answered. Pure.
 
     Report `failed` and `answered`; get the sources to ask from `among`. `now` is monotonic seconds.
@@ -149,7 +149,7 @@ class SimpleConsumer:
         )
         self._ack_tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._client_id = f"{socket.gethostname()}@{secrets.token_hex(8)}"
-        self._silent = SilentGroups()
+        self._silent = SilentBrokerGroups()
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by broker group
         self._closed = False
         self._trace = consume_trace("simple", group, self._client_id, nameservers, cluster) if trace else None

@@ -32,7 +32,7 @@ from .early_message import EarlyMessage, body_bytes, keep
 from .encoding import check_labels
 from .message_ids import process_ids
 from .plain_run import FEW, PlainRun, Stretch
-from .produce_stream import GroupConnection, now_ms
+from .produce_stream import BrokerGroupConnection, now_ms
 from .queue_selection import QueueSelector, Selection, queue_of_group
 from .send_window import MAX_SECTION_COUNT, Section, SendWindow
 from .topic_lanes import TopicLanes
@@ -53,9 +53,9 @@ def receipts(
     message_ids: Iterable[str], queue: MessageQueue, base_offset: int, count: int, duplicate: bool
 ) -> list[SendReceipt]:
     """Return the receipts of `count` consecutive messages."""
-    topic, group, queue_id = queue
+    topic, broker_group, queue_id = queue
     offsets = range(base_offset, base_offset + count)
-    rows = zip(message_ids, repeat(topic), repeat(group), repeat(queue_id), offsets, repeat(duplicate))
+    rows = zip(message_ids, repeat(topic), repeat(broker_group), repeat(queue_id), offsets, repeat(duplicate))
     return list(map(_RECEIPT, rows))
 
 
@@ -322,7 +322,7 @@ class Outbox:
 
     def _instead_of(self, number: int, lanes: TopicLanes, key: str) -> int:
         """The chosen broker group takes no messages now: spread them over the queues of those that do."""
-        choice = lanes.choice(lanes.best_groups(now_ms()))
+        choice = lanes.choice(lanes.best_broker_groups(now_ms()))
         if number in choice.numbers:
             return number
         if self._sticky:
@@ -334,7 +334,7 @@ class Outbox:
         """As `_among_all`, but messages without a fixed queue go to fast, healthy broker groups."""
         if not self._goes_anywhere(key):
             return self._among_all(lanes, key)
-        choice = lanes.choice(lanes.best_groups(now_ms()))
+        choice = lanes.choice(lanes.best_broker_groups(now_ms()))
         return choice.numbers[self._selector.choose(choice.queues, key)]
 
     def _section(self, lanes: TopicLanes, number: int, body_size: int) -> Section:
@@ -377,7 +377,7 @@ class Outbox:
                 self._runs[encoder.topic] = open_run
         return size
 
-    def _took(self, connection: GroupConnection, section: Section, size: int) -> None:
+    def _took(self, connection: BrokerGroupConnection, section: Section, size: int) -> None:
         """Account for an addition to a section."""
         self._bytes += size
         self._open.add(section)

@@ -56,7 +56,7 @@ from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTabl
 from .one_way import OneWay
 from .outbox import Outbox
 from .plain_run import stretches
-from .produce_stream import GroupConnection, now_ms, removed
+from .produce_stream import BrokerGroupConnection, now_ms, removed
 from .producer_statistics import GroupStatistics, ProducerStatistics, statistics_of
 from .queue_selection import (
     CustomChoice,
@@ -150,7 +150,7 @@ class Producer:
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)
         self._host = socket.gethostname()
-        self._connections: dict[str, GroupConnection] = {}
+        self._connections: dict[str, BrokerGroupConnection] = {}
         # Topics without lanes since a broker group was replaced: their parts in the other broker groups
         self._kept_parts: dict[str, list[TopicInGroup]] = {}
         self._timer: asyncio.Task[None] | None = None
@@ -443,9 +443,9 @@ class Producer:
         self._kept_parts.pop(route.topic, None)
         self._outbox.use(route.topic, lanes)
 
-    def _is_replaced(self, group: BrokerGroup) -> bool:
-        connection = self._connections.get(group.name)
-        return connection is not None and connection.group.is_another(group)
+    def _is_replaced(self, broker_group: BrokerGroup) -> bool:
+        connection = self._connections.get(broker_group.name)
+        return connection is not None and connection.group.is_another(broker_group)
 
     def _end_replaced(self, route: TopicRoute) -> None:
         """End connections to broker groups that a route shows as replaced by another of the same name."""
@@ -454,7 +454,7 @@ class Producer:
             if connection is not None and part.group.is_another(connection.group):
                 self._replaced(connection)
 
-    def _replaced(self, connection: GroupConnection) -> None:
+    def _replaced(self, connection: BrokerGroupConnection) -> None:
         """Fail the messages that wait for a replaced broker group, and drop its lanes.
 
         The next message of its topics fetches the route again. The parts of these topics in other broker
@@ -465,7 +465,7 @@ class Producer:
         logger.warning(text, name, group_id)
         del self._connections[name]
         for topic, lanes in list(self._outbox.topics.items()):
-            if connection in lanes.ordered.groups:
+            if connection in lanes.ordered.broker_groups:
                 self._kept_parts[topic] = [part for part in lanes.ordered.parts if part.group.name != name]
                 self._outbox.forget(topic)
         for failed in connection.end():
@@ -480,18 +480,18 @@ class Producer:
             lanes.add(connection, [connection.window.lane(queue, part.topic_id) for queue in queues])
         return lanes
 
-    def _connection(self, group: BrokerGroup) -> GroupConnection:
-        connection = self._connections.get(group.name)
+    def _connection(self, broker_group: BrokerGroup) -> BrokerGroupConnection:
+        connection = self._connections.get(broker_group.name)
         if connection is None:
             window = SendWindow(_new_producer_id)
             calls = CallTimes(self._table) if self._table is not None else None
-            connection = GroupConnection(
-                group, self._channels, window, self._on_outcome, self._outbox.on_flush, calls
+            connection = BrokerGroupConnection(
+                broker_group, self._channels, window, self._on_outcome, self._outbox.on_flush, calls
             )
-            self._connections[group.name] = connection
+            self._connections[broker_group.name] = connection
         else:
-            connection.update(group)
-        connection.window.limit(group.max_request_bytes)
+            connection.update(broker_group)
+        connection.window.limit(broker_group.max_request_bytes)
         return connection
 
     def _on_route(self, route: TopicRoute) -> None:
@@ -516,7 +516,7 @@ class Producer:
         for connection in self._connections.values():
             connection.wake()
 
-    async def _refresh(self, topic: str, refused_by: GroupConnection | None = None) -> None:
+    async def _refresh(self, topic: str, refused_by: BrokerGroupConnection | None = None) -> None:
         """Fetch a route again. `refused_by`: this broker group no longer has the topic, or that queue of it.
 
         A topic that no longer exists anywhere is created again where brokers do so for a first message.
@@ -540,7 +540,7 @@ class Producer:
             for failed in connection.window.give_up(topic):
                 self._fail(failed, connection, error.again)
 
-    def _move_sections(self, source: GroupConnection, topic: str | None = None) -> None:
+    def _move_sections(self, source: BrokerGroupConnection, topic: str | None = None) -> None:
         """Move what the broker group definitely refused (of one topic or all) to another one, if any."""
         now = now_ms()
         targets = {
@@ -564,24 +564,24 @@ class Producer:
 
     # --- answers --------------------------------------------------------------------------------------------
 
-    def _on_outcome(self, connection: GroupConnection, outcome: Outcome) -> None:
+    def _on_outcome(self, connection: BrokerGroupConnection, outcome: Outcome) -> None:
         for delivered in outcome.delivered:
             self._deliver(delivered, connection)
         for failed in outcome.failed:
             self._fail(failed, connection)
-        if outcome.pause_ms or outcome.try_other_group:
+        if outcome.pause_ms or outcome.try_other_broker_group:
             self._outbox.end_runs()
         for topic in outcome.refresh_topics:
             self._in_background(self._refresh(topic, connection))
         if outcome.find_leader and not outcome.leader_hint:
             topics = self._outbox.topics
-            its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.groups]
+            its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.broker_groups]
             for topic in [*its, *topics][:1]:  # a drained broker group may have no lanes: take any topic
                 self._in_background(self._refresh(topic))
-        if outcome.try_other_group:
+        if outcome.try_other_broker_group:
             self._move_sections(connection)
 
-    def _deliver(self, delivered: Delivered, connection: GroupConnection) -> None:
+    def _deliver(self, delivered: Delivered, connection: BrokerGroupConnection) -> None:
         section, offset = delivered.section, delivered.base_offset
         self._stored += section.count
         connection.counts.stored += section.count
@@ -594,7 +594,7 @@ class Producer:
         self._outbox.release(section)
 
     def _fail(
-        self, failed: Failed, connection: GroupConnection, known: Callable[[], Exception] | None = None
+        self, failed: Failed, connection: BrokerGroupConnection, known: Callable[[], Exception] | None = None
     ) -> None:
         """Report an error to the callers of a section. `known`: makes a more exact error than the refusal."""
         section = failed.section

@@ -149,7 +149,7 @@ class Outcome:
     find_leader: bool = False  # leave this stream: its node does not lead
     leader_hint: str = ""  # address, "" if unknown
     refresh_topics: set[str] = field(default_factory=set)  # topics whose routes are outdated
-    try_other_group: bool = False  # refused sections may move to another broker group
+    try_other_broker_group: bool = False  # refused sections may move to another broker group
 
 
 class SendWindow:
@@ -538,7 +538,7 @@ def _is_free(section: Section) -> bool:
 def _note(outcome: Outcome, decision: Decision, refusal: pb.Refusal, topic: str) -> None:
     """Add the consequences of a refusal for the whole broker group."""
     outcome.pause_ms = max(outcome.pause_ms, decision.pause_ms)
-    outcome.try_other_group |= decision.try_other_group
+    outcome.try_other_broker_group |= decision.try_other_broker_group
     if decision.action is Action.FIND_LEADER:
         outcome.find_leader = True
         outcome.leader_hint = refusal.leader_address or outcome.leader_hint

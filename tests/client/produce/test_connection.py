@@ -15,7 +15,7 @@ from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.produce import produce_stream as module
 from ledgermq.client.produce.latency_fault import CallTimes, LatencyTable
-from ledgermq.client.produce.produce_stream import GroupConnection, now_ms
+from ledgermq.client.produce.produce_stream import BrokerGroupConnection, now_ms
 from ledgermq.client.produce.send_window import Outcome, SendWindow
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
@@ -70,7 +70,7 @@ class Channels:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[GroupConnection, Channels]]:
+async def connected() -> AsyncIterator[tuple[BrokerGroupConnection, Channels]]:
     """Return a connection whose window holds one message; n1 leads term 1."""
     sessions = iter(range(1, 1000))
     window = SendWindow(lambda: next(sessions))
@@ -78,14 +78,14 @@ async def connected() -> AsyncIterator[tuple[GroupConnection, Channels]]:
     section = window.open_section(lane, now_ms(), now_ms() + FOR_EVER_MS, 64)
     window.added(section, bytes(64), "ticket")
     channels: Any = Channels()
-    connection = GroupConnection(group(1, "n1"), channels, window, _ignore, lambda _: None)
+    connection = BrokerGroupConnection(group(1, "n1"), channels, window, _ignore, lambda _: None)
     try:
         yield connection, channels
     finally:
         await connection.close()
 
 
-def _ignore(_connection: GroupConnection, _outcome: Outcome) -> None:
+def _ignore(_connection: BrokerGroupConnection, _outcome: Outcome) -> None:
     """No caller waits for the message."""
 
 

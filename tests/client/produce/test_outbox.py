@@ -18,7 +18,7 @@ from ledgermq.client.message import Message, MessageQueue, SendReceipt, unpack_b
 from ledgermq.client.produce.encoding import RecordEncoder
 from ledgermq.client.produce.outbox import Outbox
 from ledgermq.client.produce.plain_run import Stretch, stretches
-from ledgermq.client.produce.produce_stream import GroupConnection
+from ledgermq.client.produce.produce_stream import BrokerGroupConnection
 from ledgermq.client.produce.queue_selection import QueueSelector, StickyRoundRobin, StrictRoundRobin
 from ledgermq.client.produce.send_window import MAX_SECTION_COUNT, Delivered, Request, SendWindow
 from ledgermq.client.produce.topic_lanes import TopicLanes
@@ -59,7 +59,7 @@ class Desk:
         self.box.start()
         lanes = TopicLanes(RecordEncoder("orders", born_host="h"), near_parts=1)
         queues = [MessageQueue("orders", "g0", number) for number in range(2)]
-        lanes.add(cast(GroupConnection, connection), [self.window.lane(queue, 7) for queue in queues])
+        lanes.add(cast(BrokerGroupConnection, connection), [self.window.lane(queue, 7) for queue in queues])
         self.box.use("orders", lanes)
         self.box.on_flush(last_request)
 
