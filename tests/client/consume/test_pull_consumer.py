@@ -80,15 +80,6 @@ async def test_reading_goes_on_at_another_node_when_one_dies() -> None:
         assert await read(consumer, 1) == [b"b"]
 
 
-async def test_deleted_messages_are_skipped() -> None:
-    async with pulling() as (group, cluster, consumer):
-        await fill(cluster, [b"a", b"b", b"c"])
-        group.queues[1, 0].begin = 2
-        await consumer.assign([MessageQueue("orders", "g0", 0)])
-        consumer.seek(consumer.assignment[0], 0)
-        assert await read(consumer, 1) == [b"c"]
-
-
 @pytest.mark.parametrize(("when_deleted", "next_body"), [("earliest", b"d"), ("latest", b"new")])
 async def test_deleted_messages_are_counted_and_reading_goes_on_where_its_user_wants(
     when_deleted: str, next_body: bytes, caplog: pytest.LogCaptureFixture
@@ -137,11 +128,6 @@ async def test_a_group_that_comes_back_is_told_what_was_deleted_meanwhile() -> N
             await consumer.subscribe("orders")
             assert consumer.deleted_count == 2
             assert await read(consumer, 1) == [b"c"]
-
-
-def test_an_unknown_way_to_go_on_is_refused() -> None:
-    with pytest.raises(UsageError, match="when_deleted"):
-        PullConsumer("127.0.0.1:1", when_deleted="sometimes")
 
 
 async def test_a_node_that_is_behind_is_waited_for_and_the_position_stays() -> None:

@@ -96,12 +96,6 @@ async def test_a_wrong_call_is_an_error_at_once() -> None:
         assert group.stored() == 0
 
 
-async def test_a_producer_group_has_a_name_that_brokers_allow() -> None:
-    with pytest.raises(InvalidNameError):
-        Producer(group="no name")
-    assert Producer(group="shop").statistics().group == "shop"
-
-
 # --- the log line -------------------------------------------------------------------------------------------
 
 

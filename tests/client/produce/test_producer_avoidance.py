@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ledgermq.client import Message, Producer, SendReceipt
-from ledgermq.client.errors import UsageError
 from ledgermq.client.produce import outbox, producer
 from ledgermq.client.produce import produce_stream as connection
 from ledgermq.client.produce.queue_selection import (
@@ -109,11 +108,6 @@ async def test_the_table_says_what_is_slow_and_for_how_long(clock: Clock) -> Non
         await future
         clock.ahead_ms += 4_000
         assert await places(sender) == {"g1": 8}
-
-
-async def test_a_table_that_makes_no_sense_is_refused_at_once() -> None:
-    with pytest.raises(UsageError, match="rising latencies"):
-        Producer(latency_fault_table=[(500, 3000), (400, 4000)])
 
 
 async def test_a_failed_call_keeps_its_message_in_the_group_and_sends_the_others_elsewhere(
