@@ -67,43 +67,17 @@ if TYPE_CHECKING:
     from .push.owned_queue import QueueLimits
     from .push.push_consumer import PushConsumer
 
+#: Modules of the public names that are not in errors.py.
 _HOMES: Final = {
     "Admin": "admin.admin",
-    "AlreadyExistsError": "errors",
-    "BrokerGroupsGoneError": "errors",
     "BrokerGroupsSilentError": "cluster.every_group",
-    "BrokerUnreachableError": "errors",
-    "BufferFullError": "errors",
-    "ClosedError": "errors",
-    "CorruptMessageError": "errors",
-    "DiskFullError": "errors",
-    "FencedError": "errors",
     "FoundMessages": "admin.message_query",
     "GroupAdmin": "admin.broker_groups",
-    "GroupDrainingError": "errors",
-    "GroupNotFoundError": "errors",
     "GroupStatistics": "produce.producer_statistics",
-    "InvalidAddressError": "errors",
-    "InvalidHandleError": "errors",
-    "InvalidMessageError": "errors",
-    "InvalidNameError": "errors",
     "LeasedMessage": "message",
-    "LedgerMQError": "errors",
     "Message": "message",
     "MessageQueue": "message",
-    "MessageTooLargeError": "errors",
     "MessageView": "message",
-    "MessagesDeletedError": "errors",
-    "MissingExtraError": "errors",
-    "NameserversDownError": "errors",
-    "NoBrokersError": "errors",
-    "NoQuorumError": "errors",
-    "NotANameserverError": "errors",
-    "NotLeaderError": "errors",
-    "OffsetOutOfRangeError": "errors",
-    "OffsetsFileError": "errors",
-    "OtherGroupError": "errors",
-    "OutcomeUnknownError": "errors",
     "PartlyChangedError": "cluster.every_group",
     "PartlyRefusedError": "cluster.every_group",
     "Producer": "produce.producer",
@@ -112,17 +86,9 @@ _HOMES: Final = {
     "PushConsumer": "push.push_consumer",
     "PushOptions": "push.options",
     "QueueLimits": "push.owned_queue",
-    "RefusedError": "errors",
     "RetryLater": "push.options",
-    "RouteError": "errors",
     "SendReceipt": "message",
-    "SendTimeoutError": "errors",
-    "SequenceGapError": "errors",
     "SimpleConsumer": "consume.simple_consumer",
-    "StaleRouteError": "errors",
-    "TooManyRequestsError": "errors",
-    "TopicNotFoundError": "errors",
-    "UsageError": "errors",
     "WrongListenerError": "push.listener_calls",
 }
 
@@ -193,9 +159,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("ledgermq")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
     return value
 
 

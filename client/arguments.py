@@ -16,6 +16,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import wraps
+from types import UnionType
 from typing import Any, Final, TypeVar, cast
 
 from .errors import InvalidMessageError, InvalidNameError, UsageError
@@ -28,7 +29,7 @@ Check = Callable[[str, Any], None]
 #: Maximum lease that brokers grant, ms.
 LONGEST_LEASE_MS: Final = 12 * 3600 * 1000
 _MAX_TOPIC: Final = 127
-_MAX_GROUP: Final = 120
+_MAX_CONSUMER_GROUP: Final = 120
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-][%|a-zA-Z0-9_.-]*")
 #: Operators in RocketMQ's SQL filters. A tag may contain such a sign: "a=b".
 _SQL: Final = re.compile(
@@ -70,16 +71,6 @@ def wrong(name: str, value: object, wanted: str) -> UsageError:
     return UsageError(f"{name} is {reprlib.repr(value)}", "", f"It must be {wanted}")
 
 
-def a_text(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise wrong(name, value, "a str")
-
-
-def a_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise wrong(name, value, "True or False")
-
-
 def a_topic(name: str, value: Any) -> None:
     check_name("topic", value)
 
@@ -101,11 +92,6 @@ def texts(name: str, value: object) -> None:
         raise wrong(name, value, "a list of str; this is a single one")
 
 
-def a_path(name: str, value: object) -> None:
-    if not isinstance(value, str | os.PathLike):
-        raise wrong(name, value, "the path of a file")
-
-
 def a_function(name: str, value: object) -> None:
     if not callable(value):
         raise UsageError(f"{name} is {reprlib.repr(value)}", "", "Give a function")
@@ -123,11 +109,6 @@ def start_position(name: str, value: Any) -> None:
 
 def a_queue(name: str, value: Any) -> None:
     check_queue(value)
-
-
-def silent_groups(name: str, value: object) -> None:
-    if not isinstance(value, MutableMapping):
-        raise wrong(name, value, "None, or a dict that takes why broker groups are silent")
 
 
 def whole(least: int, most: int = (1 << 63) - 1) -> Check:
@@ -151,7 +132,7 @@ def one_of(*choices: str) -> Check:
     return check
 
 
-def instance_of(kind: type, wanted: str) -> Check:
+def instance_of(kind: type | UnionType, wanted: str) -> Check:
     """Accept an object of that type."""
 
     def check(name: str, value: object) -> None:
@@ -159,6 +140,12 @@ def instance_of(kind: type, wanted: str) -> Check:
             raise wrong(name, value, wanted)
 
     return check
+
+
+a_text: Final = instance_of(str, "a str")
+a_flag: Final = instance_of(bool, "True or False")
+a_path: Final = instance_of(str | os.PathLike, "the path of a file")
+silent_groups: Final = instance_of(MutableMapping, "None, or a dict that takes why broker groups are silent")
 
 
 def none_or(check: Check) -> Check:
@@ -178,7 +165,7 @@ def check_name(kind: str, name: str) -> None:
     """Check the name of a topic or consumer group as every broker does. Raises: InvalidNameError."""
     if not isinstance(name, str):
         raise InvalidNameError(kind, name, f"it is of type {type(name).__name__}; a str is wanted")
-    limit = _MAX_TOPIC if kind == "topic" else _MAX_GROUP
+    limit = _MAX_TOPIC if kind == "topic" else _MAX_CONSUMER_GROUP
     if not name:
         raise InvalidNameError(kind, name, "it is empty")
     if len(name) > limit:

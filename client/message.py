@@ -113,7 +113,24 @@ def _reading(part: str, queue: MessageQueue, queue_offset: int) -> Iterator[None
         ) from error
 
 
-class MessageView:
+class _InQueue:
+    """A stored message, which knows its queue."""
+
+    __slots__ = ()
+    queue: MessageQueue
+
+    @property
+    def topic(self) -> str:
+        """Name of its topic."""
+        return self.queue.topic
+
+    @property
+    def queue_id(self) -> int:
+        """Queue id, counted from 0 in its broker group."""
+        return self.queue.queue_id
+
+
+class MessageView(_InQueue):
     """A message in the log. Attributes are decoded from the section's bytes on access.
 
     If a producer stored a part in an unreadable form, the attribute raises CorruptMessageError. Later
@@ -136,16 +153,6 @@ class MessageView:
 
     def __repr__(self) -> str:
         return f"<MessageView {self.message_id} {self.topic}[{self.queue_id}]@{self.queue_offset}>"
-
-    @property
-    def topic(self) -> str:
-        """Name of its topic."""
-        return self.queue.topic
-
-    @property
-    def queue_id(self) -> int:
-        """Queue id, counted from 0 in its broker group."""
-        return self.queue.queue_id
 
     @property
     def record(self) -> RecordView:
@@ -224,7 +231,7 @@ class MessageView:
             return dict(v2.Message.FromString(bytes(self.record.rest_run)).user_properties)
 
 
-class LeasedMessage:
+class LeasedMessage(_InQueue):
     """A received message. Leased to this consumer until it is acknowledged or its invisible time is over."""
 
     __slots__ = ("_raw", "queue", "receipt_handle", "received_ms")
@@ -238,16 +245,6 @@ class LeasedMessage:
 
     def __repr__(self) -> str:
         return f"<LeasedMessage {self.message_id} {self.topic}[{self.queue_id}]@{self.queue_offset}>"
-
-    @property
-    def topic(self) -> str:
-        """Name of its topic."""
-        return self.queue.topic
-
-    @property
-    def queue_id(self) -> int:
-        """Queue id, counted from 0 in its broker group."""
-        return self.queue.queue_id
 
     @property
     def queue_offset(self) -> int:

@@ -247,6 +247,36 @@ def _directive(home: ModuleType, name: str) -> str:
     return "\n".join([*lines, *(["", *_fields(kind)] if is_record else [])])
 
 
+def synchronous_clients() -> dict[str, str]:
+    """Return the sources of the synchronous clients as `spelled_out` writes them, by path."""
+    home = ledgermq.client.sync.__name__
+    modules = [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{home}.")]
+    return {f"client/sync/{Path(str(each.__file__)).name}": spelled_out(each) for each in modules}
+
+
+def spelled_out(module: ModuleType) -> str:
+    """Return the source of a module of synchronous clients with its forwarders as methods.
+
+    `send = awaited(AsyncProducer.send)` becomes a method with the signature and docstring of that method:
+    mkdocstrings reads sources, and would show an attribute.
+    """
+    lines = inspect.getsource(module).splitlines()
+    for kind in reversed(ast.parse("\n".join(lines)).body):
+        for node in reversed(kind.body if isinstance(kind, ast.ClassDef) else []):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Call)
+                and ast.unparse(node.value.func) in ("awaited", "direct")
+            ):
+                method = inspect.unwrap(eval(ast.unparse(node.value.args[0]), vars(module)))
+                (made,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body
+                assert isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef)
+                arguments, returns = ast.unparse(made.args), ast.unparse(made.returns or ast.Constant(None))
+                text = f'def {made.name}({arguments}) -> {returns}:\n    """{ast.get_docstring(made)}"""\n'
+                lines[node.lineno - 1 : node.end_lineno] = textwrap.indent(text, "    ").splitlines()
+    return "\n".join(lines) + "\n"
+
+
 def _fields(kind: type) -> list[str]:
     """Return a table of the fields of a dataclass or named tuple, explained by the comments beside them."""
     source = textwrap.dedent(inspect.getsource(kind))

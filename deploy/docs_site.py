@@ -62,6 +62,8 @@ def on_startup(**_: object) -> None:
         copy = ROOT / "build" / "docs" / "ledgermq" / package
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(ROOT / package, copy, ignore=shutil.ignore_patterns("__pycache__", "*_pb2*"))
+    for path, text in docs_reference.synchronous_clients().items():
+        (ROOT / "build" / "docs" / "ledgermq" / path).write_text(text)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -102,6 +102,21 @@ def test_records_are_shown_with_their_fields_and_what_the_comments_beside_them_s
     assert re.search(r"^\| `missing_from_ms` \| `int` \| `0` \| .*(ms)", page, re.MULTILINE)
 
 
+def test_methods_of_synchronous_clients_are_shown_with_signature_and_docstring() -> None:
+    sources = docs_reference.synchronous_clients()
+    for name in ledgermq.client.sync.__all__:
+        kind = getattr(ledgermq.client.sync, name)
+        source = sources[f"client/sync/{Path(inspect.getfile(kind)).name}"]
+        (shown,) = (each for each in ast.parse(source).body if getattr(each, "name", "") == name)
+        methods = {each.name: each for each in ast.walk(shown) if isinstance(each, ast.FunctionDef)}
+        for word, method in vars(kind).items():
+            if inspect.isfunction(method) and not word.startswith("_"):
+                arguments = methods[word].args
+                words = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+                assert words == list(inspect.signature(method).parameters), f"{name}.{word}"
+                assert ast.get_docstring(methods[word]) == inspect.getdoc(method), f"{name}.{word}"
+
+
 def public_classes() -> list[type]:
     """Return the public classes of both clients."""
     homes = ((ledgermq.client, ledgermq.client.__all__), (ledgermq.client.sync, ledgermq.client.sync.__all__))

@@ -59,7 +59,7 @@ def raise_if_final(refusal: pb.Refusal) -> None:
         raise error
 
 
-def _nobody_asked(tracker: LeaderTracker, timeout_s: float) -> LedgerMQError:
+def _none_asked(tracker: LeaderTracker, timeout_s: float) -> LedgerMQError:
     addresses = tracker.addresses
     if not addresses:
         return RouteError(
@@ -73,7 +73,7 @@ def _nobody_asked(tracker: LeaderTracker, timeout_s: float) -> LedgerMQError:
 
 
 async def call_broker_group(
-    group: Callable[[], BrokerGroup],
+    broker_group: Callable[[], BrokerGroup],
     channels: Channels,
     call: Callable[[Any, float], Awaitable[T]],
     *,
@@ -97,20 +97,20 @@ async def call_broker_group(
     The error's `perhaps_done` tells whether an attempt may have taken effect.
     """
     end = time.monotonic() + timeout_s
-    tracker = LeaderTracker(group(), port)
+    tracker = LeaderTracker(broker_group(), port)
     last: LedgerMQError | None = None
     # Refusals of this and the previous round. A node that answered knows more than silent ones.
     refused: LedgerMQError | None = None
     earlier: LedgerMQError | None = None
     perhaps_done = False
     while True:
-        tracker.update(group())
+        tracker.update(broker_group())
         address, pause_ms = tracker.next()
         rest = end - time.monotonic()
         if pause_ms or rest <= 0:
             pause_s = min(pause_ms / 1000, REFUSED_PAUSE_S)  # the caller waits, and has a deadline
             if once or pause_s >= rest:
-                last = refused or earlier or last or _nobody_asked(tracker, timeout_s)
+                last = refused or earlier or last or _none_asked(tracker, timeout_s)
                 last.perhaps_done = perhaps_done
                 raise last
             refused, earlier = None, refused
@@ -119,37 +119,39 @@ async def call_broker_group(
             await asyncio.sleep(pause_s)
             continue
         try:
-            answer = decoded(await call(channels.get(address), min(rest, attempt_s)))
-            refusal: pb.Refusal | None = getattr(answer, "refusal", None)
-            if refusal is None or not refusal.code:
-                return answer
-            failure = error_of(refusal)
-            if refusal.code == pb.OUTCOME_UNKNOWN:
-                on_unknown()
-        except asyncio.CancelledError:
-            raise_if_closed()
-            raise
+            return await _answer_of(call(channels.get(address), min(rest, attempt_s)))
         except grpc.RpcError as error:
-            last = unreachable(address, error)
-            if not last.not_sent:
-                perhaps_done = True
-                on_unknown()
-            tracker.failed(address)
-            continue
+            last = silent = unreachable(address, error)
+            is_unknown = not silent.not_sent
         except LedgerMQError as error:
-            failure = error
-        perhaps_done = perhaps_done or isinstance(failure, OutcomeUnknownError)
-        failure.perhaps_done = perhaps_done
-        if not failure.retryable:
-            raise failure
-        last = refused = failure
+            last = refused = error
+            is_unknown = isinstance(error, OutcomeUnknownError)
+        if is_unknown:
+            perhaps_done = True
+            on_unknown()
+        last.perhaps_done = perhaps_done
+        if not last.retryable:
+            raise last
         tracker.failed(address)
-        if isinstance(failure, RefusedError) and failure.leader_address != address:
-            tracker.hint(failure.leader_address)
+        if isinstance(last, RefusedError) and last.leader_address != address:
+            tracker.hint(last.leader_address)
+
+
+async def _answer_of(attempt: Awaitable[T]) -> T:
+    """Await an answer. Raises: a refusal as an error, ClosedError (channels are closed), grpc.RpcError."""
+    try:
+        answer = decoded(await attempt)
+    except asyncio.CancelledError:
+        raise_if_closed()
+        raise
+    refusal: pb.Refusal | None = getattr(answer, "refusal", None)
+    if refusal is not None and refusal.code:
+        raise error_of(refusal)
+    return answer
 
 
 async def call_log_service(
-    group: Callable[[], BrokerGroup],
+    broker_group: Callable[[], BrokerGroup],
     channels: Channels,
     method: Callable[[log_pb2_grpc.LogServiceStub], Callable[..., Awaitable[T]]],
     request: Message,
@@ -160,6 +162,6 @@ async def call_log_service(
 
     def send(channel: Any, attempt_s: float) -> Awaitable[T]:
         stub = log_pb2_grpc.LogServiceStub(channel)
-        return method(stub)(request, timeout=attempt_s, metadata=group().metadata)
+        return method(stub)(request, timeout=attempt_s, metadata=broker_group().metadata)
 
-    return await call_broker_group(group, channels, send, timeout_s=timeout_s)
+    return await call_broker_group(broker_group, channels, send, timeout_s=timeout_s)

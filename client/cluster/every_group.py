@@ -70,14 +70,14 @@ T = TypeVar("T")
 Silent = dict[str, LedgerMQError]
 
 
-def why_missing(group: str, error: LedgerMQError) -> str:
+def why_missing(broker_group: str, error: LedgerMQError) -> str:
     """Return the line about a silent broker group. A common prefix of the errors is not repeated."""
-    why = str(error).removeprefix(f'broker group "{group}" does not answer: ')
-    return f"broker group {group} does not answer: {why}"
+    why = str(error).removeprefix(f'broker group "{broker_group}" does not answer: ')
+    return f"broker group {broker_group} does not answer: {why}"
 
 
 async def ask_all(
-    groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
+    broker_groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[T]]
 ) -> tuple[list[tuple[BrokerGroup, T]], Silent]:
     """Query broker groups concurrently. Return the answers, and the errors of silent ones.
 
@@ -85,41 +85,41 @@ async def ask_all(
     """
     answers: list[tuple[BrokerGroup, T]] = []
     silent: Silent = {}
-    for group, answer in zip(
-        groups, await asyncio.gather(*map(ask, groups), return_exceptions=True), strict=True
+    for broker_group, answer in zip(
+        broker_groups, await asyncio.gather(*map(ask, broker_groups), return_exceptions=True), strict=True
     ):
         if isinstance(answer, LedgerMQError) and answer.retryable:
-            silent[group.name] = answer
+            silent[broker_group.name] = answer
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            answers.append((group, answer))
+            answers.append((broker_group, answer))
     return answers, silent
 
 
 async def check_that_all_answer(
-    groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[object]]
+    broker_groups: Sequence[BrokerGroup], ask: Callable[[BrokerGroup], Awaitable[object]]
 ) -> None:
     """Query before a change of several broker groups, so as not to start what cannot be finished.
 
     A definite refusal counts as an answer. Raises: BrokerGroupsSilentError.
     """
 
-    async def answers(group: BrokerGroup) -> None:
+    async def answers(broker_group: BrokerGroup) -> None:
         try:
-            await ask(group)
+            await ask(broker_group)
         except RefusedError as error:
             if error.retryable:
                 raise
 
-    if len(groups) > 1:
-        _, silent = await ask_all(groups, answers)
+    if len(broker_groups) > 1:
+        _, silent = await ask_all(broker_groups, answers)
         if silent:
             raise BrokerGroupsSilentError(silent)
 
 
 async def change_each(
-    groups: Sequence[BrokerGroup], change: Callable[[BrokerGroup], Awaitable[T | None]], again: str
+    broker_groups: Sequence[BrokerGroup], change: Callable[[BrokerGroup], Awaitable[T | None]], again: str
 ) -> list[tuple[BrokerGroup, T]]:
     """Change one broker group after the other; return the answers (None: nothing to change there).
 
@@ -127,22 +127,22 @@ async def change_each(
     PartlyChangedError.
     """
     answers: list[tuple[BrokerGroup, T]] = []
-    for number, group in enumerate(groups):
+    for number, broker_group in enumerate(broker_groups):
         try:
-            answer = await change(group)
+            answer = await change(broker_group)
         except LedgerMQError as error:
-            others, is_open = [each.name for each in groups[number + 1 :]], error.perhaps_done
+            others, is_open = [each.name for each in broker_groups[number + 1 :]], error.perhaps_done
             if not answers and not (is_open and others):
                 raise
             failed = PartlyChangedError if error.retryable else PartlyRefusedError
             raise failed(
                 error,
-                at=group.name,
+                at=broker_group.name,
                 changed=[each.name for each, _ in answers],
-                perhaps=[group.name] * is_open,
-                unchanged=[group.name] * (not is_open) + others,
+                perhaps=[broker_group.name] * is_open,
+                unchanged=[broker_group.name] * (not is_open) + others,
                 again=again,
             ) from error
         if answer is not None:
-            answers.append((group, answer))
+            answers.append((broker_group, answer))
     return answers

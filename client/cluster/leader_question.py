@@ -19,20 +19,20 @@ from ledgermq.proto.grpc_answers import decoded
 from ..pauses import LEADER_PATIENCE_S, LEADER_TIMEOUT_S
 from .channels import Channels
 
-_NOBODY: Final = (0, "")
+_UNKNOWN: Final = (0, "")
 
 
 async def who_leads(channels: Channels, addresses: Iterable[str]) -> tuple[int, str]:
     """Return (term, leader's node id) of the newest term known to these nodes; (0, ""): no answer."""
     asked = {asyncio.create_task(_ask(channels.get(address))) for address in addresses}
     if not asked:
-        return _NOBODY
+        return _UNKNOWN
     try:
         done, waiting = await asyncio.wait(asked, timeout=LEADER_PATIENCE_S)
-        while waiting and all(task.result() == _NOBODY for task in done):
+        while waiting and all(task.result() == _UNKNOWN for task in done):
             more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             done |= more
-        return max((task.result() for task in done), default=_NOBODY)
+        return max((task.result() for task in done), default=_UNKNOWN)
     finally:
         for task in asked:
             task.cancel()
@@ -44,5 +44,5 @@ async def _ask(channel: Any) -> tuple[int, str]:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         status = decoded(await stub.GetStatus(pb.GetStatusRequest(), timeout=LEADER_TIMEOUT_S))
     except grpc.RpcError:
-        return _NOBODY
+        return _UNKNOWN
     return status.term, status.leader_id

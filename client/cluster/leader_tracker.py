@@ -27,10 +27,11 @@ Port = Literal["log_address", "messaging_address"]
 class LeaderTracker:
     """Leader search of one stream or call to one broker group. Call `next`, then `failed` or `succeeded`."""
 
-    def __init__(self, group: BrokerGroup, port: Port = "log_address") -> None:
-        self.group = group  # the newest route
+    def __init__(self, broker_group: BrokerGroup, port: Port = "log_address") -> None:
+        self.group = broker_group  # the newest route
         self._port = port
-        self._known = (group.term, group.leader_id)  # the newest known; leader "": not known yet
+        # The newest known; leader "": not known yet
+        self._known = (broker_group.term, broker_group.leader_id)
         self._hint = ""  # address to try next, "" for none
         self._hops = 0  # hints followed since the last pause
         self._failed: set[str] = set()  # addresses that failed since the last success or pause
@@ -52,13 +53,13 @@ class LeaderTracker:
         addresses = (getattr(node, self._port) for node in self.group.by_preference)
         return [each for each in addresses if each]
 
-    def update(self, group: BrokerGroup) -> Node | None:
+    def update(self, broker_group: BrokerGroup) -> Node | None:
         """Take a newer route; return its leader if that is news."""
-        if group.is_another(self.group):
+        if broker_group.is_another(self.group):
             self.succeeded()
             self._known = (0, "")
-        self.group = group
-        return self.learned(group.term, group.leader_id)
+        self.group = broker_group
+        return self.learned(broker_group.term, broker_group.leader_id)
 
     def learned(self, term: int, leader_id: str) -> Node | None:
         """Take a leader named by a route or a node; return it if that is news.

@@ -27,7 +27,6 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..arguments import texts
 from ..errors import (
-    BrokerUnreachableError,
     ClosedError,
     InvalidAddressError,
     LedgerMQError,
@@ -40,8 +39,8 @@ from ..errors import (
     error_of,
 )
 from ..pauses import ASK_TIMEOUT_S, NAMESERVER_LOOK_S, NAMESERVER_WAIT_S, RETRY_PAUSE_S
-from .calls import being_cancelled
-from .channels import Channels, unreachable
+from .calls import being_cancelled, call_broker_group
+from .channels import Channels
 from .gone_groups import GoneGroup, gone_of
 from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
 
@@ -118,7 +117,7 @@ class Routes:
         self._listeners: list[RouteListener] = []
         self._watch: asyncio.Task[None] | None = None
         self._topics_changed = asyncio.Event()
-        self._groups: dict[str, BrokerGroup] = {}  # by name, in the newest route
+        self._broker_groups: dict[str, BrokerGroup] = {}  # by name, as in the newest route that named them
         self._closed = False
 
     def on_change(self, listener: RouteListener) -> None:
@@ -150,10 +149,10 @@ class Routes:
             logger.warning("no nameserver answers, using the cached route topic=%s", topic)
             return cached[1]
 
-    async def until_known(self, topic: str, groups: Collection[str]) -> bool:
+    async def until_known(self, topic: str, broker_groups: Collection[str]) -> bool:
         """Wait until the nameserver knows a topic that exists in these broker groups. False: not in 3 s."""
         try:
-            await self._wait_for_route(topic, groups)
+            await self._wait_for_route(topic, broker_groups)
         except LedgerMQError as error:
             logger.warning("route not known yet topic=%s reason=%s", topic, error)
             return False
@@ -163,6 +162,19 @@ class Routes:
         """Return the newest known route without a call."""
         entry = self._cache.get(topic)
         return entry[1] if entry else None
+
+    def broker_group(self, topic: str, name: str) -> BrokerGroup:
+        """Return a broker group of a topic as last known. It is kept when no route names it any more.
+
+        Raises: TopicNotFoundError (no route has ever named it).
+        """
+        route = self.cached(topic)
+        part = route.part(name) if route else None
+        if part is not None:
+            return part.group
+        if name not in self._broker_groups:
+            raise TopicNotFoundError(topic)
+        return self._broker_groups[name]
 
     def forget(self, topic: str) -> None:
         """The topic no longer exists: drop its route and stop watching it. The next `get` asks again."""
@@ -174,18 +186,18 @@ class Routes:
 
         Raises: NameserversDownError, NoBrokersError.
         """
-        return [group_of(view) for view in (await self._list_groups(gone_too=gone_too)).groups]
+        return [group_of(view) for view in (await self._list_broker_groups(gone_too=gone_too)).groups]
 
     async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[GoneGroup]]:
         """Return the broker groups, and those whose last node left without being removed (not callable).
 
         Raises: as `groups`.
         """
-        listed = await self._list_groups(gone_too=False)
-        every = await self._list_groups(gone_too=True)
+        listed = await self._list_broker_groups(gone_too=False)
+        every = await self._list_broker_groups(gone_too=True)
         return [group_of(view) for view in listed.groups], gone_of(listed, every)
 
-    async def _list_groups(self, *, gone_too: bool) -> ns.ListGroupsResponse:
+    async def _list_broker_groups(self, *, gone_too: bool) -> ns.ListGroupsResponse:
         request = ns.ListGroupsRequest(cluster=self.cluster, gone_too=gone_too)
         answer: ns.ListGroupsResponse = await self._ask(
             lambda stub: stub.ListGroups(request, timeout=ASK_TIMEOUT_S)
@@ -267,10 +279,10 @@ class Routes:
         try:
             route = await self._get_route(topic)
         except (TopicNotFoundError, NoQuorumError):
-            groups = await self._let_brokers_create(topic) if create else set()
-            if not groups:
+            broker_groups = await self._let_brokers_create(topic) if create else set()
+            if not broker_groups:
                 raise
-            route = await self._wait_for_route(topic, groups)
+            route = await self._wait_for_route(topic, broker_groups)
         self._keep(route)
         if self._listeners and self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._watch_routes(), name="ledgermq-route-watch")
@@ -302,45 +314,54 @@ class Routes:
         Return the broker groups that have the topic now. Empty: a leader says that it does not exist.
         Raises: NoQuorumError, RefusedError, BrokerUnreachableError: it is unknown whether the topic exists.
         """
-        groups = await self.groups()
+        every = await self.groups()
         answers = await asyncio.gather(
-            *(self._let_group_create(group, topic) for group in groups), return_exceptions=True
+            *(self._let_one_create(each, topic) for each in every), return_exceptions=True
         )
-        created = {group.name for group, answer in zip(groups, answers, strict=True) if answer is True}
+        created = {each.name for each, answer in zip(every, answers, strict=True) if answer is True}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures and not created and False not in answers:
             raise failures[0]
         return created
 
-    async def _let_group_create(self, group: BrokerGroup, topic: str) -> bool:
+    async def _let_one_create(self, broker_group: BrokerGroup, topic: str) -> bool:
         """Return whether the broker group has the topic now. Raises: as `_let_brokers_create`."""
-        silent: BrokerUnreachableError | None = None
+        if not any(node.messaging_address for node in broker_group.nodes):
+            return False
         request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
-        for node in group.by_preference:
-            if not node.messaging_address:
-                continue
-            stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(self._channels.get(node.messaging_address))
-            metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
-            try:
-                answer = decoded(await stub.QueryRoute(request, timeout=ASK_TIMEOUT_S, metadata=metadata))
-            except grpc.RpcError as error:
-                logger.info("broker does not answer address=%s error=%s", node.messaging_address, error)
-                if not is_stranger(error):
-                    silent = unreachable(node.messaging_address, error)
-                continue
-            return _is_created(answer.status)
-        if silent is not None:
-            raise silent
-        return False
+        metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
 
-    async def _wait_for_route(self, topic: str, groups: Collection[str]) -> TopicRoute:
+        async def ask(channel: Any, timeout_s: float) -> rocketmq_v2_pb2.Status:
+            stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
+            try:
+                answer: rocketmq_v2_pb2.QueryRouteResponse = decoded(
+                    await stub.QueryRoute(request, timeout=timeout_s, metadata=metadata)
+                )
+            except grpc.RpcError as error:
+                if not is_stranger(error):
+                    raise
+                return rocketmq_v2_pb2.Status(code=rocketmq_v2_pb2.TOPIC_NOT_FOUND)  # it creates none
+            return answer.status
+
+        status = await call_broker_group(
+            lambda: broker_group,
+            self._channels,
+            ask,
+            timeout_s=ASK_TIMEOUT_S * len(broker_group.nodes),
+            attempt_s=ASK_TIMEOUT_S,
+            port="messaging_address",
+            once=True,
+        )
+        return _is_created(status)
+
+    async def _wait_for_route(self, topic: str, broker_groups: Collection[str]) -> TopicRoute:
         """Wait until the nameserver knows a topic that exists in these broker groups."""
         end = time.monotonic() + NAMESERVER_WAIT_S
         while True:
             try:
                 route = await self._get_route(topic)
                 late = time.monotonic() > end  # some broker groups are better than none
-                if late or all(route.part(name) for name in groups):
+                if late or all(route.part(name) for name in broker_groups):
                     return route
             except (TopicNotFoundError, NoQuorumError):
                 if time.monotonic() > end:
@@ -352,22 +373,22 @@ class Routes:
         self._cache[route.topic] = (time.monotonic(), route)
         if old is None or old[1] != route:
             for part in route.parts:
-                known = self._groups.get(part.group.name)
-                self._groups[part.group.name] = part.group
+                known = self._broker_groups.get(part.group.name)
+                self._broker_groups[part.group.name] = part.group
                 if known is not None and part.group.is_another(known):
                     self._ask_again(part.group)
             for listener in self._listeners:
                 listener(route)
 
-    def _ask_again(self, group: BrokerGroup) -> None:
+    def _ask_again(self, broker_group: BrokerGroup) -> None:
         """Take a replaced broker group out of all routes, and fetch these again.
 
         The rest of a route stays known and watched: the fetch may fail, and the other broker groups are as
         before.
         """
         for topic, (_, route) in list(self._cache.items()):
-            part = route.part(group.name)
-            if part is not None and group.is_another(part.group):
+            part = route.part(broker_group.name)
+            if part is not None and broker_group.is_another(part.group):
                 others = tuple(each for each in route.parts if each is not part)
                 self._cache[topic] = (_EXPIRED, replace(route, parts=others))
                 if not self._closed:

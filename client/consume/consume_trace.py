@@ -21,12 +21,12 @@ def now_ms() -> int:
 
 
 def consume_trace(
-    client: str, group: str, client_id: str, nameservers: str | Sequence[str], cluster: str
+    client: str, consumer_group: str, client_id: str, nameservers: str | Sequence[str], cluster: str
 ) -> ConsumeTrace:
     """Create the trace of a consumer."""
     return ConsumeTrace(
         Tracer(
-            trace_source(client, group, client_id),
+            trace_source(client, consumer_group, client_id),
             lambda: Producer(nameservers, cluster=cluster, timeout_ms=TRACE_TIMEOUT_MS),
         )
     )

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 async def ensure_group(
-    channels: Channels, group: Callable[[], BrokerGroup], name: str, start: str
+    channels: Channels, broker_group: Callable[[], BrokerGroup], name: str, start: str
 ) -> pb.ConsumerGroupInfo:
     """Return the consumer group, and create it if it does not exist.
 
@@ -42,8 +42,8 @@ async def ensure_group(
         return admin_pb2_grpc.AdminServiceStub(channel).CreateGroup(create, timeout=timeout_s)
 
     try:
-        found = (await call_broker_group(group, channels, ask)).group
+        found = (await call_broker_group(broker_group, channels, ask)).group
     except GroupNotFoundError:
-        await call_broker_group(group, channels, make)
-        found = (await call_broker_group(group, channels, ask)).group
+        await call_broker_group(broker_group, channels, make)
+        found = (await call_broker_group(broker_group, channels, ask)).group
     return found

@@ -26,8 +26,8 @@ from ledgermq.proto.grpc_answers import decoded
 from ..cluster.calls import being_cancelled, raise_if_final
 from ..cluster.channels import Channels, unreachable
 from ..cluster.topic_route import BrokerGroup, Node
-from ..cluster.waiting import happens
 from ..errors import CorruptMessageError, LedgerMQError
+from ..event_loop import happens
 from ..pauses import FOLLOWER_POLL_MS, GRACE_S, PARKED_S, REFUSED_PAUSE_S, ROUTE_AGAIN_S
 from .intake import Intake, Q, Refused
 from .read_source import FetchSource, ReadSource
@@ -40,7 +40,7 @@ class GroupFetcher(ABC, Generic[Q]):
 
     def __init__(
         self,
-        group: BrokerGroup,
+        broker_group: BrokerGroup,
         channels: Channels,
         intake: Intake[Q],
         poll_ms: int,
@@ -56,13 +56,13 @@ class GroupFetcher(ABC, Generic[Q]):
         self._channels = channels
         self._intake = intake
         self._poll_ms = poll_ms
-        self._read = ReadSource(group)
+        self._read = ReadSource(broker_group)
         self._address = ""  # node of the open stream
         self._news = asyncio.Event()  # the route of the broker group changed
         self._refreshed_at = -ROUTE_AGAIN_S
         self._exchanging: asyncio.Task[None] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
-        self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{group.name}")
+        self._task = asyncio.create_task(self._run(), name=f"ledgermq-fetch-{broker_group.name}")
 
     @property
     def group(self) -> BrokerGroup:
@@ -124,11 +124,11 @@ class GroupFetcher(ABC, Generic[Q]):
         due = min((math.ceil((timer.when() - now) * 1000) for timer in self._timers), default=self._poll_ms)
         return max(min(due, self._poll_ms), 1)
 
-    def update(self, group: BrokerGroup) -> None:
+    def update(self, broker_group: BrokerGroup) -> None:
         """Take a newer route of the same broker group."""
-        if group != self.group:
+        if broker_group != self.group:
             self._news.set()
-        self._follow(self._read.tracker.update(group))
+        self._follow(self._read.tracker.update(broker_group))
 
     def leader_is(self, term: int, leader_id: str) -> None:
         """Take news about the leader."""

@@ -21,13 +21,13 @@ from ..pauses import CALL_TIMEOUT_S
 logger = logging.getLogger(__name__)
 
 #: Returns the current broker group for (topic, name).
-GroupLookup = Callable[[str, str], BrokerGroup]
+BrokerGroupLookup = Callable[[str, str], BrokerGroup]
 
 
 class GroupOffsets:
     """Offsets of one consumer group; "": only begin and end of queues."""
 
-    def __init__(self, consumer_group: str, channels: Channels, find: GroupLookup) -> None:
+    def __init__(self, consumer_group: str, channels: Channels, find: BrokerGroupLookup) -> None:
         self._consumer_group = consumer_group
         self._channels = channels
         self._find = find
@@ -86,10 +86,26 @@ class GroupOffsets:
     async def _commit_in(
         self, meant: BrokerGroup, request: pb.CommitOffsetsRequest, timeout_s: float
     ) -> None:
-        def group() -> BrokerGroup:
+        def broker_group() -> BrokerGroup:
             now = self._find(request.offsets[0].topic, meant.name)
             return meant if now.is_another(meant) else now
 
         await call_log_service(
-            group, self._channels, lambda stub: stub.CommitOffsets, request, timeout_s=timeout_s
+            broker_group, self._channels, lambda stub: stub.CommitOffsets, request, timeout_s=timeout_s
         )
+
+
+async def start_offsets(
+    channels: Channels, broker_group: Callable[[], BrokerGroup], topic: str, start: str
+) -> dict[int, int]:
+    """Return the start offset of each queue id of a topic. Raises: RefusedError, BrokerUnreachableError."""
+    timestamp = int(start) if start.isdecimal() else 0
+    request = pb.QueryOffsetsRequest(topic=topic, timestamp=timestamp)
+    answer: pb.QueryOffsetsResponse = await call_log_service(
+        broker_group, channels, lambda stub: stub.QueryOffsets, request
+    )
+    offsets = {}
+    for each in answer.offsets:
+        begin = each.time_offset if timestamp else each.begin_offset
+        offsets[each.queue_id] = each.end_offset if start == "latest" else begin
+    return offsets

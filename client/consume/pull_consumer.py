@@ -43,7 +43,6 @@ from ..arguments import (
 )
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
-from ..cluster.topic_route import BrokerGroup, TopicRoute
 from ..errors import ClosedError, LedgerMQError, RefusedError, RouteError, UsageError
 from ..message import MessageQueue, MessageView
 from .consume_trace import consume_trace
@@ -114,11 +113,8 @@ class PullConsumer:
             when_deleted=when_deleted,
             consumer_group=group,
         )
-        self._offsets = GroupOffsets(group, self._channels, self._find)
+        self._offsets = GroupOffsets(group, self._channels, self._routes.broker_group)
         self._wanted = WantedQueues(self._routes, self._reader, self._offsets, start)
-        # As last known; kept when no route names them any more
-        self._groups: dict[str, BrokerGroup] = {}
-        self._routes.on_change(self._remember)
         self._closed = False
         self._trace = consume_trace("pull", group, "", nameservers, cluster) if trace else None
 
@@ -394,15 +390,6 @@ class PullConsumer:
                 "The offsets of the other queues are stored",
                 "Move it back: seek()",
             )
-
-    def _find(self, topic: str, name: str) -> BrokerGroup:
-        route = self._routes.cached(topic)
-        part = route.part(name) if route else None
-        return part.group if part is not None else self._groups[name]
-
-    def _remember(self, route: TopicRoute) -> None:
-        for part in route.parts:
-            self._groups[part.group.name] = part.group
 
     # --- reading --------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class QueueFetcher:
         self._ending: set[asyncio.Task[None]] = set()  # fetchers that are closing
         self._assigned: dict[MessageQueue, AssignedQueue] = {}
         # Queues of broker groups that were replaced, with that broker group and the position in it
-        self._replaced: dict[MessageQueue, tuple[BrokerGroup, int]] = {}
+        self._replaced: dict[MessageQueue, tuple[BrokerGroup, AssignedQueue]] = {}
         self._paused: set[MessageQueue] = set()
         self._arrived = asyncio.Event()
         self._failure: LedgerMQError | None = None
@@ -127,19 +127,21 @@ class QueueFetcher:
         if found:
             former = self._replaced[found[0]][0]
             positions = ", ".join(
-                f"{queue} ({position})"
-                for queue, (group, position) in self._replaced.items()
-                if group.name == former.name
+                f"{queue} ({assigned.position})"
+                for queue, (broker_group, assigned) in self._replaced.items()
+                if broker_group.name == former.name
             )
             raise position_of_replaced(former.name, former.group_id, positions)
 
     def read(self, part: TopicInGroup, queue: MessageQueue, offset: int) -> None:
         """Read a queue from `offset` on. `part`: its broker group in the route of the topic."""
-        fetcher = self._fetchers.get(queue.broker_group)
+        self._fetch(AssignedQueue(queue, part.topic_id, offset, offset), part.group)
+
+    def _fetch(self, assigned: AssignedQueue, broker_group: BrokerGroup) -> None:
+        queue = assigned.queue
+        fetcher = self._fetchers.get(broker_group.name)
         if fetcher is None:
-            fetcher = _Fetcher(self, part.group, self._max_buffer_bytes)
-            self._fetchers[queue.broker_group] = fetcher
-        assigned = AssignedQueue(queue, part.topic_id, offset, offset)
+            fetcher = self._fetchers[broker_group.name] = _Fetcher(self, broker_group, self._max_buffer_bytes)
         self._assigned[queue] = assigned
         fetcher.topics.add(queue.topic)
         if queue not in self._paused:
@@ -199,6 +201,7 @@ class QueueFetcher:
             if part is None or queue.queue_id >= part.queue_count:
                 raise TopicNotFoundError(queue.topic)
             del self._replaced[queue]
+            self._paused.discard(queue)
             self.read(part, queue, offset)
         assigned = self._of(queue)
         fetcher = self._fetchers[assigned.queue.broker_group]
@@ -289,6 +292,7 @@ class QueueFetcher:
                     self._end_replaced(fetcher)
                 else:
                     fetcher.update(part.group)
+            self._take_back(part.group)
         for name, fetcher in list(self._fetchers.items()):
             if fetcher.group.draining and not any(self._has(topic, name) for topic in fetcher.topics):
                 self._leave(name, fetcher)
@@ -300,11 +304,23 @@ class QueueFetcher:
         logger.warning(text, former.name, former.group_id)
         for queue, assigned in list(self._assigned.items()):
             if queue.broker_group == former.name:
-                self._replaced[queue] = former, assigned.position
+                self._replaced[queue] = former, assigned
                 del self._assigned[queue]
-                self._paused.discard(queue)
         self._end(fetcher)
         self.arrived()
+
+    def _take_back(self, broker_group: BrokerGroup) -> None:
+        """Continue where queues were read before a lagging nameserver named a former broker group."""
+        for queue, (known, assigned) in list(self._replaced.items()):
+            # An unknown id may be that of any broker group
+            if (
+                known.name == broker_group.name
+                and broker_group.group_id
+                and not broker_group.is_another(known)
+            ):
+                del self._replaced[queue]
+                at = assigned.position
+                self._fetch(AssignedQueue(queue, assigned.topic_id, at, at), broker_group)
 
     def _has(self, topic: str, broker_group: str) -> bool:
         route = self._routes.cached(topic)
@@ -399,11 +415,11 @@ def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
 class _Fetcher(GroupFetcher[AssignedQueue]):
     """Fetches the assigned queues of one broker group into its buffer."""
 
-    def __init__(self, owner: QueueFetcher, group: BrokerGroup, max_bytes: int) -> None:
+    def __init__(self, owner: QueueFetcher, broker_group: BrokerGroup, max_bytes: int) -> None:
         self.buffer = FetchBuffer(max_bytes)
         self.topics: set[str] = set()
         self._owner = owner
-        super().__init__(group, owner.channels, self.buffer, POLL_MS, owner.consumer_group)
+        super().__init__(broker_group, owner.channels, self.buffer, POLL_MS, owner.consumer_group)
 
     async def refresh(self) -> None:
         await self._owner.refresh(self.topics)

@@ -29,8 +29,8 @@ class FetchSource:
 class ReadSource:
     """The choice for one broker group. Call `next`, then report the result."""
 
-    def __init__(self, group: BrokerGroup) -> None:
-        self.tracker = LeaderTracker(group)
+    def __init__(self, broker_group: BrokerGroup) -> None:
+        self.tracker = LeaderTracker(broker_group)
         self._follower = ""  # follower that is read instead of the leader, or ""
         self._avoided: dict[str, tuple[float, float]] = {}  # node → (until, next duration), s
 

@@ -20,7 +20,7 @@ import logging
 import secrets
 import socket
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -46,7 +46,6 @@ from ..arguments import (
 from ..cluster.calls import call_broker_group
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
-from ..cluster.topic_route import BrokerGroup, TopicRoute
 from ..errors import (
     ClosedError,
     GroupNotFoundError,
@@ -58,10 +57,9 @@ from ..errors import (
     UsageError,
 )
 from ..message import LeasedMessage
-from ..pauses import GRACE_S, POLL_MS, REFUSED_PAUSE_S
+from ..pauses import FIRST_SILENCE_S, GRACE_S, LONGEST_SILENCE_S, POLL_MS, REFUSED_PAUSE_S
 from .consume_trace import consume_trace
-from .silent_groups import SilentGroups
-from .statistics import LeaseCounts, LeaseStatistics
+from .statistics import LeaseStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +75,34 @@ _NOTHING_TO_SAY: Final = ("", "OK", "no new message")
 _LEASED: Final = instance_of(LeasedMessage, "a LeasedMessage, as receive() returns them")
 
 T = TypeVar("T")
+Source = tuple[str, str]  # topic, broker group
 Stub = rocketmq_v2_pb2_grpc.MessagingServiceStub
+
+
+class SilentBrokerGroups:
+    """Broker groups not to be asked for a while, because none of their nodes answered. Pure.
+
+    Report `failed` and `answered`; get the sources to ask from `among`. `now` is monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}  # broker group → (until, next duration), s
+
+    def failed(self, broker_group: str, now: float) -> None:
+        """No node of the broker group answered."""
+        _, seconds = self._until.get(broker_group, (0.0, FIRST_SILENCE_S))
+        self._until[broker_group] = (now + seconds, min(2 * seconds, LONGEST_SILENCE_S))
+
+    def answered(self, broker_group: str) -> None:
+        """A node of the broker group answered."""
+        self._until.pop(broker_group, None)
+
+    def among(self, sources: Sequence[Source], now: float) -> Sequence[Source]:
+        """Return the sources to ask now; all of them when every broker group is silent."""
+        if not self._until:
+            return sources
+        found = [each for each in sources if self._until.get(each[1], (now, 0.0))[0] <= now]
+        return found or sources
 
 
 class SimpleConsumer:
@@ -115,9 +140,7 @@ class SimpleConsumer:
         self.invisible_ms = invisible_ms
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
-        self._routes.on_change(self._on_route)  # also keeps the watch open: a new leader is asked at once
-        # As last known; kept when no route names them any more
-        self._groups: dict[str, BrokerGroup] = {}
+        self._routes.on_change(lambda _: None)  # keeps the watch open: a new leader is asked at once
         self._filters: dict[str, v2.FilterExpression] = {}
         self._turn = 0
         self._empty = 0  # consecutive answers without a message
@@ -126,8 +149,8 @@ class SimpleConsumer:
         )
         self._ack_tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._client_id = f"{socket.gethostname()}@{secrets.token_hex(8)}"
-        self._silent = SilentGroups()
-        self._counts: defaultdict[str, LeaseCounts] = defaultdict(LeaseCounts)  # by broker group
+        self._silent = SilentBrokerGroups()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by broker group
         self._closed = False
         self._trace = consume_trace("simple", group, self._client_id, nameservers, cluster) if trace else None
 
@@ -249,7 +272,7 @@ class SimpleConsumer:
         timeout_s = poll_ms / 1000 + GRACE_S
         try:
             messages = await call_broker_group(
-                lambda: self._group(topic, broker_group),
+                lambda: self._routes.broker_group(topic, broker_group),
                 self._channels,
                 receive,
                 timeout_s=timeout_s,
@@ -282,7 +305,9 @@ class SimpleConsumer:
                     # Use the queue's topic, not the record's: acknowledgements go there.
                     frame.message.topic.name = request.message_queue.topic.name
                     messages.append(LeasedMessage(frame.message, broker_group))
-                    self._counts[broker_group].received(messages[-1])
+                    counts = self._counts[broker_group]
+                    counts["received"] += 1
+                    counts["redelivered"] += messages[-1].delivery_attempt > 1
                 elif frame.HasField("status") and not messages:
                     if frame.status.code != v2.MESSAGE_NOT_FOUND:
                         self._raise(frame.status, request.message_queue.topic.name)
@@ -305,10 +330,15 @@ class SimpleConsumer:
 
     def statistics(self) -> dict[str, LeaseStatistics]:
         """Return the counters since the start, by broker group. Local: no network call."""
-        waiting: defaultdict[str, int] = defaultdict(int)
+        waiting: Counter[str] = Counter()
         for (broker_group, _), acks in self._acks.items():
             waiting[broker_group] += len(acks)
-        return {name: each.statistics(waiting[name]) for name, each in sorted(self._counts.items())}
+        return {
+            name: LeaseStatistics(
+                each["received"], each["redelivered"], each["acknowledged"], each["refused"], waiting[name]
+            )
+            for name, each in sorted(self._counts.items())
+        }
 
     # --- acknowledging --------------------------------------------------------------------------------------
 
@@ -343,7 +373,8 @@ class SimpleConsumer:
                 if self._trace is not None:
                     for (message, _), error in zip(waiting, outcomes, strict=True):
                         self._trace.ended(message, "consumed", error)
-                self._counts[key[0]].answered(outcomes)
+                refused = sum(each is not None for each in outcomes)
+                self._counts[key[0]].update(refused=refused, acknowledged=len(outcomes) - refused)
                 _end(waiting, outcomes)
         finally:
             del self._ack_tasks[key]
@@ -419,26 +450,13 @@ class SimpleConsumer:
     async def _call(self, topic: str, broker_group: str, call: Callable[[Stub, float], Awaitable[T]]) -> T:
         """Make a call that is safe to repeat. Raises: as call_broker_group."""
         return await call_broker_group(
-            lambda: self._group(topic, broker_group),
+            lambda: self._routes.broker_group(topic, broker_group),
             self._channels,
             lambda channel, timeout_s: call(Stub(channel), timeout_s),
             timeout_s=_CALL_TIMEOUT_S,
             port="messaging_address",
             after_round=lambda: self._refresh(topic),
         )
-
-    def _group(self, topic: str, broker_group: str) -> BrokerGroup:
-        route: TopicRoute | None = self._routes.cached(topic)
-        part = route.part(broker_group) if route else None
-        if part is not None:
-            return part.group
-        if broker_group not in self._groups:
-            raise TopicNotFoundError(topic)
-        return self._groups[broker_group]
-
-    def _on_route(self, route: TopicRoute) -> None:
-        for part in route.parts:
-            self._groups[part.group.name] = part.group
 
     async def _refresh(self, topic: str) -> None:
         try:

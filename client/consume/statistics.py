@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..message import LeasedMessage, MessageQueue
+from ..message import MessageQueue
 from .read_source import FetchSource
 
 
@@ -50,28 +50,3 @@ class LeaseStatistics:
     acknowledged: int
     refused: int  # failed acknowledgements: the lease was over, or no node answered
     waiting: int  # acknowledgements that wait for the request in flight
-
-
-@dataclass(slots=True)
-class LeaseCounts:
-    """Counters behind LeaseStatistics."""
-
-    _received: int = 0
-    _redelivered: int = 0
-    _acknowledged: int = 0
-    _refused: int = 0
-
-    def received(self, message: LeasedMessage) -> None:
-        """A message was received."""
-        self._received += 1
-        self._redelivered += message.delivery_attempt > 1
-
-    def answered(self, outcomes: Sequence[Exception | None]) -> None:
-        """Acknowledgements succeeded (None) or failed."""
-        refused = sum(each is not None for each in outcomes)
-        self._refused += refused
-        self._acknowledged += len(outcomes) - refused
-
-    def statistics(self, waiting: int) -> LeaseStatistics:
-        """Return the current statistics."""
-        return LeaseStatistics(self._received, self._redelivered, self._acknowledged, self._refused, waiting)

@@ -17,8 +17,8 @@ from ledgermq.proto import log_pb2 as pb
 
 from ..cluster.routes import Routes
 from ..cluster.topic_route import TopicRoute
-from ..cluster.waiting import happens
 from ..errors import LedgerMQError, RouteError, UsageError
+from ..event_loop import happens
 from ..message import MessageQueue
 from ..pauses import ATTEMPT_TIMEOUT_S, CALL_TIMEOUT_S, JOIN_PATIENCE_S, ROUTE_AGAIN_S
 from .offsets import GroupOffsets

@@ -31,22 +31,16 @@ def message_of(
 
     Raises: UsageError (a Message together with any of its fields as an argument).
     """
-    if isinstance(topic, Message):
-        check_alone(body, tag, keys, properties, message_group)
-        return topic
-    return Message(
-        topic, cast("bytes", body), tag, keys, {} if properties is None else properties, message_group
-    )
-
-
-def check_alone(body: object, *labels: object) -> None:
-    """Refuse a body or labels given besides a Message: they would be lost. Raises: UsageError."""
-    if body is not None or any(labels):
+    if not isinstance(topic, Message):
+        given = {} if properties is None else properties
+        return Message(topic, cast("bytes", body), tag, keys, given, message_group)
+    if body is not None or any((tag, keys, properties, message_group)):
         raise UsageError(
             "a send was given a Message and a body, tag, keys, properties or message group beside it",
             "A Message has all of these itself; nothing was sent",
             "Put them into the Message, or give the name of the topic instead of it",
         )
+    return topic
 
 
 def keep(message: Message) -> tuple[Message, int]:

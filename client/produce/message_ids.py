@@ -33,7 +33,7 @@ class IdStem(NamedTuple):
         return self.raw + number.to_bytes(4, "big"), f"{self.text}{number:08X}"
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """Return the texts of many ids; `numbers` as returned by `MessageIdSource.numbers`."""
+        """Return the texts of many ids; `numbers` as returned by `MessageIdSource.next_numbers`."""
         text, digits = self.text, numbers.tobytes().hex().upper()
         return [text + digits[at : at + 8] for at in range(0, len(digits), 8)]
 
@@ -52,7 +52,7 @@ class MessageIdSource:
 
     def next(self, now_ms: int) -> tuple[bytes, str]:
         """Return the 16 bytes after the version byte, and the text."""
-        return self.stem(now_ms).message_id(self.number())
+        return self.stem(now_ms).message_id(self.next_number())
 
     def stem(self, now_ms: int) -> IdStem:
         """Return the common part of the ids of this second."""
@@ -63,11 +63,11 @@ class MessageIdSource:
             stem = self._stem = IdStem(second, raw, "01" + raw.hex().upper())
         return stem
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """Return the next number. Combined with any stem of this source it gives a unique id."""
         return next(self._count) & 0xFFFFFFFF
 
-    def numbers(self, count: int) -> np.ndarray:
+    def next_numbers(self, count: int) -> np.ndarray:
         """Return the next `count` numbers (uint32, big-endian)."""
         return (np.fromiter(self._count, np.uint64, count) & 0xFFFFFFFF).astype(">u4")
 

@@ -24,11 +24,11 @@ Receipt = asyncio.Future[SendReceipt] | concurrent.futures.Future[SendReceipt]
 class OneWay:
     """Call `send` from any thread, but `report` only on the producer's loop."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, producer_group: str) -> None:
         self.stored = 0
         self.failed = 0  # accepted, then not stored, or with unknown outcome
         self.dropped = 0  # not accepted: the buffer was full
-        self._group = group
+        self._producer_group = producer_group
         self._lock = threading.Lock()
         self._reported = (0, 0)  # failed and dropped, as last logged
         self._next_report = 0
@@ -66,6 +66,6 @@ class OneWay:
         logger.warning(
             "one-way messages lost group=%s failed=%d reason=%s dropped=%d "
             "(no room: send slower, or raise max_pending_bytes)",
-            self._group, failed, self._reason if failed else "", dropped,
+            self._producer_group, failed, self._reason if failed else "", dropped,
         )  # fmt: skip
         self._reported, self._next_report = lost, now + int(1000 * REPORT_S)

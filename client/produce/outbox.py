@@ -1,7 +1,8 @@
 """Outbox: unacknowledged messages of a producer. Chooses the queue of each new message, bounds their bytes.
 
-Owns: the choice of the queue, the open sections, the bound on their bytes, the open runs, and the messages of
-topics without a route.
+Owns: the choice of the queue, the open sections, the bound on their bytes, the open runs, the messages of
+topics without a route, and the tickets: the futures of the callers, which get their receipts in the end. A
+cancelled future is skipped.
 Must not: do I/O, know routes, interpret answers.
 
 Most messages without labels join the open run of their topic (`join`). The run remembers where the last one
@@ -18,21 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 from ..arguments import check_name, check_text
 from ..errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
-from ..message import Message, SendReceipt
-from .early_message import EarlyMessage, body_bytes, check_alone, keep, message_of
+from ..message import Message, MessageQueue, SendReceipt
+from .early_message import EarlyMessage, body_bytes, keep
 from .encoding import check_labels
-from .lanes import Section
 from .message_ids import process_ids
 from .plain_run import FEW, PlainRun, Stretch
-from .produce_stream import GroupConnection, now_ms
+from .produce_stream import BrokerGroupConnection, now_ms
 from .queue_selection import QueueSelector, Selection, queue_of_group
-from .send_window import MAX_SECTION_COUNT, SendWindow
-from .tickets import EachOfRun, OneMessage, OpenRun, WholeRun
+from .send_window import MAX_SECTION_COUNT, Section, SendWindow
 from .topic_lanes import TopicLanes
 
 _RECORD_ROOM: Final = 256  # bytes of a record besides body and labels, for the choice of a section
@@ -41,6 +43,122 @@ _NO_BOUND: Final = 1 << 62
 _LARGE_REQUEST: Final = 32
 #: Otherwise one queue gets this fraction of the waiting bytes in a row.
 _STRETCHES: Final = 8
+
+
+#: Makes a SendReceipt of its six fields without a Python-level call.
+_RECEIPT: Final = partial(tuple.__new__, SendReceipt)
+
+
+def receipts(
+    message_ids: Iterable[str], queue: MessageQueue, base_offset: int, count: int, duplicate: bool
+) -> list[SendReceipt]:
+    """Return the receipts of `count` consecutive messages."""
+    topic, broker_group, queue_id = queue
+    offsets = range(base_offset, base_offset + count)
+    rows = zip(message_ids, repeat(topic), repeat(broker_group), repeat(queue_id), offsets, repeat(duplicate))
+    return list(map(_RECEIPT, rows))
+
+
+class OneMessage:
+    """A single message whose id is known."""
+
+    __slots__ = ("future", "message_id")
+
+    def __init__(self, future: asyncio.Future[SendReceipt], message_id: str) -> None:
+        self.future = future
+        self.message_id = message_id
+
+    def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
+        if not self.future.done():
+            self.future.set_result(SendReceipt(self.message_id, *queue, base_offset, duplicate))
+        return 1
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        if not self.future.done():
+            self.future.set_exception(error())
+
+
+class EachOfRun:
+    """The messages of a run, each with its own caller. `futures` has one per body of the run."""
+
+    __slots__ = ("futures", "run")
+
+    def __init__(self, run: PlainRun) -> None:
+        self.run = run
+        self.futures: list[asyncio.Future[SendReceipt]] = []
+
+    def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
+        count = len(self.futures)
+        made = receipts(self.run.message_ids(), queue, base_offset, count, duplicate)
+        for future, receipt in zip(self.futures, made, strict=True):
+            if not future.done():
+                future.set_result(receipt)
+        return count
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error())
+
+
+class WholeRun:
+    """The messages of a run with one common caller."""
+
+    __slots__ = ("count", "future", "run")
+
+    def __init__(self, run: PlainRun, future: asyncio.Future[list[SendReceipt]]) -> None:
+        self.run = run
+        self.count = len(run.bodies)
+        self.future = future
+
+    def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
+        if not self.future.done():
+            made = receipts(self.run.message_ids(), queue, base_offset, self.count, duplicate)
+            self.future.set_result(made)
+        return self.count
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        if not self.future.done():
+            self.future.set_exception(error())
+
+
+class OpenRun:
+    """Fast path for the next plain message of a topic. The caller counts `left` (bytes) down.
+
+    It ends when it is no longer its section's `run` (another record followed, or the section was closed),
+    when the section is full, when a body of another kind or another millisecond comes, and when the outbox
+    drops it.
+    """
+
+    __slots__ = (
+        "bodies",
+        "born_ns",
+        "futures",
+        "largest",
+        "left",
+        "run",
+        "section",
+        "smallest",
+        "surplus",
+        "until_ns",
+        "window",
+    )
+
+    def __init__(
+        self, window: SendWindow, section: Section, run: PlainRun, ticket: EachOfRun, largest: int, most: int
+    ) -> None:
+        """`largest`: largest body that the broker groups accept, bytes. `most`: bytes to put here at most."""
+        self.window = window
+        self.section = section
+        self.run = run
+        self.bodies = run.bodies
+        self.futures = ticket.futures
+        self.smallest = run.smallest
+        self.largest = min(run.largest, largest)
+        self.surplus = run.body_offset + 7  # plus body, rounded down to a multiple of 8: record size
+        self.born_ns = run.born_ms * 1_000_000
+        self.until_ns = self.born_ns + 1_000_000
+        self.left = min(window.growth(section), most)
 
 
 class Outbox:
@@ -141,42 +259,30 @@ class Outbox:
         self._bytes += size
         return future
 
-    def put(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        tag: str = "",
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        message_group: str = "",
-        selection: Selection | None = None,
-    ) -> asyncio.Future[SendReceipt]:
+    def put(self, message: Message, selection: Selection | None = None) -> asyncio.Future[SendReceipt]:
         """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes), ClosedError."""
-        if isinstance(topic, Message):
-            message = topic
-            check_alone(body, tag, keys, properties, message_group)
-            topic, body, tag, keys = message.topic, message.body, message.tag, message.keys
-            properties, message_group = message.properties, message.message_group
+        tag, keys, properties = message.tag, message.keys, message.properties
+        message_group = message.message_group
         if self.is_full:
             raise BufferFullError(self._bytes, self._max_bytes)
         check_labels(tag, keys, {} if properties is None else properties, message_group)
-        lanes = self._lanes(topic)
-        data = body if type(body) is bytes else body_bytes(body)
+        lanes = self._lanes(message.topic)
+        data = message.body if type(message.body) is bytes else body_bytes(message.body)
         if message_group:
             check_text("message_group", message_group)
             lanes = lanes.ordered
             number = queue_of_group(message_group, len(lanes.lanes))
         elif selection is not None:
-            message = message_of(topic, data, tag, keys, properties, message_group)
-            number = selection.number([lane.queue for lane in lanes.lanes], message)
+            shown = replace(message, body=data, properties={} if properties is None else properties)
+            number = selection.number([lane.queue for lane in lanes.lanes], shown)
         else:
             number = self._choose(lanes, keys[0] if keys else "")
         section = self._section(lanes, number, len(data))
         born_ms = time.time_ns() // 1_000_000
         future = self.new_future()
         window = lanes.connections[number].window
-        goes_round = self._sticky and not (message_group or selection)
-        if not (tag or keys or properties or message_group or selection) and lanes.encoder.is_plain(data):
+        stays = bool(message_group or selection)  # in its queue
+        if not (stays or tag or keys or properties) and lanes.encoder.is_plain(data):
             size = self._put_plain(lanes, window, section, data, born_ms, future)
         else:
             message_id = self._ids.next(born_ms)
@@ -185,9 +291,8 @@ class Outbox:
             )
             size = len(record)
             window.added(section, record, OneMessage(future, message_id[1]))
-            if message_group or selection:
-                section.fifo = True  # must stay in its queue
-        if goes_round:
+            section.fifo |= stays
+        if self._sticky and not stays:
             self._went_round(lanes.encoder.topic, size, window)
         self._took(lanes.connections[number], section, size)
         return future
@@ -217,7 +322,7 @@ class Outbox:
 
     def _instead_of(self, number: int, lanes: TopicLanes, key: str) -> int:
         """The chosen broker group takes no messages now: spread them over the queues of those that do."""
-        choice = lanes.choice(lanes.best_groups(now_ms()))
+        choice = lanes.choice(lanes.best_broker_groups(now_ms()))
         if number in choice.numbers:
             return number
         if self._sticky:
@@ -229,7 +334,7 @@ class Outbox:
         """As `_among_all`, but messages without a fixed queue go to fast, healthy broker groups."""
         if not self._goes_anywhere(key):
             return self._among_all(lanes, key)
-        choice = lanes.choice(lanes.best_groups(now_ms()))
+        choice = lanes.choice(lanes.best_broker_groups(now_ms()))
         return choice.numbers[self._selector.choose(choice.queues, key)]
 
     def _section(self, lanes: TopicLanes, number: int, body_size: int) -> Section:
@@ -272,7 +377,7 @@ class Outbox:
                 self._runs[encoder.topic] = open_run
         return size
 
-    def _took(self, connection: GroupConnection, section: Section, size: int) -> None:
+    def _took(self, connection: BrokerGroupConnection, section: Section, size: int) -> None:
         """Account for an addition to a section."""
         self._bytes += size
         self._open.add(section)
@@ -350,7 +455,7 @@ class Outbox:
             for early in waiting:
                 self._bytes -= early.size
                 try:
-                    early.follow(self.put(early.message, selection=early.selection))
+                    early.follow(self.put(early.message, early.selection))
                 except LedgerMQError as error:
                     self.failed_early += 1
                     early.fail(error)

@@ -135,7 +135,7 @@ class PlainRun:
         bodies, self.bodies = self.bodies, []
         if len(bodies) < FEW:
             return self._write_few(bodies, out)
-        self._numbers = self._ids.numbers(len(bodies))
+        self._numbers = self._ids.next_numbers(len(bodies))
         sizes = _sizes(bodies)
         if (sizes == sizes[0]).all():
             return self._write_equal(bodies, out)
@@ -144,7 +144,7 @@ class PlainRun:
     def _write_few(self, bodies: list[bytes], out: memoryview) -> int:
         at = 0
         for body in bodies:
-            message_id = self._stem.message_id(self._ids.number())
+            message_id = self._stem.message_id(self._ids.next_number())
             record = self._encoder.encode(self._distance + at, body, message_id, self.born_ms)
             out[at : at + len(record)] = record
             at += len(record)

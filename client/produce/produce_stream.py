@@ -26,7 +26,7 @@ from ..cluster.channels import Channels, unreachable
 from ..cluster.leader_question import who_leads
 from ..cluster.leader_tracker import LeaderTracker
 from ..cluster.topic_route import BrokerGroup, Node, TopicRoute
-from ..cluster.waiting import happens_anew
+from ..event_loop import happens_anew
 from ..pauses import ANSWER_TIMEOUT_MS, CHECK_S, FIRST_AVOID_MS, LONGEST_AVOID_MS, SUSPICION_MS
 from .latency_fault import CallTimes
 from .send_window import Failed, Outcome, Request, SendWindow
@@ -44,7 +44,7 @@ def now_ms() -> int:
 
 
 @dataclass(slots=True)
-class GroupCounts:
+class BrokerGroupCounts:
     """Message counts; see GroupStatistics."""
 
     stored: int = 0
@@ -53,15 +53,15 @@ class GroupCounts:
     moved: int = 0
 
 
-class GroupConnection:
+class BrokerGroupConnection:
     """Drives one `SendWindow`: add to the window, then call `wake`."""
 
     def __init__(
         self,
-        group: BrokerGroup,
+        broker_group: BrokerGroup,
         channels: Channels,
         window: SendWindow,
-        on_outcome: Callable[[GroupConnection, Outcome], None],
+        on_outcome: Callable[[BrokerGroupConnection, Outcome], None],
         on_flush: Callable[[int], None],
         calls: CallTimes | None = None,
     ) -> None:
@@ -72,19 +72,19 @@ class GroupConnection:
         """
         self.window = window
         self.calls = calls
-        self.counts = GroupCounts()  # kept by the producer
+        self.counts = BrokerGroupCounts()  # kept by the producer
         self.last_error = ""  # why the last stream broke, human-readable
         self._channels = channels
         self._on_outcome = on_outcome
         self._on_flush = on_flush
-        self._tracker = LeaderTracker(group)
+        self._tracker = LeaderTracker(broker_group)
         self._address = ""  # node of the open stream
         self._call: aio.StreamStreamCall[bytes, pb.ProduceResponse] | None = None
         self._wake = asyncio.Event()
         self._news = asyncio.Event()  # the route names a new leader
         self._avoid_ms = FIRST_AVOID_MS  # next pause when no node accepts messages, ms
         self._sent_at = 0  # when the oldest request in flight was sent, or the last answer came; ms
-        self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{group.name}")
+        self._task = asyncio.create_task(self._run(), name=f"ledgermq-produce-{broker_group.name}")
 
     @property
     def group(self) -> BrokerGroup:
@@ -99,9 +99,9 @@ class GroupConnection:
         """Tell the writer that the window has something new."""
         self._wake.set()
 
-    def update(self, group: BrokerGroup) -> None:
+    def update(self, broker_group: BrokerGroup) -> None:
         """Take a newer route. Close a stream to a node that no longer leads: it will not answer."""
-        self._follow(self._tracker.update(group))
+        self._follow(self._tracker.update(broker_group))
 
     def _follow(self, leader: Node | None) -> None:
         """Switch to the new leader, if there is one."""
@@ -155,7 +155,7 @@ class GroupConnection:
             self._avoid_ms = min(2 * self._avoid_ms, LONGEST_AVOID_MS)
         if self.calls is not None:
             self.calls.failed("", now)
-        self._on_outcome(self, Outcome(try_other_group=True))
+        self._on_outcome(self, Outcome(try_other_broker_group=True))
 
     async def _use_stream(self, address: str) -> None:
         """Send over one stream until it breaks or its node does not lead."""
@@ -264,7 +264,9 @@ def encoded(request: Request) -> bytes:
     return b"".join((head, *request.parts))
 
 
-def removed(connections: Mapping[str, GroupConnection], routes: Iterable[TopicRoute | None]) -> list[str]:
+def removed(
+    connections: Mapping[str, BrokerGroupConnection], routes: Iterable[TopicRoute | None]
+) -> list[str]:
     """Return broker groups that were drained and then left every route: they do not come back by themselves.
 
     A connection with unanswered messages is kept until they are decided.

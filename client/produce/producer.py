@@ -3,7 +3,9 @@
     async with Producer("127.0.0.1:9876") as producer:
         receipt = await producer.send("orders", b"hello", tag="new")
 
-Owns: deadlines, routes, one connection per broker group. Waiting messages and the choice of queues: `outbox`.
+Owns: deadlines, routes, one connection per broker group; which messages move to another broker group, and
+which fail because their topic no longer exists. Waiting messages and the choice of queues: `outbox`. The
+meaning of a refusal: `retry_policy`.
 A receipt means: stored and flushed on a majority of the nodes of the broker group. Brokers detect retries, so
 a message that was resent is stored once.
 """
@@ -54,7 +56,7 @@ from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTabl
 from .one_way import OneWay
 from .outbox import Outbox
 from .plain_run import stretches
-from .produce_stream import GroupConnection, now_ms, removed
+from .produce_stream import BrokerGroupConnection, now_ms, removed
 from .producer_statistics import GroupStatistics, ProducerStatistics, statistics_of
 from .queue_selection import (
     CustomChoice,
@@ -65,7 +67,6 @@ from .queue_selection import (
     selection_of,
     selector_of,
 )
-from .reroute import OldRoutes
 from .send_trace import trace_section
 from .send_window import Delivered, Failed, Outcome, SendWindow
 from .topic_lanes import TopicLanes
@@ -149,8 +150,7 @@ class Producer:
         self._routes = Routes(nameservers, self._channels, cluster)
         self._routes.on_change(self._on_route)
         self._host = socket.gethostname()
-        self._connections: dict[str, GroupConnection] = {}
-        self._old_routes = OldRoutes(self._routes, self._outbox, self._connections, self._fail)
+        self._connections: dict[str, BrokerGroupConnection] = {}
         # Topics without lanes since a broker group was replaced: their parts in the other broker groups
         self._kept_parts: dict[str, list[TopicInGroup]] = {}
         self._timer: asyncio.Task[None] | None = None
@@ -235,26 +235,19 @@ class Producer:
         Raises: UsageError (nothing was sent), TopicNotFoundError, RefusedError (not stored),
         SendTimeoutError, NameserversDownError.
         """
-        if (
-            type(topic) is str
-            and tag == message_group == ""
-            and keys == ()
-            and properties is None
-            and selector is None
-            and argument is None
-        ):
+        plain = keys == () and properties is None and selector is None and argument is None
+        if plain and tag == message_group == "" and type(topic) is str:
             joined = self._outbox.join(topic, body)
             if joined is not None:
                 return await joined
         self._check_open()
-        selection = selection_of(selector, argument)
-        name = topic.topic if isinstance(topic, Message) else topic
+        message = message_of(topic, body, tag, keys, properties, message_group)
+        selection, name = selection_of(selector, argument), message.topic
         if type(name) is not str or name not in self._outbox.topics:
-            # Invalid messages are refused before the route is fetched
-            keep(message_of(topic, body, tag, keys, properties, message_group))
+            keep(message)  # invalid messages are refused before the route is fetched
         if name not in self._outbox.topics or self._outbox.is_full:  # else no coroutine per message
             await self._ready_for(name)  # last: no await between this and `put`, which takes the room
-        return await self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
+        return await self._outbox.put(message, selection)
 
     def send_nowait(
         self,
@@ -273,23 +266,18 @@ class Producer:
         The first message of a topic waits for the route; call `prepare(topic)` to fetch it ahead.
         Raises: BufferFullError (await `ready()`), UsageError. The future gets the other errors of `send`.
         """
-        if (
-            type(topic) is str
-            and tag == message_group == ""
-            and keys == ()
-            and properties is None
-            and selector is None
-            and argument is None
-        ):
+        plain = keys == () and properties is None and selector is None and argument is None
+        if plain and tag == message_group == "" and type(topic) is str:
             joined = self._outbox.join(topic, body)
             if joined is not None:
                 return joined
         self._check_open()
+        message = message_of(topic, body, tag, keys, properties, message_group)
         selection = selection_of(selector, argument)
         try:
-            return self._outbox.put(topic, body, tag, keys, properties, message_group, selection)
+            return self._outbox.put(message, selection)
         except TopicNotFoundError:
-            return self._put_early(message_of(topic, body, tag, keys, properties, message_group), selection)
+            return self._put_early(message, selection)
 
     def _put_early(self, message: Message, selection: Selection | None) -> asyncio.Future[SendReceipt]:
         future = self._outbox.put_early(message, selection)
@@ -326,18 +314,9 @@ class Producer:
         It is sent and retried like any other message. Losses are counted (`statistics`) and logged.
         Raises: UsageError.
         """
-        return self.one_way.send(
-            lambda: self.send_nowait(
-                topic,
-                body,
-                tag=tag,
-                keys=keys,
-                properties=properties,
-                message_group=message_group,
-                selector=selector,
-                argument=argument,
-            )
-        )
+        given: dict[str, Any] = {"tag": tag, "keys": keys, "properties": properties}
+        given |= {"message_group": message_group, "selector": selector, "argument": argument}
+        return self.one_way.send(partial(self.send_nowait, topic, body, **given))
 
     def statistics(self) -> ProducerStatistics:
         """Return the counters since the start, summed over all broker groups. Local: no network call."""
@@ -448,6 +427,7 @@ class Producer:
         self._end_replaced(route)
         known = self._outbox.topics.get(route.topic)
         known_parts = known.ordered.parts if known else self._kept_parts.get(route.topic, ())
+        known_parts = [part for part in known_parts if not self._is_replaced(part.group)]
         parts = [part for part in route.parts if part.writable and part.queue_count]
         preferred = [part for part in parts if part.group.writable] or parts
         if not preferred:
@@ -463,6 +443,10 @@ class Producer:
         self._kept_parts.pop(route.topic, None)
         self._outbox.use(route.topic, lanes)
 
+    def _is_replaced(self, broker_group: BrokerGroup) -> bool:
+        connection = self._connections.get(broker_group.name)
+        return connection is not None and connection.group.is_another(broker_group)
+
     def _end_replaced(self, route: TopicRoute) -> None:
         """End connections to broker groups that a route shows as replaced by another of the same name."""
         for part in route.parts:
@@ -470,7 +454,7 @@ class Producer:
             if connection is not None and part.group.is_another(connection.group):
                 self._replaced(connection)
 
-    def _replaced(self, connection: GroupConnection) -> None:
+    def _replaced(self, connection: BrokerGroupConnection) -> None:
         """Fail the messages that wait for a replaced broker group, and drop its lanes.
 
         The next message of its topics fetches the route again. The parts of these topics in other broker
@@ -481,7 +465,7 @@ class Producer:
         logger.warning(text, name, group_id)
         del self._connections[name]
         for topic, lanes in list(self._outbox.topics.items()):
-            if connection in lanes.ordered.groups:
+            if connection in lanes.ordered.broker_groups:
                 self._kept_parts[topic] = [part for part in lanes.ordered.parts if part.group.name != name]
                 self._outbox.forget(topic)
         for failed in connection.end():
@@ -496,18 +480,18 @@ class Producer:
             lanes.add(connection, [connection.window.lane(queue, part.topic_id) for queue in queues])
         return lanes
 
-    def _connection(self, group: BrokerGroup) -> GroupConnection:
-        connection = self._connections.get(group.name)
+    def _connection(self, broker_group: BrokerGroup) -> BrokerGroupConnection:
+        connection = self._connections.get(broker_group.name)
         if connection is None:
             window = SendWindow(_new_producer_id)
             calls = CallTimes(self._table) if self._table is not None else None
-            connection = GroupConnection(
-                group, self._channels, window, self._on_outcome, self._outbox.on_flush, calls
+            connection = BrokerGroupConnection(
+                broker_group, self._channels, window, self._on_outcome, self._outbox.on_flush, calls
             )
-            self._connections[group.name] = connection
+            self._connections[broker_group.name] = connection
         else:
-            connection.update(group)
-        connection.window.limit(group.max_request_bytes)
+            connection.update(broker_group)
+        connection.window.limit(broker_group.max_request_bytes)
         return connection
 
     def _on_route(self, route: TopicRoute) -> None:
@@ -532,6 +516,47 @@ class Producer:
         for connection in self._connections.values():
             connection.wake()
 
+    async def _refresh(self, topic: str, refused_by: BrokerGroupConnection | None = None) -> None:
+        """Fetch a route again. `refused_by`: this broker group no longer has the topic, or that queue of it.
+
+        A topic that no longer exists anywhere is created again where brokers do so for a first message.
+        Otherwise its messages fail: the topic may never exist again.
+        """
+        try:
+            route = await self._routes.get(topic, refresh=True, create=refused_by is not None)
+        except LedgerMQError as error:
+            logger.info("route not refreshed topic=%s reason=%s", topic, error)
+            if refused_by is not None and isinstance(error, TopicNotFoundError):
+                self._forget(topic, error)
+            return
+        if refused_by is not None and route.part(refused_by.group.name) is None:
+            self._move_sections(refused_by, topic)
+
+    def _forget(self, topic: str, error: TopicNotFoundError) -> None:
+        """Fail what is certainly not stored. What is in flight will be refused, which leads here again."""
+        self._routes.forget(topic)
+        self._outbox.forget(topic)
+        for connection in self._connections.values():
+            for failed in connection.window.give_up(topic):
+                self._fail(failed, connection, error.again)
+
+    def _move_sections(self, source: BrokerGroupConnection, topic: str | None = None) -> None:
+        """Move what the broker group definitely refused (of one topic or all) to another one, if any."""
+        now = now_ms()
+        targets = {
+            name: lanes.instead_of(source, now)
+            for name, lanes in self._outbox.topics.items()
+            if topic in (None, name)
+        }
+        if not any(targets.values()):
+            return
+        for section in source.window.release(topic):
+            choices = targets.get(section.lane.queue.topic)
+            lane, target = choices[secrets.randbelow(len(choices))] if choices else (section.lane, source)
+            source.counts.moved += section.count * (target is not source)
+            target.window.adopt(section, lane)
+            target.wake()
+
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -539,24 +564,24 @@ class Producer:
 
     # --- answers --------------------------------------------------------------------------------------------
 
-    def _on_outcome(self, connection: GroupConnection, outcome: Outcome) -> None:
+    def _on_outcome(self, connection: BrokerGroupConnection, outcome: Outcome) -> None:
         for delivered in outcome.delivered:
             self._deliver(delivered, connection)
         for failed in outcome.failed:
             self._fail(failed, connection)
-        if outcome.pause_ms or outcome.try_other_group:
+        if outcome.pause_ms or outcome.try_other_broker_group:
             self._outbox.end_runs()
         for topic in outcome.refresh_topics:
-            self._in_background(self._old_routes.refresh(topic, connection))
+            self._in_background(self._refresh(topic, connection))
         if outcome.find_leader and not outcome.leader_hint:
             topics = self._outbox.topics
-            its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.groups]
+            its = [topic for topic, lanes in topics.items() if connection in lanes.ordered.broker_groups]
             for topic in [*its, *topics][:1]:  # a drained broker group may have no lanes: take any topic
-                self._in_background(self._old_routes.refresh(topic))
-        if outcome.try_other_group:
-            self._old_routes.move_sections(connection)
+                self._in_background(self._refresh(topic))
+        if outcome.try_other_broker_group:
+            self._move_sections(connection)
 
-    def _deliver(self, delivered: Delivered, connection: GroupConnection) -> None:
+    def _deliver(self, delivered: Delivered, connection: BrokerGroupConnection) -> None:
         section, offset = delivered.section, delivered.base_offset
         self._stored += section.count
         connection.counts.stored += section.count
@@ -569,7 +594,7 @@ class Producer:
         self._outbox.release(section)
 
     def _fail(
-        self, failed: Failed, connection: GroupConnection, known: Callable[[], Exception] | None = None
+        self, failed: Failed, connection: BrokerGroupConnection, known: Callable[[], Exception] | None = None
     ) -> None:
         """Report an error to the callers of a section. `known`: makes a more exact error than the refusal."""
         section = failed.section

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .produce_stream import GroupConnection
+from .produce_stream import BrokerGroupConnection
 
 
 class ProducerStatistics(NamedTuple):
@@ -41,11 +41,11 @@ class GroupStatistics:
     last_error: str  # why its last stream ended, human-readable
 
 
-def statistics_of(connection: GroupConnection, now: int) -> GroupStatistics:
+def statistics_of(connection: BrokerGroupConnection, now: int) -> GroupStatistics:
     """Return the statistics of a broker group. `now`: ms of the connection's clock."""
-    group, counts = connection.group, connection.counts
+    broker_group, counts = connection.group, connection.counts
     return GroupStatistics(
-        group.name,
+        broker_group.name,
         counts.stored,
         counts.repeated,
         counts.failed,
@@ -53,8 +53,8 @@ def statistics_of(connection: GroupConnection, now: int) -> GroupStatistics:
         connection.window.open_messages,
         connection.connected,
         connection.window.avoid_until > now,
-        group.draining,
-        group.leader_id,
+        broker_group.draining,
+        broker_group.leader_id,
         connection.calls.latency(now) if connection.calls is not None else None,
         connection.last_error,
     )

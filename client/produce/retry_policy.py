@@ -24,8 +24,8 @@ from ..pauses import backoff_ms
 class Action(Enum):
     """Fate of a section after a refusal."""
 
-    RESEND = "same bytes, same group, after a pause"
-    FIND_LEADER = "same bytes, same group, on a stream to its new leader"
+    RESEND = "same bytes, same broker group, after a pause"
+    FIND_LEADER = "same bytes, same broker group, on a stream to its new leader"
     NEW_SESSION = "same records, numbered anew: the broker does not know the sequence any more"
     REFRESH_ROUTE = "same records to the topic as it is now"
     FAIL = "tell the caller"
@@ -43,7 +43,7 @@ class Decision:
     definite: bool
     unseen: bool = False
     pause_ms: int = 0
-    try_other_group: bool = False
+    try_other_broker_group: bool = False
     refresh_route: bool = False  # in addition: fetch the route of the topic again
 
 
@@ -78,10 +78,10 @@ def decide(refusal: pb.Refusal, attempt: int, *, first_of_queue: bool, fifo: boo
         # The broker looked the section up first, so this is certain. A message group must not change its
         # queue silently: the caller sends again, to the queue that the message group has from now on.
         action = Action.FAIL if fifo else Action.REFRESH_ROUTE
-        return Decision(action, definite=True, pause_ms=pause, try_other_group=not fifo)
+        return Decision(action, definite=True, pause_ms=pause, try_other_broker_group=not fifo)
     if code in _ELSEWHERE:
         action = Action.FIND_LEADER if code in (pb.NO_QUORUM, pb.SHUTTING_DOWN) else Action.RESEND
-        return Decision(action, definite=True, unseen=True, pause_ms=pause, try_other_group=not fifo)
+        return Decision(action, definite=True, unseen=True, pause_ms=pause, try_other_broker_group=not fifo)
     if refusal.retryable:
         return Decision(Action.RESEND, definite=True, unseen=True, pause_ms=pause)
     return Decision(Action.FAIL, definite=True)

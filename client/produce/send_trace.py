@@ -13,8 +13,8 @@ from typing import Final
 from ..message import MessageView
 from ..trace.events import TRACE_TOPIC, TraceEvent
 from ..trace.tracer import Tracer
-from .lanes import Section
 from .plain_run import PlainRun
+from .send_window import Section
 
 _SIZE: Final = struct.Struct("<I")  # the first field of a record: its size
 

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from ..cluster.topic_route import TopicInGroup
 from ..message import MessageQueue
 from .encoding import RecordEncoder
-from .lanes import Lane
 from .latency_fault import quickest
-from .produce_stream import GroupConnection
+from .produce_stream import BrokerGroupConnection
+from .send_window import Lane
 
 _MAX_CHOICES: Final = 64  # sets of broker groups that are cached
 _LAST: Final = 8  # above every rank
@@ -41,9 +41,9 @@ class TopicLanes:
     __slots__ = (
         "_choices",
         "_near",
+        "broker_groups",
         "connections",
         "encoder",
-        "groups",
         "lanes",
         "largest",
         "ordered",
@@ -59,43 +59,47 @@ class TopicLanes:
         self.ordered = self
         self.queues: tuple[MessageQueue, ...] = ()
         self.lanes: list[Lane] = []
-        self.connections: list[GroupConnection] = []  # one per lane
-        self.groups: list[GroupConnection] = []  # one per broker group, in the order of the parts
+        self.connections: list[BrokerGroupConnection] = []  # one per lane
+        self.broker_groups: list[
+            BrokerGroupConnection
+        ] = []  # one per broker group, in the order of the parts
         self.largest = 0  # largest body that all broker groups accept, bytes
         self._near = len(parts) if near_parts is None else near_parts
         self._choices: dict[tuple[int, ...], Choice] = {}
 
-    def add(self, connection: GroupConnection, lanes: Sequence[Lane]) -> None:
+    def add(self, connection: BrokerGroupConnection, lanes: Sequence[Lane]) -> None:
         """Add the lanes of the next part."""
-        if len(self.groups) < self._near:
+        if len(self.broker_groups) < self._near:
             self.queues += tuple(lane.queue for lane in lanes)
-        self.groups.append(connection)
+        self.broker_groups.append(connection)
         self.lanes += lanes
         self.connections += [connection] * len(lanes)
 
-    def best_groups(self, now: int, candidates: Sequence[int] | None = None) -> tuple[int, ...]:
+    def best_broker_groups(self, now: int, candidates: Sequence[int] | None = None) -> tuple[int, ...]:
         """Return the indexes of the broker groups to prefer, of `candidates` or of all; never empty.
 
         Those that take messages and are not avoided come first, then slow ones, then those whose calls
         failed, then those that take nothing. Among equals the near ones come first, then the fastest.
         """
         lowest, best = _LAST, list[int]()
-        for number in range(len(self.groups)) if candidates is None else candidates:
-            rank = 2 * _rank(self.groups[number], now) + (number >= self._near)
+        for number in range(len(self.broker_groups)) if candidates is None else candidates:
+            rank = 2 * _rank(self.broker_groups[number], now) + (number >= self._near)
             if rank < lowest:
                 lowest, best = rank, [number]
             elif rank == lowest:
                 best.append(number)
         if len(best) == 1:
             return (best[0],)
-        latencies = [calls.latency(now) if (calls := self.groups[number].calls) else 0.0 for number in best]
+        latencies = [
+            calls.latency(now) if (calls := self.broker_groups[number].calls) else 0.0 for number in best
+        ]
         return tuple([best[number] for number in quickest(latencies)])
 
-    def instead_of(self, source: GroupConnection, now: int) -> list[tuple[Lane, GroupConnection]]:
+    def instead_of(self, source: BrokerGroupConnection, now: int) -> list[tuple[Lane, BrokerGroupConnection]]:
         """Return where refused messages of `source` may go. Empty when no other broker group takes any."""
         candidates = [
             number
-            for number, connection in enumerate(self.groups)
+            for number, connection in enumerate(self.broker_groups)
             if connection is not source
             and connection.group.writable
             and connection.group.leader_id
@@ -103,28 +107,28 @@ class TopicLanes:
         ]
         if not candidates:
             return []
-        numbers = self.choice(self.best_groups(now, candidates)).numbers
+        numbers = self.choice(self.best_broker_groups(now, candidates)).numbers
         return [(self.lanes[number], self.connections[number]) for number in numbers]
 
-    def choice(self, groups: tuple[int, ...]) -> Choice:
+    def choice(self, broker_groups: tuple[int, ...]) -> Choice:
         """Return the queues of these broker groups."""
-        found = self._choices.get(groups)
+        found = self._choices.get(broker_groups)
         if found is None:
             if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
-            wanted = [self.groups[number] for number in groups]
+            wanted = [self.broker_groups[number] for number in broker_groups]
             numbers = tuple(
                 number
                 for number, connection in enumerate(self.connections)
                 if any(connection is each for each in wanted)
             )
             found = Choice(numbers, tuple(self.lanes[number].queue for number in numbers))
-            self._choices[groups] = found
+            self._choices[broker_groups] = found
         return found
 
 
-def _rank(group: GroupConnection, now: int) -> int:
+def _rank(broker_group: BrokerGroupConnection, now: int) -> int:
     """Return the rank of a broker group: 0 healthy, 1 slow, 2 its calls failed, 3 takes nothing."""
-    if group.window.avoid_until > now:
+    if broker_group.window.avoid_until > now:
         return 3
-    return group.calls.rank(now) if group.calls is not None else 0
+    return broker_group.calls.rank(now) if broker_group.calls is not None else 0

@@ -11,7 +11,7 @@ import time
 
 from ..cluster.topic_route import BrokerGroup, TopicInGroup
 from ..consume.intake import OutOfRange
-from ..consume.start_offsets import start_offsets
+from ..consume.offsets import start_offsets
 from ..errors import LedgerMQError, OffsetsFileError
 from ..message import MessageQueue
 from ..pauses import RETRY_PAUSE_S

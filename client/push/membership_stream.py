@@ -29,8 +29,8 @@ from ..cluster.channels import Channels, unreachable
 from ..cluster.leader_question import who_leads
 from ..cluster.leader_tracker import LeaderTracker
 from ..cluster.topic_route import BrokerGroup, Node
-from ..cluster.waiting import happens
 from ..errors import LedgerMQError, error_of
+from ..event_loop import happens
 from ..pauses import LEAVE_S, REFUSED_PAUSE_S
 from .options import PushOptions
 

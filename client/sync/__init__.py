@@ -12,7 +12,7 @@
         consumer.run()
 
 Safe to use from several threads; common rules are in loop_thread.py. `SimpleConsumer`, `PullConsumer`,
-`PushConsumer`, `Admin` and `GroupAdmin` have files of their own.
+`Admin` and `GroupAdmin` are in forwarders.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from ..admin.admin import Admin as AsyncAdmin
@@ -33,14 +34,12 @@ from ..errors import ClosedError, GroupNotFoundError, LedgerMQError
 from ..message import LeasedMessage, Message, SendReceipt
 from ..produce.early_message import message_of
 from ..produce.producer import Producer as AsyncProducer
-from ..produce.producer_statistics import GroupStatistics, ProducerStatistics
+from ..produce.producer_statistics import ProducerStatistics
 from ..produce.queue_selection import MessageSelector, selection_of
-from .admin import Admin, GroupAdmin
+from .forwarders import Admin, GroupAdmin, PullConsumer, SimpleConsumer
 from .handover import Handover
-from .loop_thread import Closing
-from .pull_consumer import PullConsumer
+from .loop_thread import Closing, awaited, direct
 from .push_consumer import PushConsumer
-from .simple_consumer import SimpleConsumer
 
 __all__ = [
     "Admin",
@@ -69,42 +68,20 @@ class Producer(Closing):
             print(receipt.message_id, receipt.queue_id, receipt.queue_offset)
     """
 
+    _what = "producer"
+
     def __init__(self, nameservers: str | Sequence[str] = "127.0.0.1:9876", **options: Any) -> None:
         """`options`: those of the asyncio Producer."""
         super().__init__()
         self._producer = self._build(lambda: AsyncProducer(nameservers, **options))
         self._handover = Handover(self._producer, self._thread.post, self._producer.max_pending_bytes)
 
-    def send(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        tag: str = "",
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        message_group: str = "",
-        selector: MessageSelector | None = None,
-        argument: object = None,
-    ) -> SendReceipt:
-        """Send one message and wait until it is committed. Raises: as the asyncio Producer's `send`."""
-        self._check_waits()
-        return self._thread.call(
-            self._producer.send(
-                topic,
-                body,
-                tag=tag,
-                keys=keys,
-                properties=properties,
-                message_group=message_group,
-                selector=selector,
-                argument=argument,
-            )
-        )
+    send = awaited(AsyncProducer.send)
+    group_statistics = direct(AsyncProducer.group_statistics)
 
     def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
         """Send many messages and wait for all of them. Raises: the error of the first one that failed."""
-        self._check_waits()
+        self._check_call()
         an_iterable("messages", messages)
         return self._thread.call(self._producer.send_batch(list(messages)))
 
@@ -146,22 +123,14 @@ class Producer(Closing):
         It is sent and retried like any other message. Losses are counted (`statistics`) and logged.
         Raises: UsageError.
         """
-        return self._producer.one_way.send(
-            lambda: self.send_async(
-                topic,
-                body,
-                tag=tag,
-                keys=keys,
-                properties=properties,
-                message_group=message_group,
-                selector=selector,
-                argument=argument,
-            )
-        )
+        self._check_open()
+        message = message_of(topic, body, tag, keys, properties, message_group)
+        selection = selection_of(selector, argument)
+        return self._producer.one_way.send(partial(self._handover.put, message, selection))
 
     def ready(self) -> None:
         """Wait until there is room for another `send_async`. Raises: ClosedError (closed meanwhile)."""
-        self._check_waits()
+        self._check_call()
         self._handover.wait_for_room()
 
     @property
@@ -176,7 +145,7 @@ class Producer(Closing):
 
     def flush(self) -> None:
         """Wait until every message so far is acknowledged or has failed."""
-        self._check_waits()
+        self._check_call()
 
         async def flushed() -> None:
             await self._handover.flush()
@@ -188,14 +157,6 @@ class Producer(Closing):
         """Return the counters since the start."""
         return self._producer.statistics()
 
-    def group_statistics(self) -> dict[str, GroupStatistics]:
-        """Return the statistics of each broker group that this producer sends to, with its current state."""
-
-        async def found() -> dict[str, GroupStatistics]:
-            return self._producer.group_statistics()
-
-        return self._thread.call(found())
-
     def close(self) -> None:
         """Wait for open messages (up to their deadlines), then disconnect. May be called twice."""
         if self._closed:
@@ -205,14 +166,6 @@ class Producer(Closing):
             super().close()
         finally:
             self._handover.abandon()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("producer")
-
-    def _check_waits(self) -> None:
-        self._check_open()
-        self._thread.check_outside()
 
     async def _finish(self) -> None:
         await self._handover.flush()
@@ -247,12 +200,12 @@ class ReceivedMessage:
         the last one at the latest. close() (or the end of the program) waits for pending acknowledgements and
         logs failures.
         """
-        self._consumer._ack(self._message)
+        self._consumer._in_background(self._consumer._twin.ack, self._message)
 
     def nack(self, delay_ms: int = 0) -> None:
         """Return the message: it is delivered again after `delay_ms`. Raises: UsageError."""
         check_lease("delay_ms", delay_ms, least=0)
-        self._consumer._give_back(self._message, delay_ms)
+        self._consumer._in_background(self._consumer._twin.change_invisible, self._message, delay_ms)
 
 
 class Consumer(Closing):
@@ -268,6 +221,9 @@ class Consumer(Closing):
     The consumer group is created if it does not exist (it starts at `start`: "earliest", "latest" or ms since
     the epoch, as text).
     """
+
+    _what = "consumer"
+    _twin: AsyncSimpleConsumer
 
     def __init__(
         self,
@@ -293,16 +249,16 @@ class Consumer(Closing):
         a_flag("trace", trace)
         super().__init__()
         self._nameservers = nameservers
-        self._group, self._topic, self._start = group, topic, start
+        self._group, self._start = group, start
         self._timeout_ms = timeout_ms
         self._ready: deque[LeasedMessage] = deque()
         self._failure: BaseException | None = None
         self._acks: set[Future[None]] = set()
-        self._consumer = self._build(
+        self._build(
             lambda: AsyncSimpleConsumer(nameservers, group=group, invisible_ms=invisible_ms, trace=trace)
         )
         try:
-            self._thread.call(self._consumer.subscribe(topic, expression))
+            self._thread.call(self._twin.subscribe(topic, expression))
         except BaseException:
             self.close()
             raise
@@ -341,8 +297,7 @@ class Consumer(Closing):
         """
         check_count("max_messages", max_messages)
         check_wait(timeout_ms)
-        if self._closed:
-            raise ClosedError("consumer")
+        self._check_open()
         self._raise_failure()
         ready: list[ReceivedMessage] = []
         while len(ready) < max_messages and (message := self._next_ready()) is not None:
@@ -354,27 +309,21 @@ class Consumer(Closing):
 
     async def _receive(self, max_messages: int, timeout_ms: int | None) -> list[LeasedMessage]:
         try:
-            return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
+            return await self._twin.receive(max_messages, timeout_ms=timeout_ms)
         except GroupNotFoundError:
             async with AsyncAdmin(self._nameservers) as admin:
                 await admin.create_group(self._group, start=self._start, if_not_exists=True)
-            return await self._consumer.receive(max_messages, timeout_ms=timeout_ms)
+            return await self._twin.receive(max_messages, timeout_ms=timeout_ms)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
-    def _ack(self, message: LeasedMessage) -> None:
-        self._in_background(lambda: self._consumer.ack(message))
-
-    def _give_back(self, message: LeasedMessage, delay_ms: int) -> None:
-        self._in_background(lambda: self._consumer.change_invisible(message, delay_ms))
-
-    def _in_background(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _in_background(self, call: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         async def work() -> None:
             try:
-                await call()
+                await call(*arguments)
             except Exception as error:  # a defect must reach the caller, too
                 if isinstance(error, LedgerMQError) and error.retryable:
                     # The broker group is down now: the loop continues with messages of others
@@ -383,8 +332,7 @@ class Consumer(Closing):
                 self._failure = error
                 raise
 
-        if self._closed:
-            raise ClosedError("consumer")
+        self._check_open()
         future = self._thread.submit(work())
         self._acks.add(future)
         future.add_done_callback(self._acks.discard)
@@ -395,10 +343,10 @@ class Consumer(Closing):
         )
         for message in self._ready:  # leased, never handed out: return them
             try:
-                await self._consumer.change_invisible(message, 0)
+                await self._twin.change_invisible(message, 0)
             except LedgerMQError:
                 break  # the lease ends by itself
         self._ready.clear()
-        await self._consumer.close()
+        await self._twin.close()
         if self._failure is not None:
             logger.warning(_COMES_AGAIN, self._failure)

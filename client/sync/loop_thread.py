@@ -19,21 +19,21 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
-import functools
 import os
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import cache, partial, wraps
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from ..errors import ClosedError, UsageError
 from ..event_loop import new_event_loop
 
+P = ParamSpec("P")
 T = TypeVar("T")
 #: How long Ctrl-C may go unnoticed while a thread waits, s.
 _LOOK_S: Final = 0.5
@@ -170,18 +170,18 @@ _shared_lock = threading.Lock()
 def _shared_thread() -> _Thread:
     with _shared_lock:
         if not _shared:
-            _follow_process()
+            _follow_forks()
             _shared.append(_Thread())
         return _shared[0]
 
 
-@functools.cache
-def _follow_process() -> None:
-    """Register exit and fork handlers once per process; children inherit them. Must not run at import."""
-    atexit.register(_close_all)
+@cache
+def _follow_forks() -> None:
+    """Register the fork handler once per process; children inherit it. Must not run at import."""
     os.register_at_fork(after_in_child=_forget_all)
 
 
+@atexit.register  # at import: handlers that the application registers later run before, with open clients
 def _close_all() -> None:
     for each in list(_open):
         each.close()
@@ -200,8 +200,11 @@ def _forget_all() -> None:
     _shared_lock = threading.Lock()  # another thread may have held the old one
 
 
-class Closing(ABC):
-    """Base of synchronous clients: the thread, `with`, and closing at exit."""
+class Closing:
+    """Base of synchronous clients: the thread, the asyncio twin, `with`, and closing at exit."""
+
+    _twin: Any
+    _what: ClassVar = "client"  # in errors
 
     def __init__(self) -> None:
         self._thread = LoopThread()
@@ -211,7 +214,8 @@ class Closing(ABC):
     def _build(self, twin: Callable[[], T]) -> T:
         """Build the asyncio twin on the loop. On failure close this object. Raises: what `twin` raises."""
         try:
-            return self._thread.call(make(twin))
+            self._twin = built = self._thread.call(make(twin))
+            return built
         except BaseException:
             self._closed = True
             _open.discard(self)
@@ -238,6 +242,15 @@ class Closing(ABC):
         finally:
             self._thread.stop()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(self._what)
+
+    def _check_call(self) -> None:
+        """Check that a call that waits may be made. Raises: ClosedError, UsageError (`check_outside`)."""
+        self._check_open()
+        self._thread.check_outside()
+
     def _now(self, call: Callable[[], T]) -> T:
         """Run a non-waiting call on the loop."""
         return self._thread.call(make(call))
@@ -251,6 +264,34 @@ class Closing(ABC):
                 return  # closed by another thread
             yield from found
 
-    @abstractmethod
     async def _finish(self) -> None:
         """Finish open work and close the twin. Runs on the loop."""
+        await self._twin.close()
+
+
+def awaited(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of a synchronous client that calls this one of its asyncio twin, and waits."""
+    name = method.__name__  # the twin may be of a subclass
+
+    @wraps(method)
+    def call(client: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
+        client._check_call()
+        found: T = client._thread.call(getattr(client._twin, name)(*arguments, **named))
+        return found
+
+    return call
+
+
+def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """As `awaited`, for a method of the twin that does not wait. It runs on the loop nevertheless."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(client: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
+        client._check_call()
+        found: T = client._now(partial(getattr(client._twin, name), *arguments, **named))
+        return found
+
+    return call

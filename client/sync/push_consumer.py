@@ -13,14 +13,13 @@ from functools import partial
 from typing import Any, Final
 
 from ..arguments import a_function, checked, instance_of, none_or, whole
-from ..errors import ClosedError, UsageError
-from ..message import MessageQueue, MessageView
+from ..errors import UsageError
+from ..message import MessageView
 from ..push.listener_calls import WrongListenerError
 from ..push.options import PushOptions, RetryLater
 from ..push.push_consumer import CLOSE_MS
 from ..push.push_consumer import PushConsumer as AsyncPushConsumer
-from ..push.push_statistics import ConsumerStatistics
-from .loop_thread import Closing
+from .loop_thread import Closing, awaited, direct
 
 _USE_ASYNCIO: Final = (
     "Write def, or use PushConsumer of ledgermq.client, whose listeners are coroutine functions"
@@ -40,6 +39,8 @@ class PushConsumer(Closing):
             consumer.subscribe("orders")
             consumer.run()  # until Ctrl-C
     """
+
+    _what = "consumer"
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class PushConsumer(Closing):
                 nameservers, group=group, listener=call, on_exhausted=hook, options=options, **others
             )
 
-        self._consumer = self._build(build)
+        self._build(build)
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         call = partial(self._run, function, *arguments)
@@ -121,10 +122,7 @@ class PushConsumer(Closing):
             self._closer.join()
         super().close()
 
-    def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Consume a topic. Raises: as the asyncio PushConsumer's `subscribe`."""
-        self._check_open()
-        self._thread.call(self._consumer.subscribe(topic, expression))
+    subscribe = awaited(AsyncPushConsumer.subscribe)
 
     def run(self) -> None:
         """Wait until the consumer is closed by another thread, a listener, or Ctrl-C in the main thread.
@@ -134,25 +132,14 @@ class PushConsumer(Closing):
         cannot heal.
         """
         try:
-            self._check_open()
-            self._thread.call(self._consumer.run())
+            self._check_call()
+            self._thread.call(self._twin.run())
         except KeyboardInterrupt:
             self.close()
 
-    def statistics(self) -> ConsumerStatistics:
-        """Return current statistics."""
-        self._check_open()
-        return self._now(self._consumer.statistics)
-
-    def lag(self) -> dict[MessageQueue, int]:
-        """Ask the brokers how many messages of each queue are not finished."""
-        self._check_open()
-        return self._thread.call(self._consumer.lag())
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("consumer")
+    statistics = direct(AsyncPushConsumer.statistics)
+    lag = awaited(AsyncPushConsumer.lag)
 
     async def _finish(self) -> None:
-        await self._consumer.close(CLOSE_MS if self._close_ms is None else self._close_ms)
+        await self._twin.close(CLOSE_MS if self._close_ms is None else self._close_ms)
         self._listeners.shutdown(wait=False)

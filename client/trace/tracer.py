@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from ..cluster.waiting import happens_anew
 from ..errors import LedgerMQError, MessageTooLargeError, RefusedError, TopicNotFoundError
+from ..event_loop import happens_anew
 from ..message import Message
 from ..pauses import REPORT_S
 from .events import BATCH, TRACE_TOPIC, TraceEvent, TraceSource, encode_batch, take_batch

@@ -1,4 +1,4 @@
-"""The part of a fake node that only `Admin` and the command line call: groups, status, leadership, retention, dumps."""
+"""The part of a fake node that only `Admin` and the command line call."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         await self.running.wait()
         leads = self.group.leader == self.node_id
         answer = pb.GetStatusResponse(
-            cluster="local", group=self.group.name, node_id=self.node_id, role="leader" if leads else "follower",
-            term=self.group.term, leader_id=self.group.leader, voters=len(self.peers),
-            voters_in_contact=len(self.peers) if leads else 0, flush="sync",
+            cluster="local", group=self.group.name, node_id=self.node_id,
+            role="leader" if leads else "follower", term=self.group.term, leader_id=self.group.leader,
+            voters=len(self.peers), voters_in_contact=len(self.peers) if leads else 0, flush="sync",
         )  # fmt: skip
         for node in self.peers.values():
             addresses = route_pb2.ListenerAddresses(log_address=node.address, messaging_address=node.address)

@@ -1,7 +1,7 @@
 """The part of a fake node that shares queues out to the members of consumer groups.
 
-`Coordinator` is the replicated state of one consumer group in one broker group. Queues are shared out evenly, in the order in
-which members came; nothing happens by time: a test says when a session is over (`expire`) and when a release deadline is
+`Coordinator` is the replicated state of one consumer group in one broker group. Queues are shared out evenly,
+in the order in which members came. Nothing happens by time: tests end sessions (`expire`) and deadlines
 (`fence`).
 """
 
@@ -84,7 +84,7 @@ class Coordinator:
         self.share_out()
 
     def expire(self, member_id: str) -> None:
-        """The member is gone: its queues are nobody's."""
+        """The member is gone: its queues have no owner."""
         member = self.members.pop(member_id)
         member.gone = True
         member.tell()

@@ -1,6 +1,6 @@
 """A stand-in for a node's messaging port: receives with leases, acknowledgements, faults on demand.
 
-The messages stand in memory; a lease ends only when it is given back. Only what SimpleConsumer depends on is here.
+Messages are in memory; a lease ends only when it is given back. Has only what SimpleConsumer depends on.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class FakeMessages:
     groups: Container[str] | None = None  # the consumer groups that exist; None: all
     grown: asyncio.Event = field(default_factory=asyncio.Event)
     next_offset: int = 0
+    delivery_attempt: int = 1  # of what is leased next
 
     def add(self, *bodies: bytes) -> None:
         self.waiting.extend(bodies)
@@ -48,7 +49,7 @@ class FakeMessages:
         message.system_properties.message_id = f"01{offset:032X}"
         message.system_properties.receipt_handle = handle
         message.system_properties.queue_offset = offset
-        message.system_properties.delivery_attempt = 1
+        message.system_properties.delivery_attempt = self.delivery_attempt
         return message
 
 

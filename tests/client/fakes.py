@@ -1,7 +1,7 @@
 """Stand-ins for a broker group: real gRPC services over a log in memory, with faults on demand.
 
-`FakeGroup` is the replicated state (it survives the death of a node); `FakeNode` is one server of it. Only the rules
-that clients depend on are here: offsets, recognition of retries by sequence, refusals.
+`FakeGroup` is the replicated state (it survives the death of a node); `FakeNode` is one server of it. It has
+only the rules that clients depend on: offsets, detection of retries by sequence, refusals.
 """
 
 from __future__ import annotations
@@ -303,8 +303,10 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
         for queue_id in range(queues):
             queue = self.group.queues[topic_id, queue_id]
             answer.offsets.add(
-                time_offset=queue.at_time(request.timestamp) if request.timestamp else None, topic=request.topic, queue_id=queue_id, begin_offset=queue.begin, end_offset=queue.end,
-                offset=self.group.committed.get((request.group, request.topic, queue_id), -1), lost=queue.lost,
+                topic=request.topic, queue_id=queue_id, begin_offset=queue.begin, end_offset=queue.end,
+                time_offset=queue.at_time(request.timestamp) if request.timestamp else None,
+                offset=self.group.committed.get((request.group, request.topic, queue_id), -1),
+                lost=queue.lost,
             )  # fmt: skip
         return answer
 
@@ -448,14 +450,14 @@ class FakeCluster:
         self.nameserver._changes.tell()
 
     async def expire(self, group: FakeGroup) -> None:
-        """Stop all nodes of a group; the nameserver has not heard of them for so long that it lists the group no more."""
+        """Stop all nodes of a broker group, and let the nameserver drop it from its list."""
         for node in self._members(group):
             await node.stop()
             self.nameserver.table.unregister("local", group.name, node.node_id, group.group_id)
         self.nameserver._changes.tell()
 
     async def replace(self, group: FakeGroup, by: FakeGroup) -> None:
-        """Delete the data of a group, and start its nodes, at their addresses, with nothing; the nameserver is not told."""
+        """Start the nodes of a broker group at their addresses without data. The nameserver is not told."""
         for node in self._members(group):
             port = int(node.address.rpartition(":")[2])
             await node.stop()

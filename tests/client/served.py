@@ -1,4 +1,4 @@
-"""A fake cluster in a thread of its own, for code that blocks: the synchronous client and the command line."""
+"""A fake cluster in a thread of its own, for the synchronous clients and the command line, which block."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every argument of the public API has values that are refused, at once and by our own errors: the tables are complete.
+"""Every argument of the public API has values that are refused at once, by errors of our own.
 
-No node listens at the address of these tests: a call that went on with a wrong value would end with another error, or wait.
+No node listens at the address of these tests: a call that went on would end with another error, or wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ledgermq.client.errors import ClosedError, LedgerMQError, UsageError
 from ledgermq.client.message import LeasedMessage
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-NOBODY = "127.0.0.1:1"
+CLOSED_PORT = "127.0.0.1:1"
 CLIENTS = ("Admin", "GroupAdmin", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer")
 #: Not given to a call by users, or checked elsewhere.
 NO_ARGUMENTS = {
@@ -86,7 +86,7 @@ WRONG: dict[str, list[Any]] = {
     "message_type": [5, None, "Normal", "", ["normal"]],
     "messages": [5, None, "orders", [5], ["orders"], [("orders", b"x")], Message("orders", b"x")],
     "name": TEXTS,
-    "nameservers": [5, None, b"127.0.0.1:9876", [5], "", "here", "127.0.0.1:99999", [NOBODY, None], []],
+    "nameservers": [5, None, b"127.0.0.1:9876", [5], "", "here", "127.0.0.1:99999", [CLOSED_PORT, None], []],
     "node": TEXTS,
     "offset": WHOLE,
     "offsets": [5, "orders", [5], {5: 1}, {client.MessageQueue("orders", "g0", 0): "1"}],
@@ -131,7 +131,7 @@ OTHERWISE: dict[tuple[str, str], list[Any]] = {
     ("nack", "delay_ms"): WHOLE,
 }
 OTHERWISE |= {("SimpleConsumer.change_invisible", "invisible_ms"): [*WHOLE, 12 * 3600 * 1000 + 1]}
-#: "" is the default of an argument that may be left out; None is that of others. These are their whole wrong values.
+#: "" is the default of an argument that may be left out; None is that of others.
 ADMIN_NAMES = ("group", "drain", "undrain", "remove_group", "lost_group", "forget_group", "add_group")
 
 GIVEN: dict[str, Any] = {
@@ -143,7 +143,7 @@ GIVEN: dict[str, Any] = {
     "messages": [Message("orders", b"x")],
     "name": "g0",
     "group": "billing",
-    "node": NOBODY,
+    "node": CLOSED_PORT,
     "offset": 0,
     "queue": client.MessageQueue("orders", "g0", 0),
     "queues": [],
@@ -204,7 +204,7 @@ def make(module: Any, kind: str) -> Any:
     more = {} if kind in ("Admin", "GroupAdmin", "Producer") else {"group": "billing"}
     if kind == "PushConsumer":
         more["listener"] = listener if module is client else plain_listener  # type: ignore[assignment]
-    return getattr(module, kind)(NOBODY, **more)
+    return getattr(module, kind)(CLOSED_PORT, **more)
 
 
 def cases() -> Iterator[tuple[Any, str, str, str]]:
@@ -241,7 +241,7 @@ async def refused(module: Any, kind: str, method: str, name: str, value: Any) ->
         right |= {each: GIVEN[each] for each, p in constructor(module, kind).items() if p.default is p.empty}
         if "listener" in right:
             right["listener"] = listener if module is client else plain_listener
-        getattr(module, kind)(**{"nameservers": NOBODY, **right, name: value})
+        getattr(module, kind)(**{"nameservers": CLOSED_PORT, **right, name: value})
         return
     it = make(module, kind)
     try:
@@ -262,32 +262,29 @@ async def refused(module: Any, kind: str, method: str, name: str, value: Any) ->
 @pytest.mark.parametrize(
     ("module", "kind"), [(client, each) for each in CLIENTS] + [(sync, each) for each in CLIENTS]
 )
-def test_wrong_arguments_are_refused_by_our_own_errors(module: Any, kind: str) -> None:
-    async def scenario() -> None:
-        found = []
-        for _, _, method, name in [case for case in cases() if case[:2] == (module, kind)]:
-            for value in wrong_values(kind, method, name):
-                right = (
-                    parameters(getattr(getattr(module, kind), method))
-                    if method != "__init__"
-                    else constructor(module, kind)
-                )
-                default = right[name].default
-                if type(value) is type(default) and value == default:
-                    continue  # it may be left out
-                where = f"{kind}.{method}({name}={value!r})"
-                try:
-                    await refused(module, kind, method, name, value)
-                except UsageError as error:
-                    assert not isinstance(error, ClosedError), where
-                    continue
-                except Exception as error:  # noqa: BLE001 - what it is, is the finding
-                    found.append(f"{where}: {error!r}")
-                    continue
-                found.append(f"{where}: taken")
-        assert not found, "\n".join(found)
-
-    asyncio.run(scenario())
+async def test_wrong_arguments_are_refused_by_our_own_errors(module: Any, kind: str) -> None:
+    found = []
+    for _, _, method, name in [case for case in cases() if case[:2] == (module, kind)]:
+        for value in wrong_values(kind, method, name):
+            right = (
+                parameters(getattr(getattr(module, kind), method))
+                if method != "__init__"
+                else constructor(module, kind)
+            )
+            default = right[name].default
+            if type(value) is type(default) and value == default:
+                continue  # it may be left out
+            where = f"{kind}.{method}({name}={value!r})"
+            try:
+                await refused(module, kind, method, name, value)
+            except UsageError as error:
+                assert not isinstance(error, ClosedError), where
+                continue
+            except Exception as error:  # noqa: BLE001 - what it is, is the finding
+                found.append(f"{where}: {error!r}")
+                continue
+            found.append(f"{where}: taken")
+    assert not found, "\n".join(found)
 
 
 def test_wrong_arguments_of_the_short_consumer_are_refused() -> None:
@@ -295,7 +292,7 @@ def test_wrong_arguments_of_the_short_consumer_are_refused() -> None:
         for value in wrong_values("Consumer", "__init__", name):
             if value is None and name == "timeout_ms":
                 continue
-            right = {"nameservers": NOBODY, "group": "billing", "topic": "orders", name: value}
+            right = {"nameservers": CLOSED_PORT, "group": "billing", "topic": "orders", name: value}
             with pytest.raises(UsageError):
                 sync.Consumer(**right)
 
@@ -305,24 +302,21 @@ MESSAGES = {each.name: WRONG[each.name] for each in dataclasses.fields(Message)}
 
 
 @pytest.mark.parametrize("field", MESSAGES)
-def test_wrong_fields_of_a_message_are_refused_when_it_is_sent(field: str) -> None:
-    async def scenario() -> None:
-        async with client.Producer(NOBODY) as producer:
-            for value in MESSAGES[field]:
-                message = Message(**{"topic": "orders", "body": b"x", field: value})
-                for send in (producer.send, producer.send_nowait, producer.send_oneway):
-                    with pytest.raises(UsageError):
-                        answer = send(message)
-                        if inspect.isawaitable(answer):
-                            await answer
-        with sync.Producer(NOBODY) as plain:
-            for value in MESSAGES[field]:
-                message = Message(**{"topic": "orders", "body": b"x", field: value})
-                for call in (plain.send, plain.send_async, plain.send_oneway):
-                    with pytest.raises(UsageError):
-                        call(message)
-
-    asyncio.run(scenario())
+async def test_wrong_fields_of_a_message_are_refused_when_it_is_sent(field: str) -> None:
+    async with client.Producer(CLOSED_PORT) as producer:
+        for value in MESSAGES[field]:
+            message = Message(**{"topic": "orders", "body": b"x", field: value})
+            for send in (producer.send, producer.send_nowait, producer.send_oneway):
+                with pytest.raises(UsageError):
+                    answer = send(message)
+                    if inspect.isawaitable(answer):
+                        await answer
+    with sync.Producer(CLOSED_PORT) as plain:
+        for value in MESSAGES[field]:
+            message = Message(**{"topic": "orders", "body": b"x", field: value})
+            for call in (plain.send, plain.send_async, plain.send_oneway):
+                with pytest.raises(UsageError):
+                    call(message)
 
 
 @pytest.mark.parametrize(
@@ -336,16 +330,13 @@ def test_wrong_fields_of_a_message_are_refused_when_it_is_sent(field: str) -> No
         {"message_group": "g"},
     ],
 )
-def test_what_is_given_beside_a_message_is_not_dropped(beside: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with client.Producer(NOBODY) as producer:
-            with pytest.raises(UsageError, match="a Message and"):
-                await producer.send(Message("orders", b"x"), **beside)
-            with pytest.raises(UsageError, match="a Message and"):
-                producer.send_nowait(Message("orders", b"x"), **beside)
-
-    asyncio.run(scenario())
-    with sync.Producer(NOBODY) as producer:
+async def test_what_is_given_beside_a_message_is_not_dropped(beside: dict[str, Any]) -> None:
+    async with client.Producer(CLOSED_PORT) as producer:
+        with pytest.raises(UsageError, match="a Message and"):
+            await producer.send(Message("orders", b"x"), **beside)
+        with pytest.raises(UsageError, match="a Message and"):
+            producer.send_nowait(Message("orders", b"x"), **beside)
+    with sync.Producer(CLOSED_PORT) as producer:
         for send in (producer.send, producer.send_async, producer.send_oneway):
             with pytest.raises(UsageError, match="a Message and"):
                 send(Message("orders", b"x"), **beside)
@@ -369,8 +360,8 @@ def test_options_are_refused_where_they_are_made(kind: type, table: dict[str, li
 
 
 def test_a_deadline_is_checked_when_it_is_changed() -> None:
-    asynchronous = client.Producer(NOBODY)
-    with sync.Producer(NOBODY) as producer:
+    asynchronous = client.Producer(CLOSED_PORT)
+    with sync.Producer(CLOSED_PORT) as producer:
         for each in (asynchronous, producer):
             with pytest.raises(LedgerMQError, match="timeout_ms"):
                 each.timeout_ms = "5"  # type: ignore[assignment]

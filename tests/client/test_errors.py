@@ -70,7 +70,7 @@ def test_the_next_command_is_named_once() -> None:
     assert str(error).count("ledgermq cluster status") == 1
 
 
-def test_whoever_gave_the_port_of_nameservers_is_not_told_to_give_it() -> None:
+def test_the_advice_to_give_the_port_of_nameservers_is_left_out_where_it_was_given() -> None:
     assert str(errors.NotANameserverError("a:8081")).endswith("Give its port: --nameserver a:9876.")
     assert str(errors.NotANameserverError("a:9876")).endswith("Check the host.")
 

@@ -98,7 +98,7 @@ def cluster() -> Iterator[Served[MessagingCluster]]:
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_in_another_event_loop_every_coroutine_of_a_client_fails_at_once(
+async def test_in_another_event_loop_every_coroutine_of_a_client_fails_at_once(
     cluster: Served[MessagingCluster], kind: str
 ) -> None:
     it = MAKE[kind](cluster.address)
@@ -108,63 +108,50 @@ def test_in_another_event_loop_every_coroutine_of_a_client_fails_at_once(
             with pytest.raises(UsageError, match="another event loop"):
                 await asyncio.wait_for(call(it, name), 20)
 
-    async def first_loop() -> None:
-        await FIRST[kind](it)
-        await asyncio.to_thread(asyncio.run, other_loop())
-        await it.close()
-
-    asyncio.run(first_loop())
+    await FIRST[kind](it)
+    await asyncio.to_thread(asyncio.run, other_loop())
+    await it.close()
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_after_close_every_coroutine_of_a_client_fails_at_once(
+async def test_after_close_every_coroutine_of_a_client_fails_at_once(
     cluster: Served[MessagingCluster], kind: str
 ) -> None:
     ends_well = {"close", "flush", "ready", "run", "start"}
-
-    async def scenario() -> None:
-        it = MAKE[kind](cluster.address)
-        await FIRST[kind](it)
-        await it.close()
-        took = set()
-        for name in [name for each, name in coroutines() if each == kind]:
-            try:
-                await asyncio.wait_for(call(it, name), 20)
-                took.add(name)
-            except ClosedError:
-                pass
-        assert took <= ends_well
-
-    asyncio.run(scenario())
+    it = MAKE[kind](cluster.address)
+    await FIRST[kind](it)
+    await it.close()
+    took = set()
+    for name in [name for each, name in coroutines() if each == kind]:
+        try:
+            await asyncio.wait_for(call(it, name), 20)
+            took.add(name)
+        except ClosedError:
+            pass
+    assert took <= ends_well
 
 
-def test_a_message_is_not_queued_in_another_loop_or_in_none(cluster: Served[MessagingCluster]) -> None:
+async def test_a_message_is_not_queued_in_another_loop_or_in_none(cluster: Served[MessagingCluster]) -> None:
     producer = client.Producer(cluster.address)
 
     async def other_loop() -> None:
         producer.send_nowait("orders", b"y")
 
-    async def first_loop() -> None:
-        await producer.send("orders", b"x")
-        producer.send_nowait("orders", b"a run is open, which the next message would join")
-        with pytest.raises(UsageError, match="another event loop"):
-            await asyncio.to_thread(asyncio.run, other_loop())
-        with pytest.raises(UsageError, match="no event loop runs"):
-            await asyncio.to_thread(producer.send_nowait, "orders", b"z")
-        await producer.close()
-
-    asyncio.run(first_loop())
+    await producer.send("orders", b"x")
+    producer.send_nowait("orders", b"a run is open, which the next message would join")
+    with pytest.raises(UsageError, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, other_loop())
+    with pytest.raises(UsageError, match="no event loop runs"):
+        await asyncio.to_thread(producer.send_nowait, "orders", b"z")
+    await producer.close()
 
 
-def test_a_push_consumer_without_a_subscription_does_not_wait_for_ever(
+async def test_a_push_consumer_without_a_subscription_does_not_wait_for_ever(
     cluster: Served[MessagingCluster],
 ) -> None:
-    async def scenario() -> None:
-        async with MAKE["PushConsumer"](cluster.address) as consumer:
-            with pytest.raises(UsageError, match="subscribe"):
-                await asyncio.wait_for(consumer.run(), 20)
-
-    asyncio.run(scenario())
+    async with MAKE["PushConsumer"](cluster.address) as consumer:
+        with pytest.raises(UsageError, match="subscribe"):
+            await asyncio.wait_for(consumer.run(), 20)
     with (
         sync.PushConsumer(cluster.address, group="billing", listener=lambda messages: None) as consumer,
         pytest.raises(UsageError, match="subscribe"),
@@ -172,7 +159,7 @@ def test_a_push_consumer_without_a_subscription_does_not_wait_for_ever(
         consumer.run()
 
 
-# --- synchronous clients ----------------------------------------------------------------------------------------
+# --- synchronous clients ------------------------------------------------------------------------------------
 
 
 def test_synchronous_clients_share_a_loop_and_each_ends_alone(cluster: Served[MessagingCluster]) -> None:
@@ -187,7 +174,7 @@ def test_synchronous_clients_share_a_loop_and_each_ends_alone(cluster: Served[Me
             ends.receive()
 
 
-#: One client sends while others come and go: with a loop for each of them, gRPC tells one loop of calls of another.
+#: One client sends while others come and go: with a loop each, gRPC would tell one loop of calls of another.
 COME_AND_GO = """
 import sys, threading
 from ledgermq.client import sync

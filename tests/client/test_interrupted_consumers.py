@@ -1,4 +1,4 @@
-"""Ctrl-C ends a program that consumes: once, with what was begun finished, the queues handed over, and nothing on stderr."""
+"""Ctrl-C ends a program that consumes, with what was begun finished and nothing on stderr."""
 
 from __future__ import annotations
 

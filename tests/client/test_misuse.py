@@ -18,13 +18,13 @@ from ledgermq.client.message import LeasedMessage
 from ledgermq.client.produce.early_message import keep
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
-NOBODY = "127.0.0.1:1"
+CLOSED_PORT = "127.0.0.1:1"
 LEASED = LeasedMessage(v2.Message(), "group-a")
 
 
 def refused(use: Callable[[SimpleConsumer], Any], says: str) -> None:
     async def scenario() -> None:
-        async with SimpleConsumer(NOBODY, group="billing") as consumer:
+        async with SimpleConsumer(CLOSED_PORT, group="billing") as consumer:
             with pytest.raises(UsageError, match=says):
                 await use(consumer)
 
@@ -48,9 +48,9 @@ def test_a_lease_that_no_broker_gives_is_refused_wherever_it_is_given(invisible_
     builds: tuple[Callable[..., Any], ...] = (SimpleConsumer, sync.SimpleConsumer)
     for build in builds:
         with pytest.raises(UsageError, match=says):
-            build(NOBODY, group="billing", invisible_ms=invisible_ms)
+            build(CLOSED_PORT, group="billing", invisible_ms=invisible_ms)
     with pytest.raises(UsageError, match=says):
-        sync.Consumer(NOBODY, group="billing", topic="orders", invisible_ms=invisible_ms)
+        sync.Consumer(CLOSED_PORT, group="billing", topic="orders", invisible_ms=invisible_ms)
 
 
 @pytest.mark.parametrize("delay_ms", [-1, math.nan, 1.5, None])
@@ -71,7 +71,7 @@ def test_a_message_is_not_given_back_after_a_time_that_is_none(delay_ms: Any) ->
 )
 def test_a_synchronous_consumer_is_not_made_with_what_it_cannot_use(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        sync.Consumer(NOBODY, **{"group": "billing", "topic": "orders", **wrong})
+        sync.Consumer(CLOSED_PORT, **{"group": "billing", "topic": "orders", **wrong})
 
 
 @pytest.mark.parametrize(("topic", "expression"), [(5, "*"), (None, "*"), ("orders", 5), ("orders", None)])
@@ -83,7 +83,7 @@ def test_a_subscription_wants_texts(topic: Any, expression: Any) -> None:
 def test_a_name_of_another_type_is_an_invalid_name() -> None:
     wrong: dict[str, Any] = {"group": 3}
     with pytest.raises(InvalidNameError, match="of type int"):
-        SimpleConsumer(NOBODY, **wrong)
+        SimpleConsumer(CLOSED_PORT, **wrong)
 
 
 @pytest.mark.parametrize("body", [5, 0, True, [1, 2], {"a": 1}, 2.5])

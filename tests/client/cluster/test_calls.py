@@ -56,7 +56,7 @@ def test_when_no_node_answers_one_of_them_is_named() -> None:
 
 def test_a_call_without_time_blames_the_timeout_and_not_the_route() -> None:
     async def call(address: Any, timeout_s: float) -> Any:
-        raise AssertionError("nobody is asked")
+        raise AssertionError("no node is asked")
 
     channels: Any = SimpleNamespace(get=lambda address: address)
     for timeout_s in (0, -1):
@@ -114,7 +114,7 @@ def test_the_node_that_a_refusal_names_is_asked_next() -> None:
     assert (answer, asked) == ("done", ["host1:1", "host3:1"])
 
 
-def test_after_a_round_in_which_nobody_served_the_route_is_asked_for_and_a_new_round_begins() -> None:
+def test_after_a_round_without_success_the_route_is_asked_for_and_a_new_round_begins() -> None:
     rounds: list[int] = []
 
     async def after_round() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -34,10 +33,6 @@ REFUSED = AlreadyExistsError("ALREADY_EXISTS", "it exists already")
 NOTHING = object()
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
 def silence(*, perhaps_done: bool = False) -> LedgerMQError:
     error = BrokerUnreachableError("n1:8082", "Nothing listens there")
     error.perhaps_done = perhaps_done
@@ -45,7 +40,7 @@ def silence(*, perhaps_done: bool = False) -> LedgerMQError:
 
 
 def answering(**outcomes: object) -> Callable[[BrokerGroup], Awaitable[str | None]]:
-    """Return a call that brings the name of its group; where `outcomes` says so it fails, or brings nothing."""
+    """Return a call that returns the name of its broker group, fails or returns None as `outcomes` says."""
 
     async def call(group: BrokerGroup) -> str | None:
         outcome = outcomes.get(group.name)
@@ -118,7 +113,7 @@ def test_what_is_no_silence_is_raised() -> None:
         asyncio.run(ask_all(GROUPS, answering(g1=silence(), g2=REFUSED)))
 
 
-# --- by the admin client ------------------------------------------------------------------------------------------
+# --- by the admin client ------------------------------------------------------------------------------------
 
 
 def two_groups() -> FakeCluster:
@@ -137,77 +132,65 @@ CHANGES: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_does_not_answer(
+async def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_does_not_answer(
     change: Callable[[GroupAdmin], Awaitable[object]],
 ) -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
-            left, dead = cluster.groups
-            await admin.create_group("billing")
-            left.queues[1, 0].end, left.committed["billing", "orders", 0] = 9, 7
-            await cluster.node(group="g1").stop()
-            before = (dict(left.topics), dict(left.groups), dict(left.retention_ms), dict(left.committed))
-            with pytest.raises(
-                BrokerGroupsSilentError, match=r'"g1" cannot be changed now.*Nothing was changed'
-            ) as caught:
-                await change(admin)
-            assert caught.value.retryable
-            assert (left.topics, left.groups, left.retention_ms, left.committed) == before
-            await cluster.revive(dead)
+    async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+        left, dead = cluster.groups
+        await admin.create_group("billing")
+        left.queues[1, 0].end, left.committed["billing", "orders", 0] = 9, 7
+        await cluster.node(group="g1").stop()
+        before = (dict(left.topics), dict(left.groups), dict(left.retention_ms), dict(left.committed))
+        with pytest.raises(
+            BrokerGroupsSilentError, match=r'"g1" cannot be changed now.*Nothing was changed'
+        ) as caught:
             await change(admin)
-
-    run(scenario())
-
-
-def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
-            node = cluster.node(group="g1")
-            node.drop_answers = 1 << 20
-            with pytest.raises(PartlyChangedError, match=r"Changed: g0\. Perhaps changed: g1") as caught:
-                await admin.delete_topic("orders")
-            assert (caught.value.changed, caught.value.perhaps) == (("g0",), ("g1",))
-            node.drop_answers = 0
-            with pytest.raises(TopicNotFoundError):
-                await admin.delete_topic("orders")
-            assert [group.topics for group in cluster.groups] == [{}, {}]
-
-    run(scenario())
+        assert caught.value.retryable
+        assert (left.topics, left.groups, left.retention_ms, left.committed) == before
+        await cluster.revive(dead)
+        await change(admin)
 
 
-def test_cleaning_goes_on_in_the_groups_before_one_that_does_not_answer_and_says_so() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
-            await cluster.node(group="g1").stop()
-            with pytest.raises(PartlyChangedError, match='at broker group "g1"'):
-                await admin.clean()
-            assert cluster.node(group="g0").cleaned is not None
+async def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+        node = cluster.node(group="g1")
+        node.drop_answers = 1 << 20
+        with pytest.raises(PartlyChangedError, match=r"Changed: g0\. Perhaps changed: g1") as caught:
+            await admin.delete_topic("orders")
+        assert (caught.value.changed, caught.value.perhaps) == (("g0",), ("g1",))
+        node.drop_answers = 0
+        with pytest.raises(TopicNotFoundError):
+            await admin.delete_topic("orders")
+        assert [group.topics for group in cluster.groups] == [{}, {}]
 
-    run(scenario())
+
+async def test_cleaning_goes_on_in_the_groups_before_one_that_does_not_answer_and_says_so() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+        await cluster.node(group="g1").stop()
+        with pytest.raises(PartlyChangedError, match='at broker group "g1"'):
+            await admin.clean()
+        assert cluster.node(group="g0").cleaned is not None
 
 
-def test_a_topic_that_only_some_groups_have_is_reset_and_described_there() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
-            await admin.create_group("billing")
-            first = cluster.groups[0]
-            first.create_topic("news", 1)
-            first.queues[2, 0].end = 4
+async def test_a_topic_that_only_some_groups_have_is_reset_and_described_there() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        await admin.create_group("billing")
+        first = cluster.groups[0]
+        first.create_topic("news", 1)
+        first.queues[2, 0].end = 4
+        await admin.reset_offsets("billing", "news", "latest")
+        assert first.committed["billing", "news", 0] == 4
+        assert [where for where, _ in (await admin.describe_group("billing", "news"))[1]] == ["g0"]
+        assert [(row.group, row.behind) for _, row in (await admin.lag("billing", "news")).rows] == [
+            ("billing", 0)
+        ]
+        for call in (
+            admin.reset_offsets("billing", "new", "latest"),
+            admin.describe_group("billing", "new"),
+            admin.lag("billing", "new"),
+        ):
+            with pytest.raises(TopicNotFoundError, match='Did you mean "news"'):
+                await call
+        del first.groups["billing"]
+        with pytest.raises(GroupNotFoundError, match='"billing" does not exist where topic "news" is'):
             await admin.reset_offsets("billing", "news", "latest")
-            assert first.committed["billing", "news", 0] == 4
-            assert [where for where, _ in (await admin.describe_group("billing", "news"))[1]] == ["g0"]
-            assert [(row.group, row.behind) for _, row in (await admin.lag("billing", "news")).rows] == [
-                ("billing", 0)
-            ]
-            for call in (
-                admin.reset_offsets("billing", "new", "latest"),
-                admin.describe_group("billing", "new"),
-                admin.lag("billing", "new"),
-            ):
-                with pytest.raises(TopicNotFoundError, match='Did you mean "news"'):
-                    await call
-            del first.groups["billing"]
-            with pytest.raises(GroupNotFoundError, match='"billing" does not exist where topic "news" is'):
-                await admin.reset_offsets("billing", "news", "latest")
-
-    run(scenario())

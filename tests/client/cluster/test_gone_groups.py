@@ -1,11 +1,9 @@
-"""A broker group that no node of is up, and that the nameserver lists no more: it counts, it was not removed."""
+"""A broker group without a running node, which the nameserver lists no more: it was not removed."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -20,10 +18,6 @@ from ..fakes import FakeCluster, FakeGroup
 from ..served import Served, served
 
 TOPICS = {"orders": 1, TRACE_TOPIC: 1}
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
 
 
 def two_groups() -> FakeCluster:
@@ -46,117 +40,96 @@ CALLS: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_what_needs_every_group_names_the_one_that_is_gone_and_changes_nothing(
+async def test_what_needs_every_group_names_the_one_that_is_gone_and_changes_nothing(
     call: Callable[[GroupAdmin], Awaitable[object]],
 ) -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
-            left, gone = cluster.groups
-            await admin.create_group("billing")
-            for group in (left, gone):
-                group.queues[1, 0].end, group.committed["billing", "orders", 0] = 9, 7
-            await cluster.expire(gone)
-            before = (dict(left.topics), dict(left.groups), dict(left.retention_ms), dict(left.committed))
-            with pytest.raises(
-                BrokerGroupsGoneError, match=r'"g1" does not answer.*Nothing was changed'
-            ) as caught:
-                await call(admin)
-            assert (caught.value.groups, caught.value.retryable) == (("g1",), True)
-            assert (left.topics, left.groups, left.retention_ms, left.committed) == before
-            await cluster.revive(gone)
+    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        left, gone = cluster.groups
+        await admin.create_group("billing")
+        for group in (left, gone):
+            group.queues[1, 0].end, group.committed["billing", "orders", 0] = 9, 7
+        await cluster.expire(gone)
+        before = (dict(left.topics), dict(left.groups), dict(left.retention_ms), dict(left.committed))
+        with pytest.raises(
+            BrokerGroupsGoneError, match=r'"g1" does not answer.*Nothing was changed'
+        ) as caught:
             await call(admin)
-
-    run(scenario())
-
-
-def test_a_group_that_is_gone_is_said_to_be_down_where_it_is_asked_for_by_its_name() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
-            await cluster.expire(cluster.groups[1])
-            for change in (admin.group("g1"), admin.drain("g1"), admin.remove_group("g1")):
-                with pytest.raises(BrokerGroupsGoneError) as caught:
-                    await change
-                text = str(caught.value)
-                assert 'broker group "g1" does not answer: no node of it is up (last heard: ' in text
-                assert "It is down, not removed. Nothing was changed. Start its nodes and repeat it" in text
-                assert text.endswith("It is lost for good: ledgermq cluster forget-group g1")
-            with pytest.raises(BrokerGroupsGoneError, match='"g1" does not answer'):
-                await admin.transfer_leadership("g1")
-            with pytest.raises(UsageError, match='"g2" is not known'):
-                await admin.group("g2")
-
-    run(scenario())
+        assert (caught.value.groups, caught.value.retryable) == (("g1",), True)
+        assert (left.topics, left.groups, left.retention_ms, left.committed) == before
+        await cluster.revive(gone)
+        await call(admin)
 
 
-def test_lag_is_told_of_the_groups_that_are_up_and_names_the_one_that_is_gone() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
-            await admin.create_group("billing")
-            await cluster.expire(cluster.groups[1])
-            found = await admin.lag()
-            assert list(found.silent) == ["g1"]
-            assert {broker_group for broker_group, _ in found.rows} <= {"g0"}
-
-    run(scenario())
-
-
-def test_a_group_that_was_removed_is_not_missed() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
-            cluster.set_mode(cluster.groups[1], MODE_REMOVED)
-            assert await admin.gone_groups() == []
-            await admin.create_group("billing")
-            for name in ("topics", "update topic", "delete topic", "lag", "delete group"):
-                await CALLS[name](admin)
-            with pytest.raises(GroupNotFoundError):
-                await admin.delete_group("billing")
-
-    run(scenario())
+async def test_a_group_that_is_gone_is_said_to_be_down_where_it_is_asked_for_by_its_name() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        await cluster.expire(cluster.groups[1])
+        for change in (admin.group("g1"), admin.drain("g1"), admin.remove_group("g1")):
+            with pytest.raises(BrokerGroupsGoneError) as caught:
+                await change
+            text = str(caught.value)
+            assert 'broker group "g1" does not answer: no node of it is up (last heard: ' in text
+            assert "It is down, not removed. Nothing was changed. Start its nodes and repeat it" in text
+            assert text.endswith("It is lost for good: ledgermq cluster forget-group g1")
+        with pytest.raises(BrokerGroupsGoneError, match='"g1" does not answer'):
+            await admin.transfer_leadership("g1")
+        with pytest.raises(UsageError, match='"g2" is not known'):
+            await admin.group("g2")
 
 
-def test_what_is_good_in_the_groups_that_are_up_goes_on_without_the_others() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, Admin(cluster.address) as admin:
-            await cluster.expire(cluster.groups[1])
-            assert await admin.gone_groups() == ["g1"]
-            assert await admin.create_topic("new", 4) == 4
-            await admin.create_group("billing")
-            assert [name for name, _ in await admin.clean()] == ["g0"]
-
-    run(scenario())
+async def test_lag_is_told_of_the_groups_that_are_up_and_names_the_one_that_is_gone() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        await admin.create_group("billing")
+        await cluster.expire(cluster.groups[1])
+        found = await admin.lag()
+        assert list(found.silent) == ["g1"]
+        assert {broker_group for broker_group, _ in found.rows} <= {"g0"}
 
 
-def test_a_cluster_that_is_wholly_down_has_no_brokers() -> None:
-    async def scenario() -> None:
-        async with two_groups() as cluster, Admin(cluster.address) as admin:
-            for group in cluster.groups:
-                await cluster.expire(group)
-            for call in (admin.topics(), admin.query_messages("orders"), admin.gone_groups()):
-                with pytest.raises(NoBrokersError):
-                    await call
-
-    run(scenario())
-
-
-def test_nobody_is_asked_at_the_addresses_of_a_group_that_is_gone() -> None:
-    async def scenario() -> None:
-        stranger = FakeGroup("g0", TOPICS)
-        async with two_groups() as cluster, FakeCluster(stranger) as other:
-            gone = cluster.groups[1]
-            await cluster.expire(gone)
-            port = int(cluster.node(group="g1").address.rpartition(":")[2])
-            await other.node().stop()
-            await other.node().start(port)
-            async with Admin(cluster.address) as admin:
-                with pytest.raises(BrokerGroupsGoneError):
-                    await admin.delete_topic("orders")
-                assert not (await admin.query_messages("orders")).is_complete
-            assert "orders" in stranger.topics and other.node().queries == []
-
-    run(scenario())
+async def test_a_group_that_was_removed_is_not_missed() -> None:
+    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        cluster.set_mode(cluster.groups[1], MODE_REMOVED)
+        assert await admin.gone_groups() == []
+        await admin.create_group("billing")
+        for name in ("topics", "update topic", "delete topic", "lag", "delete group"):
+            await CALLS[name](admin)
+        with pytest.raises(GroupNotFoundError):
+            await admin.delete_group("billing")
 
 
-# --- the command line ---------------------------------------------------------------------------------------------
+async def test_what_is_good_in_the_groups_that_are_up_goes_on_without_the_others() -> None:
+    async with two_groups() as cluster, Admin(cluster.address) as admin:
+        await cluster.expire(cluster.groups[1])
+        assert await admin.gone_groups() == ["g1"]
+        assert await admin.create_topic("new", 4) == 4
+        await admin.create_group("billing")
+        assert [name for name, _ in await admin.clean()] == ["g0"]
+
+
+async def test_a_cluster_that_is_wholly_down_has_no_brokers() -> None:
+    async with two_groups() as cluster, Admin(cluster.address) as admin:
+        for group in cluster.groups:
+            await cluster.expire(group)
+        for call in (admin.topics(), admin.query_messages("orders"), admin.gone_groups()):
+            with pytest.raises(NoBrokersError):
+                await call
+
+
+async def test_no_node_of_a_broker_group_that_is_gone_is_asked() -> None:
+    stranger = FakeGroup("g0", TOPICS)
+    async with two_groups() as cluster, FakeCluster(stranger) as other:
+        gone = cluster.groups[1]
+        await cluster.expire(gone)
+        port = int(cluster.node(group="g1").address.rpartition(":")[2])
+        await other.node().stop()
+        await other.node().start(port)
+        async with Admin(cluster.address) as admin:
+            with pytest.raises(BrokerGroupsGoneError):
+                await admin.delete_topic("orders")
+            assert not (await admin.query_messages("orders")).is_complete
+        assert "orders" in stranger.topics and other.node().queries == []
+
+
+# --- the command line ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -265,7 +238,8 @@ def test_what_is_created_meanwhile_says_which_group_did_not_get_it(
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{named} is there")
     assert printed.err == (
-        f"broker group g1 is down and did not get {named}. When its nodes run again: ledgermq cluster add-group g1\n"
+        f"broker group g1 is down and did not get {named}. "
+        "When its nodes run again: ledgermq cluster add-group g1\n"
     )
     cluster.run(cluster.cluster.revive(gone))
     assert run_cli([*command.split(), "--if-not-exists", "-n", cluster.address]) == 0

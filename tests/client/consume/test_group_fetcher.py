@@ -18,7 +18,7 @@ from ledgermq.client.consume.intake import AssignedQueue, Refused
 from ledgermq.client.errors import LedgerMQError
 
 from ..fakes import FakeCluster, FakeGroup
-from ..reading import fill, run
+from ..reading import fill
 
 QUEUE = MessageQueue("orders", "g0", 0)
 
@@ -61,7 +61,7 @@ class StoppedNode:
             each.close()
 
     async def connected(self) -> None:
-        """Return when somebody has connected."""
+        """Return when a client has connected."""
         connection, _ = await asyncio.get_running_loop().sock_accept(self._sockets[0])
         self._sockets.append(connection)
 
@@ -71,62 +71,52 @@ def group_of(term: int, leader: str, *addresses: str) -> BrokerGroup:
     return BrokerGroup("local", "g0", term, leader, nodes, writable=True)
 
 
-def test_a_leader_that_is_stopped_while_it_is_connected_to_is_left_for_the_next_one(
+async def test_a_leader_that_is_stopped_while_it_is_connected_to_is_left_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(group_fetcher, "GRACE_S", 3600.0)
-
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-            await fill(cluster, [b"a"])
-            living, channels = cluster.node().address, Channels()
-            with StoppedNode() as stopped:
-                fetcher = Fetcher(group_of(1, "n1", stopped.address, living), channels)
-                await stopped.connected()
-                fetcher.update(group_of(2, "n2", stopped.address, living))
-                await fetcher.has_messages.wait()
-                assert [message.body for message in fetcher.buffer.take(9)] == [b"a"]
-                await fetcher.close()
-                await channels.close()
-
-    run(scenario())
-
-
-def test_an_older_route_that_comes_late_moves_nobody() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics={"orders": 1}), nodes=2) as cluster:
-            await fill(cluster, [b"a"])
-            addresses, channels = [cluster.node(name).address for name in ("n1", "n2")], Channels()
-            fetcher = Fetcher(group_of(2, "n1", *addresses), channels)
+    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+        await fill(cluster, [b"a"])
+        living, channels = cluster.node().address, Channels()
+        with StoppedNode() as stopped:
+            fetcher = Fetcher(group_of(1, "n1", stopped.address, living), channels)
+            await stopped.connected()
+            fetcher.update(group_of(2, "n2", stopped.address, living))
             await fetcher.has_messages.wait()
-            fetcher.update(group_of(1, "n2", *addresses))
-            fetcher.has_messages.clear()
-            await fill(cluster, [b"b"])
-            await fetcher.has_messages.wait()
-            assert fetcher.source is not None
-            assert fetcher.source.node_id == "n1"
+            assert [message.body for message in fetcher.buffer.take(9)] == [b"a"]
             await fetcher.close()
             await channels.close()
 
-    run(scenario())
+
+async def test_an_older_route_that_comes_late_moves_no_stream() -> None:
+    async with FakeCluster(FakeGroup(topics={"orders": 1}), nodes=2) as cluster:
+        await fill(cluster, [b"a"])
+        addresses, channels = [cluster.node(name).address for name in ("n1", "n2")], Channels()
+        fetcher = Fetcher(group_of(2, "n1", *addresses), channels)
+        await fetcher.has_messages.wait()
+        fetcher.update(group_of(1, "n2", *addresses))
+        fetcher.has_messages.clear()
+        await fill(cluster, [b"b"])
+        await fetcher.has_messages.wait()
+        assert fetcher.source is not None
+        assert fetcher.source.node_id == "n1"
+        await fetcher.close()
+        await channels.close()
 
 
-def test_a_suggested_follower_is_read_on_when_somebody_else_leads() -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics={"orders": 1}), nodes=3) as cluster:
-            await fill(cluster, [b"a"])
-            nodes, channels = [cluster.node(name) for name in ("n1", "n2", "n3")], Channels()
-            nodes[0].suggests = "n2"
-            fetcher = Fetcher(group_of(1, "n1", *(node.address for node in nodes)), channels)
-            await fetcher.has_messages.wait()
-            await nodes[1].polled.wait()
-            fetcher.update(group_of(2, "n3", *(node.address for node in nodes)))
-            fetcher.has_messages.clear()
-            await fill(cluster, [b"b"])
-            await fetcher.has_messages.wait()
-            assert fetcher.source is not None
-            assert fetcher.source.node_id == "n2"
-            await fetcher.close()
-            await channels.close()
-
-    run(scenario())
+async def test_a_suggested_follower_is_read_on_when_another_node_leads() -> None:
+    async with FakeCluster(FakeGroup(topics={"orders": 1}), nodes=3) as cluster:
+        await fill(cluster, [b"a"])
+        nodes, channels = [cluster.node(name) for name in ("n1", "n2", "n3")], Channels()
+        nodes[0].suggests = "n2"
+        fetcher = Fetcher(group_of(1, "n1", *(node.address for node in nodes)), channels)
+        await fetcher.has_messages.wait()
+        await nodes[1].polled.wait()
+        fetcher.update(group_of(2, "n3", *(node.address for node in nodes)))
+        fetcher.has_messages.clear()
+        await fill(cluster, [b"b"])
+        await fetcher.has_messages.wait()
+        assert fetcher.source is not None
+        assert fetcher.source.node_id == "n2"
+        await fetcher.close()
+        await channels.close()

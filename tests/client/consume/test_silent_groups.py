@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.client.consume.silent_groups import SilentGroups
+from ledgermq.client.consume.simple_consumer import SilentBrokerGroups
 from ledgermq.client.pauses import FIRST_SILENCE_S as FIRST_S
 from ledgermq.client.pauses import LONGEST_SILENCE_S as LONGEST_S
 
@@ -10,7 +10,7 @@ BOTH = [("orders", "g0"), ("orders", "g1")]
 
 
 def test_a_silent_group_is_left_alone_for_longer_each_time_until_it_answers() -> None:
-    silent, now, pauses = SilentGroups(), 100.0, []
+    silent, now, pauses = SilentBrokerGroups(), 100.0, []
     for _ in range(8):
         silent.failed("g0", now)
         assert list(silent.among(BOTH, now)) == BOTH[1:]
@@ -28,7 +28,7 @@ def test_a_silent_group_is_left_alone_for_longer_each_time_until_it_answers() ->
 
 
 def test_when_all_are_silent_all_are_asked() -> None:
-    silent = SilentGroups()
+    silent = SilentBrokerGroups()
     for _, name in BOTH:
         silent.failed(name, 1.0)
     assert list(silent.among(BOTH, 1.0)) == BOTH

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgermq.client.message import MessageQueue
-from ledgermq.client.produce.lanes import Lane
-from ledgermq.client.produce.send_window import MAX_REQUEST_BYTES, PIPELINE_BYTES, Request, SendWindow
+from ledgermq.client.produce.send_window import MAX_REQUEST_BYTES, PIPELINE_BYTES, Lane, Request, SendWindow
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.record import decode_section, walk_sections
@@ -40,6 +39,11 @@ class Driver:
         return request
 
 
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
 def stored(request: Request, base: int = 0) -> log_pb2.ProduceResponse:
     answer = log_pb2.ProduceResponse(request_id=request.request_id)
     for section in request.sections:
@@ -67,14 +71,12 @@ def numbers(request: Request) -> list[tuple[int, int]]:
     return [(header.producer_id, header.base_sequence) for header in headers]
 
 
-def test_a_lone_message_goes_at_once() -> None:
-    driver = Driver()
+def test_a_lone_message_goes_at_once(driver: Driver) -> None:
     driver.add(0, "a")
     assert tickets(driver.must_request()) == [["a"]]
 
 
-def test_what_queues_up_while_a_request_is_out_goes_together() -> None:
-    driver = Driver()
+def test_what_queues_up_while_a_request_is_out_goes_together(driver: Driver) -> None:
     driver.add(0, "a")
     first = driver.must_request()
     for name in "bcd":
@@ -85,23 +87,20 @@ def test_what_queues_up_while_a_request_is_out_goes_together() -> None:
     assert tickets(driver.must_request()) == [["b", "c", "d"], ["e"]]
 
 
-def test_enough_bytes_are_worth_a_second_request_in_flight() -> None:
-    driver = Driver()
+def test_enough_bytes_are_worth_a_second_request_in_flight(driver: Driver) -> None:
     driver.add(0, "a")
     driver.must_request()
     driver.add(0, "b", size=PIPELINE_BYTES)
     assert tickets(driver.must_request()) == [["b"]]
 
 
-def test_a_request_is_bounded_in_bytes() -> None:
-    driver = Driver()
+def test_a_request_is_bounded_in_bytes(driver: Driver) -> None:
     for name in range(8):
         driver.add(name % 2, name, size=400 * 1024)
     assert len(payload(driver.must_request())) <= MAX_REQUEST_BYTES
 
 
-def test_a_request_is_cut_to_what_the_group_takes() -> None:
-    driver = Driver()
+def test_a_request_is_cut_to_what_the_group_takes(driver: Driver) -> None:
     driver.window.limit(100 * 1024)
     for name in range(40):
         driver.add(name % 2, name, size=10 * 1024)
@@ -114,8 +113,7 @@ def test_a_request_is_cut_to_what_the_group_takes() -> None:
     assert sum(sizes) > 400 * 1024
 
 
-def test_sequences_count_records_and_go_on_from_section_to_section() -> None:
-    driver = Driver()
+def test_sequences_count_records_and_go_on_from_section_to_section(driver: Driver) -> None:
     for name in "abc":
         driver.add(0, name)
     first = driver.must_request()
@@ -125,8 +123,7 @@ def test_sequences_count_records_and_go_on_from_section_to_section() -> None:
     assert numbers(driver.must_request()) == [(1, 3)]
 
 
-def test_an_answer_tells_the_offset_of_each_section() -> None:
-    driver = Driver()
+def test_an_answer_tells_the_offset_of_each_section(driver: Driver) -> None:
     driver.add(0, "a")
     driver.add(1, "b")
     outcome = driver.window.on_response(stored(driver.must_request(), base=40), 0)
@@ -137,24 +134,21 @@ def test_an_answer_tells_the_offset_of_each_section() -> None:
     assert driver.window.idle
 
 
-def test_after_a_broken_stream_the_same_bytes_go_again() -> None:
-    driver = Driver()
+def test_after_a_broken_stream_the_same_bytes_go_again(driver: Driver) -> None:
     driver.add(0, "a")
     before = payload(driver.must_request())
     driver.window.on_disconnect()
     assert payload(driver.must_request()) == before
 
 
-def test_what_was_never_sent_can_move_to_another_group() -> None:
-    driver = Driver()
+def test_what_was_never_sent_can_move_to_another_group(driver: Driver) -> None:
     driver.add(0, "a")
     driver.must_request()
     driver.window.on_disconnect(sent=False)
     assert [section.tickets for section in driver.window.release()] == [["a"]]
 
 
-def test_what_was_sent_before_the_connection_failed_does_not_move() -> None:
-    driver = Driver()
+def test_what_was_sent_before_the_connection_failed_does_not_move(driver: Driver) -> None:
     driver.add(0, "a")
     driver.must_request()
     driver.window.on_disconnect()
@@ -163,8 +157,7 @@ def test_what_was_sent_before_the_connection_failed_does_not_move() -> None:
     assert driver.window.release() == []
 
 
-def test_after_a_broken_stream_open_sections_go_before_new_ones() -> None:
-    driver = Driver()
+def test_after_a_broken_stream_open_sections_go_before_new_ones(driver: Driver) -> None:
     driver.add(0, "a")
     driver.must_request()
     driver.add(0, "b")
@@ -172,8 +165,7 @@ def test_after_a_broken_stream_open_sections_go_before_new_ones() -> None:
     assert tickets(driver.must_request()) == [["a"], ["b"]]
 
 
-def test_a_refused_section_waits_until_nothing_of_its_queue_is_in_flight() -> None:
-    driver = Driver()
+def test_a_refused_section_waits_until_nothing_of_its_queue_is_in_flight(driver: Driver) -> None:
     driver.add(0, "a")
     first = driver.must_request()
     driver.add(0, "b", size=PIPELINE_BYTES)
@@ -186,16 +178,14 @@ def test_a_refused_section_waits_until_nothing_of_its_queue_is_in_flight() -> No
     assert numbers(again) == [(1, 0), (1, 1)], "the numbers stay: the broker still expects them"
 
 
-def test_a_pause_is_kept() -> None:
-    driver = Driver()
+def test_a_pause_is_kept(driver: Driver) -> None:
     driver.add(0, "a")
     driver.window.on_response(refused(driver.must_request(), pb.TOO_MANY_REQUESTS, retry_after_ms=50), 100)
     assert driver.request(149) is None
     assert driver.request(150) is not None
 
 
-def test_not_leader_asks_for_another_node() -> None:
-    driver = Driver()
+def test_not_leader_asks_for_another_node(driver: Driver) -> None:
     driver.add(0, "a")
     outcome = driver.window.on_response(
         refused(driver.must_request(), pb.NOT_LEADER, leader_address="n2:1"), 0
@@ -204,8 +194,7 @@ def test_not_leader_asks_for_another_node() -> None:
     assert tickets(driver.must_request()) == [["a"]]
 
 
-def test_a_final_refusal_fails_the_section_and_what_follows_is_numbered_anew() -> None:
-    driver = Driver()
+def test_a_final_refusal_fails_the_section_and_what_follows_is_numbered_anew(driver: Driver) -> None:
     driver.add(0, "a")
     outcome = driver.window.on_response(refused(driver.must_request(), pb.MESSAGE_TOO_LARGE), 0)
     assert [each.section.tickets for each in outcome.failed] == [["a"]]
@@ -213,8 +202,7 @@ def test_a_final_refusal_fails_the_section_and_what_follows_is_numbered_anew() -
     assert numbers(driver.must_request()) == [(3, 0)]
 
 
-def test_a_broker_that_forgot_the_producer_gets_the_records_numbered_anew() -> None:
-    driver = Driver()
+def test_a_broker_that_forgot_the_producer_gets_the_records_numbered_anew(driver: Driver) -> None:
     driver.add(0, "a")
     driver.window.on_response(stored(driver.must_request()), 0)
     driver.add(0, "b")
@@ -222,8 +210,7 @@ def test_a_broker_that_forgot_the_producer_gets_the_records_numbered_anew() -> N
     assert numbers(driver.must_request()) == [(3, 0)]
 
 
-def test_what_may_be_stored_is_never_renumbered() -> None:
-    driver = Driver()
+def test_what_may_be_stored_is_never_renumbered(driver: Driver) -> None:
     driver.add(0, "a")
     first = driver.must_request()
     driver.add(0, "b", size=PIPELINE_BYTES)
@@ -236,8 +223,7 @@ def test_what_may_be_stored_is_never_renumbered() -> None:
     assert numbers(driver.must_request()) == [(3, 0)], "now it is certain that it is not"
 
 
-def test_a_section_fails_at_its_deadline_and_says_whether_it_was_sent() -> None:
-    driver = Driver()
+def test_a_section_fails_at_its_deadline_and_says_whether_it_was_sent(driver: Driver) -> None:
     driver.add(0, "sent")
     request = driver.must_request()
     driver.add(1, "waiting")
@@ -247,8 +233,7 @@ def test_a_section_fails_at_its_deadline_and_says_whether_it_was_sent() -> None:
     assert driver.window.on_response(stored(request), 2000).delivered == [], "its caller was told already"
 
 
-def test_messages_that_come_late_do_not_inherit_an_old_deadline() -> None:
-    driver = Driver()
+def test_messages_that_come_late_do_not_inherit_an_old_deadline(driver: Driver) -> None:
     driver.add(0, "out")
     driver.must_request()
     driver.add(0, "early", now=0)
@@ -258,15 +243,14 @@ def test_messages_that_come_late_do_not_inherit_an_old_deadline() -> None:
     assert ["early"] in expired
 
 
-def test_a_message_that_cannot_be_encoded_leaves_no_empty_section() -> None:
-    driver = Driver()
+def test_a_message_that_cannot_be_encoded_leaves_no_empty_section(driver: Driver) -> None:
     driver.window.open_section(driver.lanes[0], 0, 1000, 10)
     assert driver.request() is None
 
 
 @pytest.mark.parametrize("code", [pb.DISK_FULL, pb.TOO_MANY_REQUESTS, pb.NO_QUORUM, pb.NOT_LEADER])
 def test_a_refusal_before_the_broker_looked_says_nothing_of_an_earlier_copy(code: pb.RefusalCode) -> None:
-    """The first copy may be stored although the disk is full now: it must not go to another group, nor count as not stored."""
+    """The first copy may be stored: it must not go to another broker group, nor count as not stored."""
     driver = Driver()
     driver.add(0, "a")
     first = driver.must_request()
@@ -276,7 +260,7 @@ def test_a_refusal_before_the_broker_looked_says_nothing_of_an_earlier_copy(code
     driver.window.on_response(refused(again, code, retryable=True), 1)
     assert driver.window.release() == []
     (failed,) = driver.window.expire(5_000)
-    assert failed.sent, "nobody may say that it is not stored"
+    assert failed.sent, "it may be stored"
 
 
 def test_sections_that_certainly_are_not_stored_can_move_to_another_group() -> None:
@@ -294,8 +278,7 @@ def test_sections_that_certainly_are_not_stored_can_move_to_another_group() -> N
     assert decode_section(payload(request)).queue_id == 1
 
 
-def test_a_topic_that_was_created_again_takes_over_what_is_not_stored() -> None:
-    driver = Driver()
+def test_a_topic_that_was_created_again_takes_over_what_is_not_stored(driver: Driver) -> None:
     driver.add(0, "a")
     outcome = driver.window.on_response(refused(driver.must_request(), pb.STALE_ROUTE), 0)
     assert outcome.refresh_topics == {"orders"}
@@ -305,8 +288,9 @@ def test_a_topic_that_was_created_again_takes_over_what_is_not_stored() -> None:
     assert decode_section(payload(request)).topic_id == 8
 
 
-def test_what_was_in_flight_when_its_topic_was_created_again_follows_when_it_is_refused() -> None:
-    driver = Driver()
+def test_what_was_in_flight_when_its_topic_was_created_again_follows_when_it_is_refused(
+    driver: Driver,
+) -> None:
     driver.add(0, "a")
     request = driver.must_request()
     driver.window.lane(MessageQueue("orders", "g0", 0), 8)
@@ -315,16 +299,14 @@ def test_what_was_in_flight_when_its_topic_was_created_again_follows_when_it_is_
     assert (tickets(again), decode_section(payload(again)).topic_id) == ([["a"]], 8)
 
 
-def test_what_is_open_of_an_old_topic_still_has_its_deadline() -> None:
-    driver = Driver()
+def test_what_is_open_of_an_old_topic_still_has_its_deadline(driver: Driver) -> None:
     driver.add(0, "a")
     driver.must_request()
     driver.window.lane(MessageQueue("orders", "g0", 0), 8)
     assert [each.section.tickets for each in driver.window.expire(1000)] == [["a"]]
 
 
-def test_what_is_given_up_with_its_broker_group_may_be_stored_only_if_it_was_sent() -> None:
-    driver = Driver()
+def test_what_is_given_up_with_its_broker_group_may_be_stored_only_if_it_was_sent(driver: Driver) -> None:
     driver.add(0, "refused")
     driver.window.on_response(refused(driver.must_request(), pb.DISK_FULL, retry_after_ms=1_000), 0)
     driver.add(1, "sent before, without an answer")
@@ -350,8 +332,7 @@ def test_what_was_refused_for_good_is_given_up_as_not_stored_and_what_is_in_flig
     assert [each.sent for each in driver.window.give_up_all()] == [True]
 
 
-def test_what_was_given_up_is_not_given_up_again_with_its_broker_group() -> None:
-    driver = Driver()
+def test_what_was_given_up_is_not_given_up_again_with_its_broker_group(driver: Driver) -> None:
     driver.add(0, "a")
     driver.must_request()
     assert len(driver.window.expire(1000)) == 1
@@ -359,7 +340,7 @@ def test_what_was_given_up_is_not_given_up_again_with_its_broker_group() -> None
     assert driver.window.idle
 
 
-# --- against a broker that loses streams, answers and leaders ------------------------------------------------------
+# --- against a broker that loses streams, answers and leaders -----------------------------------------------
 
 
 class Broker:

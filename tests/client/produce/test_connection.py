@@ -1,9 +1,10 @@
-"""One producer's stream to a group whose leader changes: against channels that only note what is asked of them."""
+"""A producer's stream to a broker group whose leader changes, against channels that only take notes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.produce import produce_stream as module
 from ledgermq.client.produce.latency_fault import CallTimes, LatencyTable
-from ledgermq.client.produce.produce_stream import GroupConnection, now_ms
+from ledgermq.client.produce.produce_stream import BrokerGroupConnection, now_ms
 from ledgermq.client.produce.send_window import Outcome, SendWindow
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
@@ -52,7 +53,7 @@ class Call:
 
 
 class Channels:
-    """Hands out calls; `opened` are those that nobody looked at yet."""
+    """Hands out calls; `opened` are those that the test has not looked at yet."""
 
     def __init__(self) -> None:
         self.opened: asyncio.Queue[Call] = asyncio.Queue()
@@ -68,27 +69,24 @@ class Channels:
         return lambda **_: call
 
 
-def run(test: Callable[[GroupConnection, Channels], Awaitable[None]]) -> None:
-    """Run a test with a connection whose window holds one message; n1 leads term 1."""
-
-    async def scenario() -> None:
-        sessions = iter(range(1, 1000))
-        window = SendWindow(lambda: next(sessions))
-        lane = window.lane(MessageQueue("orders", "g0", 0), 7)
-        section = window.open_section(lane, now_ms(), now_ms() + FOR_EVER_MS, 64)
-        window.added(section, bytes(64), "ticket")
-        channels: Any = Channels()
-        connection = GroupConnection(group(1, "n1"), channels, window, _ignore, lambda _: None)
-        try:
-            await asyncio.wait_for(test(connection, channels), 30)
-        finally:
-            await connection.close()
-
-    asyncio.run(scenario())
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[BrokerGroupConnection, Channels]]:
+    """Return a connection whose window holds one message; n1 leads term 1."""
+    sessions = iter(range(1, 1000))
+    window = SendWindow(lambda: next(sessions))
+    lane = window.lane(MessageQueue("orders", "g0", 0), 7)
+    section = window.open_section(lane, now_ms(), now_ms() + FOR_EVER_MS, 64)
+    window.added(section, bytes(64), "ticket")
+    channels: Any = Channels()
+    connection = BrokerGroupConnection(group(1, "n1"), channels, window, _ignore, lambda _: None)
+    try:
+        yield connection, channels
+    finally:
+        await connection.close()
 
 
-def _ignore(_connection: GroupConnection, _outcome: Outcome) -> None:
-    """Nobody waits for the message."""
+def _ignore(_connection: BrokerGroupConnection, _outcome: Outcome) -> None:
+    """No caller waits for the message."""
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +96,10 @@ def no_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("between", [[], [group(2, "")]], ids=["at once", "after a term without a leader"])
-def test_a_leader_that_fell_silent_is_left_when_the_route_names_the_next_one(
+async def test_a_leader_that_fell_silent_is_left_when_the_route_names_the_next_one(
     between: list[BrokerGroup],
 ) -> None:
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+    async with connected() as (connection, channels):
         old = await channels.opened.get()
         request = await old.written.get()
         for each in (*between, group(2, "n2")):
@@ -111,11 +109,9 @@ def test_a_leader_that_fell_silent_is_left_when_the_route_names_the_next_one(
         # The request has the number of its stream's order; the section behind it must be the same bytes.
         assert (await new.written.get())[2:] == request[2:]
 
-    run(test)
 
-
-def test_a_route_of_an_older_term_moves_nothing() -> None:
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+async def test_a_route_of_an_older_term_moves_nothing() -> None:
+    async with connected() as (connection, channels):
         call = await channels.opened.get()
         await call.written.get()
         connection.update(group(3, "n1"))
@@ -124,11 +120,9 @@ def test_a_route_of_an_older_term_moves_nothing() -> None:
         assert channels.opened.empty()
         assert connection.connected
 
-    run(test)
 
-
-def test_a_suspicion_of_the_nameserver_moves_no_stream() -> None:
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+async def test_a_suspicion_of_the_nameserver_moves_no_stream() -> None:
+    async with connected() as (connection, channels):
         await (await channels.opened.get()).written.get()
         connection.update(group(1, ""))
         connection.update(group(1, "n1"))
@@ -136,11 +130,9 @@ def test_a_suspicion_of_the_nameserver_moves_no_stream() -> None:
         assert channels.opened.empty()
         assert connection.connected
 
-    run(test)
 
-
-def test_a_new_leader_ends_the_pause_that_another_node_asked_for() -> None:
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+async def test_a_new_leader_ends_the_pause_that_another_node_asked_for() -> None:
+    async with connected() as (connection, channels):
         old = await channels.opened.get()
         await old.written.get()
         refusal = pb.Refusal(code=pb.NO_QUORUM, retryable=True, retry_after_ms=FOR_EVER_MS)
@@ -153,17 +145,15 @@ def test_a_new_leader_ends_the_pause_that_another_node_asked_for() -> None:
         assert new.address == "n2"
         assert await new.written.get()
 
-    run(test)
-
 
 @pytest.mark.parametrize(
     ("code", "rank"),
     [(pb.NOT_LEADER, 2), (pb.STALE_ROUTE, 0), (pb.OUTCOME_UNKNOWN, 2), (pb.NO_QUORUM, 2), (pb.DISK_FULL, 2)],
 )
-def test_what_a_refusal_says_of_the_calls_to_the_group(code: pb.RefusalCode, rank: int) -> None:
+async def test_what_a_refusal_says_of_the_calls_to_the_group(code: pb.RefusalCode, rank: int) -> None:
     """A call to another node had failed before: who does not lead says nothing, who leads ends that."""
 
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+    async with connected() as (connection, channels):
         calls = connection.calls = CallTimes(LatencyTable())
         calls.failed("n3", now_ms())
         call = await channels.opened.get()
@@ -173,11 +163,11 @@ def test_what_a_refusal_says_of_the_calls_to_the_group(code: pb.RefusalCode, ran
         await _turns()
         assert calls.rank(now_ms()) == rank
 
-    run(test)
 
-
-def test_a_stream_that_breaks_with_a_request_open_is_a_failed_call_and_one_that_is_left_is_none() -> None:
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+async def test_a_stream_that_breaks_with_a_request_open_is_a_failed_call_and_one_that_is_left_is_none() -> (
+    None
+):
+    async with connected() as (connection, channels):
         calls = connection.calls = CallTimes(LatencyTable())
         for leave, rank in ((connection.update, 0), (None, 2)):
             call = await channels.opened.get()
@@ -189,13 +179,13 @@ def test_a_stream_that_breaks_with_a_request_open_is_a_failed_call_and_one_that_
             channels.opened.put_nowait(await channels.opened.get())  # the next stream is there
             assert calls.rank(now_ms()) == rank
 
-    run(test)
 
-
-def test_news_during_a_pause_of_the_search_are_what_it_goes_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_news_during_a_pause_of_the_search_are_what_it_goes_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(leader_tracker, "_search_pause_ms", lambda _rounds: FOR_EVER_MS)
 
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+    async with connected() as (connection, channels):
         for name in ("n1", "n2", "n3"):
             call = await channels.opened.get()
             assert call.address == name
@@ -204,8 +194,6 @@ def test_news_during_a_pause_of_the_search_are_what_it_goes_on_with(monkeypatch:
         assert channels.opened.empty()
         connection.update(group(2, "n3"))
         assert (await channels.opened.get()).address == "n3"
-
-    run(test)
 
 
 async def _turns() -> None:
@@ -217,9 +205,9 @@ async def _turns() -> None:
 @pytest.mark.parametrize(
     ("known", "goes_to"),
     [((2, "n3"), "n3"), ((1, "n1"), ""), ((0, ""), ""), ((2, ""), "")],
-    ids=["another leads", "the same leads", "nobody answers", "an election is on"],
+    ids=["another leads", "the same leads", "no node answers", "an election is on"],
 )
-def test_a_leader_that_fell_silent_is_left_when_another_node_names_the_next_one(
+async def test_a_leader_that_fell_silent_is_left_when_another_node_names_the_next_one(
     known: tuple[int, str], goes_to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a nameserver: it may be on the host that was lost."""
@@ -233,7 +221,7 @@ def test_a_leader_that_fell_silent_is_left_when_another_node_names_the_next_one(
 
     monkeypatch.setattr(module, "who_leads", who_leads)
 
-    async def test(connection: GroupConnection, channels: Channels) -> None:
+    async with connected() as (connection, channels):
         await channels.opened.get()
         assert await asked.get() == ["n2", "n3"]
         if goes_to:
@@ -242,5 +230,3 @@ def test_a_leader_that_fell_silent_is_left_when_another_node_names_the_next_one(
         await asked.get()
         assert channels.opened.empty()
         assert connection.connected
-
-    run(test)

@@ -59,7 +59,7 @@ def test_a_table_that_makes_no_sense_is_refused_with_an_example(rows: Any) -> No
         LatencyTable(rows)
 
 
-def test_a_table_without_consequences_avoids_nobody() -> None:
+def test_a_table_without_consequences_avoids_no_broker_group() -> None:
     calls = CallTimes(LatencyTable([(1, 0)]))
     calls.sent(0)
     assert calls.rank(1 << 40) == WELL
@@ -143,7 +143,7 @@ def test_groups_are_alike_within_a_factor_of_two_or_five_milliseconds() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8))
-def test_the_quickest_is_always_there_and_nobody_is_left_out_before_a_slower_one(
+def test_the_quickest_is_always_there_and_none_is_left_out_before_a_slower_one(
     latencies: list[float],
 ) -> None:
     found = quickest(latencies)

@@ -1,11 +1,10 @@
-"""Messages that nobody waits for, and messages whose topic has no route yet: against fake nodes on real sockets."""
+"""One-way messages, and messages whose topic has no route yet, against fake nodes on real sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,60 +26,44 @@ from ledgermq.client.produce.one_way import OneWay
 from ledgermq.proto import route_pb2 as pb
 
 from ..fakes import FakeCluster, FakeGroup
+from ..reading import producing
 from .test_producer_sizes import stored
 
 
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
-def test_a_one_way_message_is_stored_without_waiting_for_route_or_answer() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster:
-            async with Producer(cluster.address) as producer:
-                assert producer.send_oneway("orders", b"0") is True
-                assert producer.send_oneway(Message("orders", b"1", tag="t"))
-                assert producer.send_oneway("orders", "2", keys=["k"])
-                await producer.flush()
-                assert producer.send_oneway("orders", b"3")
-            assert [body for body, _ in stored(group)] == [b"0", b"1", b"2", b"3"]
-            assert producer.statistics() == ("", 4, 0, 4, 0, 0)
-
-    run(scenario())
-
-
-def test_what_has_no_room_is_dropped_and_counted() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with (
-            FakeCluster(group) as cluster,
-            Producer(cluster.address, group="shop", max_pending_bytes=10_000) as producer,
-        ):
-            await producer.prepare("orders")
-            taken = [producer.send_oneway("orders", bytes(4000)) for _ in range(5)]
-            assert taken == [True, True, True, False, False]
+async def test_a_one_way_message_is_stored_without_waiting_for_route_or_answer() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    async with FakeCluster(group) as cluster:
+        async with Producer(cluster.address) as producer:
+            assert producer.send_oneway("orders", b"0") is True
+            assert producer.send_oneway(Message("orders", b"1", tag="t"))
+            assert producer.send_oneway("orders", "2", keys=["k"])
             await producer.flush()
+            assert producer.send_oneway("orders", b"3")
+        assert [body for body, _ in stored(group)] == [b"0", b"1", b"2", b"3"]
+        assert producer.statistics() == ("", 4, 0, 4, 0, 0)
+
+
+async def test_what_has_no_room_is_dropped_and_counted() -> None:
+    async with producing(group="shop", max_pending_bytes=10_000) as (group, _, producer):
+        await producer.prepare("orders")
+        taken = [producer.send_oneway("orders", bytes(4000)) for _ in range(5)]
+        assert taken == [True, True, True, False, False]
+        await producer.flush()
+        assert producer.send_oneway("orders", b"x")
+        await producer.flush()
+        assert producer.statistics() == ("shop", 4, 0, 4, 0, 2)
+        assert group.stored() == 4
+
+
+async def test_what_a_broker_refuses_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
+        async with Producer(cluster.address, group="shop") as producer:
+            cluster.node().refusals.append(pb.Refusal(code=pb.INVALID_ARGUMENT, message="not like this"))
             assert producer.send_oneway("orders", b"x")
+            assert producer.send_oneway("nowhere", b"x")
             await producer.flush()
-            assert producer.statistics() == ("shop", 4, 0, 4, 0, 2)
-            assert group.stored() == 4
-
-    run(scenario())
-
-
-def test_what_a_broker_refuses_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with FakeCluster(FakeGroup(topics={"orders": 1})) as cluster:
-            async with Producer(cluster.address, group="shop") as producer:
-                cluster.node().refusals.append(pb.Refusal(code=pb.INVALID_ARGUMENT, message="not like this"))
-                assert producer.send_oneway("orders", b"x")
-                assert producer.send_oneway("nowhere", b"x")
-                await producer.flush()
-                counts = producer.statistics()
-            assert (counts.failed, counts.one_way_failed, counts.one_way_stored) == (2, 2, 0)
-
-    run(scenario())
+            counts = producer.statistics()
+        assert (counts.failed, counts.one_way_failed, counts.one_way_stored) == (2, 2, 0)
     lost = [
         record.getMessage() for record in caplog.records if record.name == "ledgermq.client.produce.one_way"
     ]
@@ -89,44 +72,31 @@ def test_what_a_broker_refuses_is_counted_and_logged(caplog: pytest.LogCaptureFi
     assert "does not exist" in lost[-1] or "not like this" in lost[-1]
 
 
-def test_a_wrong_call_is_an_error_at_once() -> None:
+async def test_a_wrong_call_is_an_error_at_once() -> None:
     wrong: tuple[tuple[Any, dict[str, Any]], ...] = (
         (b"", {}), (None, {}), (b"x", {"tag": "a|b"}), (b"x", {"keys": "ab"}),
     )  # fmt: skip
-
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster:
-            producer = Producer(cluster.address)
-            for prepared in (False, True):
-                for body, labels in wrong:
-                    with pytest.raises(InvalidMessageError):
-                        producer.send_oneway("orders", body, **labels)
-                with pytest.raises(MessageTooLargeError):
-                    producer.send_oneway("orders", bytes((4 << 20) + 1))
-                if not prepared:
-                    await producer.prepare("orders")
-            with pytest.raises(InvalidNameError):
-                producer.send_oneway("no name", b"x")
-            await producer.close()
-            with pytest.raises(ClosedError):
-                producer.send_oneway("orders", b"x")
-            assert producer.statistics() == ("", 0, 0, 0, 0, 0)
-            assert group.stored() == 0
-
-    run(scenario())
-
-
-def test_a_producer_group_has_a_name_that_brokers_allow() -> None:
-    async def scenario() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    async with FakeCluster(group) as cluster:
+        producer = Producer(cluster.address)
+        for prepared in (False, True):
+            for body, labels in wrong:
+                with pytest.raises(InvalidMessageError):
+                    producer.send_oneway("orders", body, **labels)
+            with pytest.raises(MessageTooLargeError):
+                producer.send_oneway("orders", bytes((4 << 20) + 1))
+            if not prepared:
+                await producer.prepare("orders")
         with pytest.raises(InvalidNameError):
-            Producer(group="no name")
-        assert Producer(group="shop").statistics().group == "shop"
+            producer.send_oneway("no name", b"x")
+        await producer.close()
+        with pytest.raises(ClosedError):
+            producer.send_oneway("orders", b"x")
+        assert producer.statistics() == ("", 0, 0, 0, 0, 0)
+        assert group.stored() == 0
 
-    run(scenario())
 
-
-# --- the log line ----------------------------------------------------------------------------------------------
+# --- the log line -------------------------------------------------------------------------------------------
 
 
 def outcome(error: Exception | None) -> Future[SendReceipt]:
@@ -165,123 +135,89 @@ def test_many_losses_are_one_line_and_the_next_comes_later(caplog: pytest.LogCap
     assert (one_way.stored, one_way.failed, one_way.dropped) == (1, 1001, 2)
 
 
-# --- before the route ------------------------------------------------------------------------------------------
+# --- before the route ---------------------------------------------------------------------------------------
 
 
-def test_messages_that_are_queued_before_the_route_go_first_and_in_order() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
-            futures = [producer.send_nowait("orders", b"%d" % number) for number in range(3)]
-            later = asyncio.create_task(producer.send("orders", b"4"))
-            futures.append(producer.send_nowait("orders", b"3", tag="t", message_group="m"))
-            assert [(await future).queue_offset for future in futures] == [0, 1, 2, 3]
-            assert (await later).queue_offset == 4
-            assert [body for body, _ in stored(group)] == [b"0", b"1", b"2", b"3", b"4"]
-
-    run(scenario())
+async def test_messages_that_are_queued_before_the_route_go_first_and_in_order() -> None:
+    async with producing() as (group, _, producer):
+        futures = [producer.send_nowait("orders", b"%d" % number) for number in range(3)]
+        later = asyncio.create_task(producer.send("orders", b"4"))
+        futures.append(producer.send_nowait("orders", b"3", tag="t", message_group="m"))
+        assert [(await future).queue_offset for future in futures] == [0, 1, 2, 3]
+        assert (await later).queue_offset == 4
+        assert [body for body, _ in stored(group)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_what_waits_for_its_route_counts_for_the_bound() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with (
-            FakeCluster(group) as cluster,
-            Producer(cluster.address, max_pending_bytes=10_000) as producer,
-        ):
-            futures = [producer.send_nowait("orders", bytes(4000)) for _ in range(3)]
-            with pytest.raises(BufferFullError):
-                producer.send_nowait("bills", b"x")
-            await producer.ready()
-            futures.append(producer.send_nowait("orders", b"x"))
-            await asyncio.gather(*futures)
-            await producer.flush()
-            assert producer._outbox._bytes == 0
-
-    run(scenario())
+async def test_what_waits_for_its_route_counts_for_the_bound() -> None:
+    async with producing(max_pending_bytes=10_000) as (_, _, producer):
+        futures = [producer.send_nowait("orders", bytes(4000)) for _ in range(3)]
+        with pytest.raises(BufferFullError):
+            producer.send_nowait("bills", b"x")
+        await producer.ready()
+        futures.append(producer.send_nowait("orders", b"x"))
+        await asyncio.gather(*futures)
+        await producer.flush()
+        assert producer._outbox._bytes == 0
 
 
-def test_who_waited_for_the_route_had_his_room_whatever_took_the_rest() -> None:
-    async def scenario() -> None:
-        async with (
-            FakeCluster(FakeGroup(topics={"orders": 1, "bills": 1})) as cluster,
-            Producer(cluster.address, max_pending_bytes=10_000) as producer,
-        ):
-            await producer.prepare("bills")
-            cluster.node().may_answer.clear()
-            early = [producer.send_nowait("orders", b"%d" % number) for number in range(3)]
-            producer.send_nowait("bills", random.Random(1).randbytes(20_000))
-            await producer.prepare("orders")
-            cluster.node().may_answer.set()
-            assert [(await future).queue_offset for future in early] == [0, 1, 2]
-
-    run(scenario())
+async def test_who_waited_for_the_route_had_his_room_whatever_took_the_rest() -> None:
+    async with (
+        FakeCluster(FakeGroup(topics={"orders": 1, "bills": 1})) as cluster,
+        Producer(cluster.address, max_pending_bytes=10_000) as producer,
+    ):
+        await producer.prepare("bills")
+        cluster.node().may_answer.clear()
+        early = [producer.send_nowait("orders", b"%d" % number) for number in range(3)]
+        producer.send_nowait("bills", random.Random(1).randbytes(20_000))
+        await producer.prepare("orders")
+        cluster.node().may_answer.set()
+        assert [(await future).queue_offset for future in early] == [0, 1, 2]
 
 
-def test_labels_count_for_the_bound_like_bodies() -> None:
-    async def scenario() -> None:
-        async with (
-            FakeCluster(FakeGroup(topics={"orders": 1})) as cluster,
-            Producer(cluster.address, max_pending_bytes=10_000) as producer,
-        ):
-            future = producer.send_nowait("orders", b"x", properties={"p": "x" * 10_000})
-            with pytest.raises(BufferFullError):
-                producer.send_nowait("orders", b"x")
-            await future
-
-    run(scenario())
+async def test_labels_count_for_the_bound_like_bodies() -> None:
+    async with producing(max_pending_bytes=10_000) as (_, _, producer):
+        future = producer.send_nowait("orders", b"x", properties={"p": "x" * 10_000})
+        with pytest.raises(BufferFullError):
+            producer.send_nowait("orders", b"x")
+        await future
 
 
-def test_a_message_is_sent_as_it_was_when_it_was_queued() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
-            body: Any = bytearray(b"before")
-            future = producer.send_nowait("orders", body)
-            body[:] = b"behind"
-            await future
-            assert stored(group) == [(b"before", False)]
-
-    run(scenario())
+async def test_a_message_is_sent_as_it_was_when_it_was_queued() -> None:
+    async with producing() as (group, _, producer):
+        body: Any = bytearray(b"before")
+        future = producer.send_nowait("orders", body)
+        body[:] = b"behind"
+        await future
+        assert stored(group) == [(b"before", False)]
 
 
-def test_without_a_route_every_waiting_message_fails_and_a_later_one_asks_again() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
-            futures = [producer.send_nowait("order", b"x") for _ in range(3)]
-            for future in futures:
-                with pytest.raises(TopicNotFoundError, match='Did you mean "orders"'):
-                    await future
-            assert producer._outbox.is_empty and producer._outbox._bytes == 0
-            group.create_topic("order", 1)
-            cluster.register(group)
-            assert (await producer.send_nowait("order", b"x")).queue_offset == 0
-
-    run(scenario())
-
-
-def test_no_nameserver_fails_what_waits_for_a_route() -> None:
-    async def scenario() -> None:
-        async with Producer("127.0.0.1:1") as producer:
-            future = producer.send_nowait("orders", b"x")
-            await producer.flush()
-            with pytest.raises(NameserversDownError):
+async def test_without_a_route_every_waiting_message_fails_and_a_later_one_asks_again() -> None:
+    async with producing() as (group, cluster, producer):
+        futures = [producer.send_nowait("order", b"x") for _ in range(3)]
+        for future in futures:
+            with pytest.raises(TopicNotFoundError, match='Did you mean "orders"'):
                 await future
+        assert producer._outbox.is_empty and producer._outbox._bytes == 0
+        group.create_topic("order", 1)
+        cluster.register(group)
+        assert (await producer.send_nowait("order", b"x")).queue_offset == 0
 
-    run(scenario())
+
+async def test_no_nameserver_fails_what_waits_for_a_route() -> None:
+    async with Producer("127.0.0.1:1") as producer:
+        future = producer.send_nowait("orders", b"x")
+        await producer.flush()
+        with pytest.raises(NameserversDownError):
+            await future
 
 
-def test_closing_waits_for_what_waits_for_its_route() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster:
-            producer = Producer(cluster.address)
-            future = producer.send_nowait("orders", b"x")
-            gone = producer.send_nowait("orders", b"y")
-            gone.cancel()
-            await producer.close()
-            assert future.result().queue_offset == 0
-            assert group.stored() == 2, "it was on its way"
-
-    run(scenario())
+async def test_closing_waits_for_what_waits_for_its_route() -> None:
+    group = FakeGroup(topics={"orders": 1})
+    async with FakeCluster(group) as cluster:
+        producer = Producer(cluster.address)
+        future = producer.send_nowait("orders", b"x")
+        gone = producer.send_nowait("orders", b"y")
+        gone.cancel()
+        await producer.close()
+        assert future.result().queue_offset == 0
+        assert group.stored() == 2, "it was on its way"

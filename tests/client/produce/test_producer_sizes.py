@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,13 +21,10 @@ from ledgermq.proto.record import (
     record_positions,
 )
 
-from ..fakes import FakeCluster, FakeGroup
+from ..fakes import FakeGroup
+from ..reading import producing
 
 Way = Callable[[Producer, bytes], Awaitable[Any]]
-
-
-def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
 async def alone(producer: Producer, body: bytes) -> None:
@@ -67,90 +64,61 @@ def stored(group: FakeGroup) -> list[tuple[bytes, bool]]:
 
 async def sent(way: Way, body: bytes, **options: Any) -> tuple[bytes, bool]:
     """Send a body; return how it is stored."""
-    group = FakeGroup(topics={"orders": 1})
-    async with FakeCluster(group) as cluster, Producer(cluster.address, **options) as producer:
+    async with producing(**options) as (group, _, producer):
         await way(producer, body)
     return stored(group)[-1]
 
 
 @every_way
 @pytest.mark.parametrize(("size", "packed"), [(4095, False), (4096, False), (4097, True)])
-def test_compression_begins_above_four_kibibytes(way: Way, size: int, packed: bool) -> None:
-    async def scenario() -> None:
-        assert await sent(way, b"a" * size) == (b"a" * size, packed)
-
-    run(scenario())
+async def test_compression_begins_above_four_kibibytes(way: Way, size: int, packed: bool) -> None:
+    assert await sent(way, b"a" * size) == (b"a" * size, packed)
 
 
 @every_way
-def test_what_compression_would_not_make_smaller_goes_as_it_is(way: Way) -> None:
+async def test_what_compression_would_not_make_smaller_goes_as_it_is(way: Way) -> None:
     body = random.Random(1).randbytes(4097)
-
-    async def scenario() -> None:
-        assert await sent(way, body) == (body, False)
-
-    run(scenario())
+    assert await sent(way, body) == (body, False)
 
 
 @every_way
-def test_the_threshold_is_an_option(way: Way) -> None:
-    async def scenario() -> None:
-        assert await sent(way, b"a" * 100, compress_above=100) == (b"a" * 100, False)
-        assert await sent(way, b"a" * 101, compress_above=100) == (b"a" * 101, True)
-        assert await sent(way, b"a" * 100_000, compress_above=None) == (b"a" * 100_000, False)
-
-    run(scenario())
+async def test_the_threshold_is_an_option(way: Way) -> None:
+    assert await sent(way, b"a" * 100, compress_above=100) == (b"a" * 100, False)
+    assert await sent(way, b"a" * 101, compress_above=100) == (b"a" * 101, True)
+    assert await sent(way, b"a" * 100_000, compress_above=None) == (b"a" * 100_000, False)
 
 
 @every_way
 @pytest.mark.parametrize("compress_above", [4096, None])
-def test_four_mebibytes_are_taken_and_one_byte_more_is_refused(way: Way, compress_above: int | None) -> None:
+async def test_four_mebibytes_are_taken_and_one_byte_more_is_refused(
+    way: Way, compress_above: int | None
+) -> None:
     """Also of a body that would be small once compressed: its readers have to hold it."""
 
-    async def scenario() -> None:
-        body, packed = await sent(way, bytes(MAX_BODY_SIZE), compress_above=compress_above)
-        assert (len(body), packed) == (4 << 20, compress_above is not None)
-        group = FakeGroup(topics={"orders": 1})
-        async with (
-            FakeCluster(group) as cluster,
-            Producer(cluster.address, compress_above=compress_above) as producer,
-        ):
-            with pytest.raises(
-                MessageTooLargeError, match=r"4,194,305 bytes; the limit is 4,194,304 \(4 MiB\)"
-            ):
-                await way(producer, bytes(MAX_BODY_SIZE + 1))
-            await producer.flush()
-            assert all(len(body) == 4000 for body, _ in stored(group)), "its neighbours are sent"
-
-    run(scenario())
+    body, packed = await sent(way, bytes(MAX_BODY_SIZE), compress_above=compress_above)
+    assert (len(body), packed) == (4 << 20, compress_above is not None)
+    async with producing(compress_above=compress_above) as (group, _, producer):
+        with pytest.raises(MessageTooLargeError, match=r"4,194,305 bytes; the limit is 4,194,304 \(4 MiB\)"):
+            await way(producer, bytes(MAX_BODY_SIZE + 1))
+        await producer.flush()
+        assert all(len(body) == 4000 for body, _ in stored(group)), "its neighbours are sent"
 
 
-def test_four_mebibytes_that_cannot_be_compressed_are_taken() -> None:
+async def test_four_mebibytes_that_cannot_be_compressed_are_taken() -> None:
     body = random.Random(2).randbytes(MAX_BODY_SIZE)
-
-    async def scenario() -> None:
-        assert await sent(alone, body) == (body, False)
-
-    run(scenario())
+    assert await sent(alone, body) == (body, False)
 
 
-def test_the_size_of_text_is_that_of_its_bytes() -> None:
-    async def scenario() -> None:
-        group = FakeGroup(topics={"orders": 1})
-        async with FakeCluster(group) as cluster, Producer(cluster.address) as producer:
-            await producer.send("orders", "ä" * 2048)
-            await producer.send("orders", "ä" * 2048 + "a")
-            assert [packed for _, packed in stored(group)] == [False, True]
-            with pytest.raises(MessageTooLargeError, match="4,194,306 bytes"):
-                await producer.send("orders", "ä" * (2 * 1024 * 1024 + 1))
-
-    run(scenario())
+async def test_the_size_of_text_is_that_of_its_bytes() -> None:
+    async with producing() as (group, _, producer):
+        await producer.send("orders", "ä" * 2048)
+        await producer.send("orders", "ä" * 2048 + "a")
+        assert [packed for _, packed in stored(group)] == [False, True]
+        with pytest.raises(MessageTooLargeError, match="4,194,306 bytes"):
+            await producer.send("orders", "ä" * (2 * 1024 * 1024 + 1))
 
 
 @pytest.mark.parametrize("wrong", [{"max_pending_bytes": 0}, {"timeout_ms": 0}, {"timeout_ms": math.nan}])
-def test_limits_with_which_a_send_would_wait_for_ever_are_refused(wrong: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        with pytest.raises(UsageError, match=rf"{next(iter(wrong))} is"):
-            Producer("127.0.0.1:1", **wrong)
-
-    run(scenario())
+async def test_limits_with_which_a_send_would_wait_for_ever_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=rf"{next(iter(wrong))} is"):
+        Producer("127.0.0.1:1", **wrong)

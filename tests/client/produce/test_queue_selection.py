@@ -61,7 +61,7 @@ def test_a_message_group_has_the_queue_that_brokers_choose_for_official_clients(
         assert queue_of_group(name, count) == messaging_wire.queue_of_group(name, count)
 
 
-# --- properties -----------------------------------------------------------------------------------------------------
+# --- properties ---------------------------------------------------------------------------------------------
 counts = st.integers(1, 64)
 SELECTORS: list[Callable[[int], QueueSelector]] = [
     StickyRoundRobin,
@@ -111,7 +111,7 @@ def test_a_sticky_round_is_even_in_requests(start: int, count: int, requests: in
 
 
 @given(st.text(min_size=1), counts)
-def test_a_key_has_one_queue_whoever_asks_and_whatever_came_before(key: str, count: int) -> None:
+def test_a_key_has_one_queue_whatever_came_before(key: str, count: int) -> None:
     one, other, queues = HashByKey(), HashByKey(), queues_of(count)
     other.choose(queues, "")
     other.on_flush()

@@ -41,14 +41,14 @@ def test_a_gap_behind_an_open_section_heals_by_itself() -> None:
 
 def test_ordered_messages_never_change_their_group() -> None:
     full = pb.Refusal(code=pb.DISK_FULL)
-    assert decide(full, 1, first_of_queue=True, fifo=False).try_other_group
-    assert not decide(full, 1, first_of_queue=True, fifo=True).try_other_group
+    assert decide(full, 1, first_of_queue=True, fifo=False).try_other_broker_group
+    assert not decide(full, 1, first_of_queue=True, fifo=True).try_other_broker_group
 
 
 @pytest.mark.parametrize("code", [pb.OUTCOME_UNKNOWN, pb.SLAVE_TIMEOUT, pb.SLAVES_AWAY])
 def test_an_unknown_outcome_never_changes_its_group(code: pb.RefusalCode) -> None:
     unknown = pb.Refusal(code=code)
-    assert not decide(unknown, 1, first_of_queue=True, fifo=False).try_other_group
+    assert not decide(unknown, 1, first_of_queue=True, fifo=False).try_other_broker_group
 
 
 def test_the_brokers_own_pause_counts_more_than_ours() -> None:
@@ -63,7 +63,7 @@ def test_pauses_double_up_to_half_a_second() -> None:
 def test_a_drained_group_moves_messages_at_once_but_fails_those_with_an_order() -> None:
     refusal = pb.Refusal(code=pb.GROUP_DRAINING, retryable=True, retry_after_ms=1000)
     decision = decide(refusal, 1, first_of_queue=True, fifo=False)
-    assert decision.try_other_group
+    assert decision.try_other_broker_group
     assert not decision.unseen, "it was looked up before it was refused"
     ordered = decide(refusal, 1, first_of_queue=True, fifo=True)
-    assert (ordered.action, ordered.try_other_group) == (Action.FAIL, False)
+    assert (ordered.action, ordered.try_other_broker_group) == (Action.FAIL, False)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ledgermq.client.message import MessageQueue
 from ledgermq.client.produce.encoding import RecordEncoder
-from ledgermq.client.produce.lanes import Lane
 from ledgermq.client.produce.latency_fault import CallTimes, LatencyTable
-from ledgermq.client.produce.produce_stream import GroupConnection
+from ledgermq.client.produce.produce_stream import BrokerGroupConnection
+from ledgermq.client.produce.send_window import Lane
 from ledgermq.client.produce.topic_lanes import TopicLanes
 
 NOW = 1_000_000
@@ -28,7 +28,7 @@ class Shape:
     slow: bool = False
     failed: bool = False
 
-    def connection(self) -> GroupConnection:
+    def connection(self) -> BrokerGroupConnection:
         calls = CallTimes(LatencyTable())
         if self.failed:
             calls.failed("n1", NOW)
@@ -40,7 +40,7 @@ class Shape:
                 calls.sent(NOW - self.latency)
                 calls.answered("n1", NOW)
         window = SimpleNamespace(avoid_until=0 if self.takes else NOW + 1)
-        return cast(GroupConnection, SimpleNamespace(window=window, calls=calls))
+        return cast(BrokerGroupConnection, SimpleNamespace(window=window, calls=calls))
 
 
 def lanes_of(*shapes: Shape, near: int | None = None, queues: int = 2) -> TopicLanes:
@@ -55,24 +55,24 @@ def lanes_of(*shapes: Shape, near: int | None = None, queues: int = 2) -> TopicL
 
 def test_the_quickest_of_those_that_are_well_come_first() -> None:
     slow, failed = Shape(slow=True, latency=1), Shape(failed=True)
-    assert lanes_of(slow, failed, Shape(latency=40), Shape(latency=90)).best_groups(NOW) == (2,)
-    assert lanes_of(Shape(latency=40), Shape(latency=80), Shape()).best_groups(NOW) == (2,)
-    assert lanes_of(Shape(latency=40), Shape(latency=80)).best_groups(NOW) == (0, 1)
+    assert lanes_of(slow, failed, Shape(latency=40), Shape(latency=90)).best_broker_groups(NOW) == (2,)
+    assert lanes_of(Shape(latency=40), Shape(latency=80), Shape()).best_broker_groups(NOW) == (2,)
+    assert lanes_of(Shape(latency=40), Shape(latency=80)).best_broker_groups(NOW) == (0, 1)
 
 
 def test_with_all_of_them_avoided_the_slow_come_before_those_whose_calls_failed() -> None:
     slow, failed, shut = Shape(slow=True, latency=400), Shape(failed=True), Shape(takes=False)
-    assert lanes_of(shut, failed, slow).best_groups(NOW) == (2,)
-    assert lanes_of(shut, failed).best_groups(NOW) == (1,)
-    assert lanes_of(shut, shut).best_groups(NOW) == (0, 1)
+    assert lanes_of(shut, failed, slow).best_broker_groups(NOW) == (2,)
+    assert lanes_of(shut, failed).best_broker_groups(NOW) == (1,)
+    assert lanes_of(shut, shut).best_broker_groups(NOW) == (0, 1)
 
 
 def test_the_near_come_first_while_one_of_them_is_well() -> None:
     well, far = Shape(latency=90), Shape(latency=1)
-    assert lanes_of(well, far, near=1).best_groups(NOW) == (0,)
-    assert lanes_of(Shape(slow=True), well, far, near=2).best_groups(NOW) == (1,)
-    assert lanes_of(Shape(slow=True), Shape(takes=False), far, near=2).best_groups(NOW) == (2,)
-    assert lanes_of(Shape(slow=True), Shape(failed=True), near=1).best_groups(NOW) == (0,)
+    assert lanes_of(well, far, near=1).best_broker_groups(NOW) == (0,)
+    assert lanes_of(Shape(slow=True), well, far, near=2).best_broker_groups(NOW) == (1,)
+    assert lanes_of(Shape(slow=True), Shape(takes=False), far, near=2).best_broker_groups(NOW) == (2,)
+    assert lanes_of(Shape(slow=True), Shape(failed=True), near=1).best_broker_groups(NOW) == (0,)
 
 
 def test_the_selector_is_offered_the_near_queues_and_a_choice_has_the_numbers_among_all() -> None:
@@ -115,7 +115,7 @@ def rank(shape: Shape) -> int:
 def test_never_none_and_never_one_that_another_comes_before(groups: list[Shape], data: st.DataObject) -> None:
     near = data.draw(st.integers(0, len(groups)))
     lanes = lanes_of(*groups, near=near)
-    best = lanes.best_groups(NOW)
+    best = lanes.best_broker_groups(NOW)
     assert best
     highest = min(map(rank, groups))
     assert all(rank(groups[number]) == highest for number in best)
@@ -131,5 +131,5 @@ def test_never_none_and_never_one_that_another_comes_before(groups: list[Shape],
 
 
 def _latency(lanes: TopicLanes, number: int) -> float:
-    calls = lanes.groups[number].calls
+    calls = lanes.broker_groups[number].calls
     return calls.latency(NOW) if calls is not None else 0.0

@@ -13,7 +13,7 @@ import pytest
 from ledgermq.client import MessageQueue, MessageView, PushConsumer
 from ledgermq.client.cluster.topic_route import TopicRoute
 from ledgermq.client.consume import fetch_stream as group_fetcher
-from ledgermq.client.consume.start_offsets import start_offsets
+from ledgermq.client.consume.offsets import start_offsets
 from ledgermq.client.errors import NoQuorumError, OffsetsFileError, UsageError
 from ledgermq.client.push import broadcast_group
 from ledgermq.client.push.broadcast_group import BroadcastGroup

@@ -45,6 +45,17 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 producer.close()
 """
 
+#: Exit handlers run in reverse: the first one here is the last to run.
+EXIT = """
+import atexit, sys
+
+from ledgermq.client.sync import Producer
+
+atexit.register(lambda: print(producer.send("orders", b"the last one").queue_offset))
+producer = Producer(sys.argv[1])
+print(producer.send("orders", b"one").queue_offset)
+"""
+
 
 @pytest.fixture
 def cluster() -> Iterator[Served[MessagingCluster]]:
@@ -58,6 +69,14 @@ def consumer_of(cluster: Served[MessagingCluster], timeout_ms: int | None = 20) 
 
 def add(cluster: Served[MessagingCluster], *bodies: bytes) -> None:
     cluster.call(cluster.cluster.messages.add, *bodies)
+
+
+def output_of(program: str, *arguments: str) -> str:
+    """Run a program in a process of its own, and return what it prints."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 def test_a_send_returns_the_receipt(cluster: Served[MessagingCluster]) -> None:
@@ -138,21 +157,21 @@ def test_a_failed_acknowledgement_is_raised_by_the_next_step(cluster: Served[Mes
             list(consumer)
 
 
-def test_an_acknowledgement_that_nobody_takes_ends_no_loop(
+def test_an_acknowledgement_that_no_node_takes_ends_no_loop(
     cluster: Served[MessagingCluster], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its broker group is down: the message comes again, and those of other groups are there."""
 
     add(cluster, b"a", b"b")
     with caplog.at_level(logging.WARNING), consumer_of(cluster) as consumer:
-        acknowledge = consumer._consumer.ack
+        acknowledge = consumer._twin.ack
 
         async def ack(message: LeasedMessage) -> None:
             if message.body == b"a":
                 raise BrokerUnreachableError("127.0.0.1:1", "it does not answer")
             await acknowledge(message)
 
-        monkeypatch.setattr(consumer._consumer, "ack", ack)
+        monkeypatch.setattr(consumer._twin, "ack", ack)
         for message in consumer:
             message.ack()
         assert "an acknowledgement failed, its message comes again" in caplog.text
@@ -261,7 +280,10 @@ def test_a_push_consumer_calls_its_listener_from_threads_until_it_is_closed(
 
 
 def test_a_child_of_fork_is_told_and_ends() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+    assert output_of(FORK) == "7\n"
+
+
+def test_an_exit_handler_that_an_application_registered_before_its_first_client_can_use_it(
+    cluster: Served[MessagingCluster],
+) -> None:
+    assert output_of(EXIT, cluster.address) == "0\n1\n"

@@ -91,14 +91,14 @@ def test_a_listener_may_close_its_consumer_and_counts_as_finished(cluster: Serve
 
 class Awaited:
     async def __call__(self, *arguments: Any) -> None:
-        raise AssertionError("nobody awaits it")
+        raise AssertionError("it is not awaited")
 
 
 #: What a type checker would not take for an ordinary function.
 AWAITED: Any = Awaited()
 
 
-def test_what_nobody_awaits_ends_the_consumer(cluster: Served[FakeCluster]) -> None:
+def test_a_result_that_cannot_be_awaited_ends_the_consumer(cluster: Served[FakeCluster]) -> None:
     consumer = PushConsumer(cluster.address, group="billing", listener=AWAITED, options=QUICK)
     consumer.subscribe("orders")
     error = finished(consumer.run)
@@ -108,7 +108,7 @@ def test_what_nobody_awaits_ends_the_consumer(cluster: Served[FakeCluster]) -> N
     assert committed(cluster) == 0
 
 
-def test_a_hook_that_nobody_awaits_loses_no_message(cluster: Served[FakeCluster]) -> None:
+def test_a_hook_that_is_not_awaited_loses_no_message(cluster: Served[FakeCluster]) -> None:
     def listener(messages: list[MessageView]) -> None:
         raise RuntimeError("never")
 

@@ -1,8 +1,7 @@
-"""The synchronous producer where it does not wait: futures, callbacks, one-way messages, their bound and their end."""
+"""The synchronous producer without waiting: futures, callbacks, one-way messages, their bound and end."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -255,30 +254,27 @@ def test_many_threads_hand_over_and_nothing_is_lost_or_out_of_order(cluster: Ser
         assert [number for each, number in seen if each == name] == list(range(200))
 
 
-def test_what_has_no_outcome_when_the_loop_is_gone_fails_as_closed() -> None:
+async def test_what_has_no_outcome_when_the_loop_is_gone_fails_as_closed() -> None:
     """Ctrl-C during close() leaves such futures."""
 
-    async def scenario() -> None:
-        producer = AsyncProducer("127.0.0.1:1")
-        posted: list[Callable[[], None]] = []
-        moving = Handover(producer, posted.append, 1000)
-        futures = [moving.put(Message("orders", b"x")) for _ in range(3)]
-        assert len(posted) == 1, "one wake-up for all of them"
-        futures[0].cancel()
-        with pytest.raises(BufferFullError):
-            for _ in range(9):
-                moving.put(Message("orders", b"x"))
-        moving.abandon()
-        moving.abandon()
-        for future in futures[1:]:
-            with pytest.raises(ClosedError):
-                future.result(0)
-        with pytest.raises(ClosedError):
+    producer = AsyncProducer("127.0.0.1:1")
+    posted: list[Callable[[], None]] = []
+    moving = Handover(producer, posted.append, 1000)
+    futures = [moving.put(Message("orders", b"x")) for _ in range(3)]
+    assert len(posted) == 1, "one wake-up for all of them"
+    futures[0].cancel()
+    with pytest.raises(BufferFullError):
+        for _ in range(9):
             moving.put(Message("orders", b"x"))
+    moving.abandon()
+    moving.abandon()
+    for future in futures[1:]:
         with pytest.raises(ClosedError):
-            moving.wait_for_room()
-        posted[0]()
-        await moving.flush()
-        await producer.close()
-
-    asyncio.run(scenario())
+            future.result(0)
+    with pytest.raises(ClosedError):
+        moving.put(Message("orders", b"x"))
+    with pytest.raises(ClosedError):
+        moving.wait_for_room()
+    posted[0]()
+    await moving.flush()
+    await producer.close()

@@ -1,4 +1,4 @@
-"""Every client of asyncio has a twin without it: the same names, the same words; and what those do that no other test calls."""
+"""Every asyncio client has a synchronous twin with the same methods and parameters."""
 
 from __future__ import annotations
 
