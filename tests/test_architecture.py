@@ -51,7 +51,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "folder/opening",
         "log/contents",
         "log/segment_scan",
-        "log/tail_cache",
         "repair/scrub_plan",
         "reset/segment_pins",
         "node_status",

@@ -217,7 +217,7 @@ def view_of(log: CommitLog, applied: LogIndex, state_index: LogIndex) -> LogView
     """Return the core's view of an opened log."""
     return LogView(
         first_index=log.first_index,
-        base_term=log.prev_term,
+        base_term=log.base.prev_term,
         term_runs=tuple(log.term_runs()),
         last_index=log.last_index,
         stable_index=log.last_index,

@@ -338,7 +338,7 @@ def test_retention_keeps_the_base_point_through_restarts(rig: LogRig) -> None:
     after = reopen(rig.disk.killed(), rig)
     after.entries = rig.entries
     assert after.log.first_index == rig.log.first_index == gone[-1].last_index + 1
-    assert after.log.prev_term == Term(1)
+    assert after.log.base.prev_term == Term(1)
     assert after.read_all() == after.retained()
     after.append(b"goes on")
     after.flush()
