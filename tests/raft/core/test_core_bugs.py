@@ -16,6 +16,7 @@ from ledgermq.raft.core.messages import (
     TimeoutNow,
 )
 from ledgermq.raft.core.outputs import FollowerBehind, FollowerLostEntries, Role
+from ledgermq.raft.core.progress import ProgressState
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from ...sim.mutants_log import CommitsOldTermsByCounting, NumbersReadsFromZero
@@ -321,7 +322,7 @@ def test_a_follower_below_the_first_entry_is_reported_once_and_shown_the_base() 
     cluster.tick(70)
     behind = [e for e in cluster.members["n1"].events if isinstance(e, FollowerBehind)]
     assert [e.node_id for e in behind] == ["n3"]
-    assert [p.state for p in cluster["n1"].progress()] == ["replicate", "reset"]
+    assert [p.state for p in cluster["n1"].progress()] == [ProgressState.REPLICATE, ProgressState.RESET]
     assert cluster["n1"].role is Role.LEADER
 
 

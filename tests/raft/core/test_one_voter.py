@@ -74,7 +74,7 @@ def test_a_slave_shows_of_what_it_holds_what_the_master_has_told_it_to_be_commit
         cluster.tick(20)
     shown = last if is_told else before
     assert cluster["n1"].commit_index == last > before
-    assert {each.stable_index for each in cluster["n1"].progress()} == {last}
+    assert {each.durable_index for each in cluster["n1"].progress()} == {last}
     assert {each.commit_index == last for each in cluster["n1"].progress()} == {is_told}
     cluster.crash("n1")
     cluster.tick(1000, *SLAVES)

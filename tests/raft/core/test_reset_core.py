@@ -18,6 +18,7 @@ from ledgermq.raft.core.messages import (
     TimeoutNow,
 )
 from ledgermq.raft.core.outputs import ResetOffered, Role
+from ledgermq.raft.core.progress import ProgressState
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from ..core_cluster import Cluster, Member, make_core
@@ -94,7 +95,7 @@ def test_a_follower_that_was_reset_streams_from_the_base_and_its_copies_count() 
     cluster.crash("n2")
     last = cluster.propose("n1")
     assert cluster["n1"].commit_index == last, "n1 and n3 are a majority"
-    assert [p.state for p in cluster["n1"].progress() if p.node_id == "n3"] == ["replicate"]
+    assert [p.state for p in cluster["n1"].progress() if p.node_id == "n3"] == [ProgressState.REPLICATE]
 
 
 def test_a_node_that_was_reset_can_win_an_election_and_bring_the_others_on() -> None:
