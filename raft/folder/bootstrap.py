@@ -27,13 +27,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
 
 from ..log.identity import Recovery
 from ..transport.hello import Hello, Refusal, RefusalKind, Standing
-from ..types import LogIndex, NodeId, Term
-
-NO_TERM: Final = Term(0)
+from ..types import NO_TERM, LogIndex, NodeId, Term
 
 
 @dataclass(slots=True)

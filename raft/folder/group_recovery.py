@@ -193,9 +193,7 @@ def _open(data: Path, folders: LogFolders, files: FileSystem) -> StoppedFolder:
     try:
         hard = HardStateFile.open(files, folders.hard_state)
     except NewerFormatError as error:
-        raise NewerFolderError(
-            identity.node_id, folders.hard_state, error.what, error.found, error.supported
-        ) from None
+        raise NewerFolderError(identity.node_id, folders.hard_state, error) from None
     if not belongs_together(identity, hard.state):
         hard.close()
         raise GroupRecoveryError(

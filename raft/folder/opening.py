@@ -57,8 +57,8 @@ def open_node_storage(
         if not config.peers:
             without = f"after you removed {wanted.data_dir / MARKER}" if asked else "without --rejoin"
             raise DataFolderError(
-                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so nobody has its "
-                f"data. Start it {without}; nothing was changed."
+                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so no other node has "
+                f"its data. Start it {without}; nothing was changed."
             )
         return _open_for_rejoin(wanted, files, install_state, asked=asked)
     if not is_initialized(wanted.data_dir, files, wanted.node_id):

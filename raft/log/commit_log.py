@@ -28,7 +28,6 @@ from ledgermq.proto.entry import (
 
 from ..errors import EntryTooLargeError, InvalidWireError
 from ..types import HardState, LogIndex, Term
-from .contents import TailCache
 from .identity import Manifest
 from .open_files import LogFiles
 from .reads import LogReads
@@ -60,21 +59,19 @@ class CommitLog(LogReads):
         segment_size: int,
         base: Manifest,
         segments: list[Segment],
-        *,
-        folders: LogFolders,
+        cache_bytes: int,
         files: LogFiles,
+        folders: LogFolders,
+        *,
         keeper: SegmentKeeper,
         submit: Callable[[PersistOp], None],
-        cache_bytes: int,
     ) -> None:
-        last = segments[-1].last_index if segments else LogIndex(base.first_index - 1)
-        cache = TailCache(cache_bytes, LogIndex(last + 1))
-        super().__init__(node, segment_size, base, segments, cache, files, folders)
+        super().__init__(node, segment_size, base, segments, cache_bytes, files, folders)
         self._keeper = keeper
         self._submit = submit
         self._staged: list[Append | Truncate] = []
         self._submitted: deque[_Submitted] = deque()
-        self._written_index = last
+        self._written_index = self.last_index
         self._prepared = -1
         self.max_entry_size = max_entry_size(segment_size)
 

@@ -169,12 +169,13 @@ class TailCache:
 class LogContents:
     """Contents in memory. `reads.py` reads them, `commit_log.py` changes them. Event-loop thread only."""
 
-    def __init__(self, segment_size: int, base: Manifest, segments: list[Segment], cache: TailCache) -> None:
+    def __init__(self, segment_size: int, base: Manifest, segments: list[Segment], cache_bytes: int) -> None:
         self.segment_size = segment_size  # log bytes per segment file, without the trailer; never changes
         self.base = base  # state just before the first retained entry; retention moves it forward
         # Oldest first. Invariant: no gaps, none is empty, only the last one takes entries
         self._segments = segments
-        self.cache = cache  # invariant: holds every entry that is not yet written to the file
+        # Invariant: holds every entry that is not yet written to the file
+        self.cache = TailCache(cache_bytes, LogIndex(self.last_index + 1))
         self.generation = 0  # number of truncations; reads that span an increment start over
 
     @property

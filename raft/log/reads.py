@@ -21,8 +21,8 @@ from ledgermq.proto.errors import LayoutError
 
 from ..damage import Before
 from ..errors import DamagedLogError, LogCompactedError, LogTruncatedError, StorageError
-from ..types import LogIndex, Term
-from .contents import LogContents, TailCache
+from ..types import LogIndex
+from .contents import LogContents
 from .entry_index import index_path
 from .identity import Manifest
 from .open_files import LogFiles
@@ -91,11 +91,11 @@ class LogReads(LogContents):
         segment_size: int,
         base: Manifest,
         segments: list[Segment],
-        cache: TailCache,
+        cache_bytes: int,
         files: LogFiles,
         folders: LogFolders,
     ) -> None:
-        super().__init__(segment_size, base, segments, cache)
+        super().__init__(segment_size, base, segments, cache_bytes)
         self._node = node
         self._files = files
         self._folders = folders
@@ -245,13 +245,11 @@ class LogReads(LogContents):
         previous, base = self.segment_before(segment), self.base
         last = previous.last if previous is not None else None
         if previous is None or last is None:
-            outside = Before(
-                LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp
-            )
+            outside = base.before
             return SegmentSketch(
                 segment.start, outside, outside, base.first_offset, segment.info(), segment.offsets is None
             )
-        before = Before(LogIndex(last.index), Term(last.term), last.crc, last.timestamp)
+        before = Before.after(last)
         chained = replace(before, crc=decode_header(previous.filler).crc if previous.filler else last.crc)
         return SegmentSketch(
             segment.start, chained, before, last.end, segment.info(), segment.offsets is None
@@ -284,7 +282,7 @@ class LogReads(LogContents):
                 verify_entry(raw, 0, header)
             except (OSError, LayoutError, DamagedLogError):
                 continue
-            return Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp), header.end
+            return Before.after(header), header.end
         return None
 
     # --- inside ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ledgermq.raft.errors import (
     DiskFullError,
     NewerFolderError,
 )
-from ledgermq.raft.folder.storage import open_storage
+from ledgermq.raft.folder.storage import Machine, open_storage
 from ledgermq.raft.log.segment import MARK_BLOCK, TRAILER_SIZE
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
@@ -364,15 +364,11 @@ def test_damaged_index_files_are_rebuilt() -> None:
 
 def test_boot_id_that_changed_without_a_clean_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = filled(3)
-    monkeypatch.setattr(
-        "ledgermq.raft.folder.storage.boot_id", lambda: "11111111-2222-3333-4444-555555555555"
-    )
+    monkeypatch.setattr(Machine, "boot_id", lambda self: "11111111-2222-3333-4444-555555555555")
     after = reopen(rig.disk.killed(), rig)
     assert after.storage.recovered.rebooted_unclean
     after.close()
-    monkeypatch.setattr(
-        "ledgermq.raft.folder.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555"
-    )
+    monkeypatch.setattr(Machine, "boot_id", lambda self: "99999999-2222-3333-4444-555555555555")
     assert not reopen(after.disk, rig).storage.recovered.rebooted_unclean
 
 
