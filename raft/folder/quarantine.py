@@ -292,7 +292,7 @@ def _read(config: StorageConfig, files: FileSystem) -> _Rejoin:
             segment_size=plan.segment_size,
         ),
         cluster_id=config.cluster_id,
-        group=config.group,
+        broker_group=config.group,
         node_id=config.node_id,
         segment_size=config.segment_size,
         folder=config.data_dir,

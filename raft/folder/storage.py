@@ -499,7 +499,7 @@ def read_own_identity(config: StorageConfig, files: FileSystem, folders: LogFold
     check_identity(
         identity,
         cluster_id=config.cluster_id,
-        group=config.group,
+        broker_group=config.group,
         node_id=config.node_id,
         segment_size=config.segment_size,
         folder=config.data_dir,

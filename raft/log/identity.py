@@ -182,7 +182,13 @@ def read_manifest(files: FileSystem, path: Path, node: str) -> Manifest:
 
 
 def check_identity(
-    identity: Identity, *, cluster_id: str, group: str, node_id: NodeId, segment_size: int, folder: Path
+    identity: Identity,
+    *,
+    cluster_id: str,
+    broker_group: str,
+    node_id: NodeId,
+    segment_size: int,
+    folder: Path,
 ) -> None:
     """Check that the folder belongs to this node and matches the settings. Raises: ForeignFolderError."""
     keep = "Point --data elsewhere; nothing was changed."
@@ -191,7 +197,7 @@ def check_identity(
             f"{node_id} will not start: its data folder {folder} belongs to cluster {identity.cluster_id}, "
             f"not to {cluster_id}. {keep}"
         )
-    if identity.group != group or identity.node_id != node_id:
+    if identity.group != broker_group or identity.node_id != node_id:
         raise ForeignFolderError(
             f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group "
             f"{identity.group}, as the file {folder / 'identity'} says. {keep} If only that file was put "
@@ -200,9 +206,9 @@ def check_identity(
         )
     if identity.segment_size != segment_size:
         raise ForeignFolderError(
-            f"{node_id} will not start: group {group} was made with segments of {identity.segment_size} bytes"
-            f" ({folder}), this start asks for {segment_size}. The size is fixed when a group is made: set"
-            f" segment_size = {identity.segment_size}; nothing was changed."
+            f"{node_id} will not start: group {broker_group} was made with segments of "
+            f"{identity.segment_size} bytes ({folder}), this start asks for {segment_size}. The size is "
+            f"fixed when a group is made: set segment_size = {identity.segment_size}; nothing was changed."
         )
 
 
