@@ -85,7 +85,7 @@ sim-soak: $(STAMP) ## seeds of the simulator that nobody ran yet, for a time (FO
 
 coverage: $(STAMP) ## branches of the Raft core that simulation and paper tests reach; fails below 98 %
 	@mkdir -p build
-	$(BIN)/python -m coverage run -m pytest -q tests/raft/core
+	$(BIN)/python -m coverage run -m pytest -q tests/raft/core tests/raft/test_scenarios.py
 	@for seed in $(COVERED_SEEDS); do $(BIN)/python -m coverage run --append -m tests.sim --seed $$seed; done
 	$(BIN)/python -m coverage report
 

@@ -5,7 +5,7 @@ Owns: the defaults of the consensus layer and their validation. Must not: read f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -103,10 +103,6 @@ class RaftConfig:
             raise ConfigurationError(
                 f"the master {self.master} is not among the members of group {self.group} ({', '.join(ids)})"
             )
-
-    def under(self, reign: Reign | None) -> RaftConfig:
-        """Return the settings for a data folder that belongs to this reign."""
-        return replace(self, reign=reign)
 
     @property
     def voters(self) -> tuple[NodeId, ...]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ledgermq.proto.entry import EntryHeader
+
 from .types import LogIndex, Term
 
 
@@ -18,6 +20,11 @@ class Before:
     term: Term  # the next entry's term is not lower
     crc: int  # the next entry must carry it as its previous checksum
     timestamp: int  # log time (ms); the next entry's is not lower
+
+    @classmethod
+    def after(cls, header: EntryHeader) -> Before:
+        """Return the state after an entry or filler."""
+        return cls(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ledgermq.proto.errors import NewerFormatError
+
 if TYPE_CHECKING:
     from .damage import Damage
 
@@ -149,14 +151,13 @@ class LockedFolderError(DataFolderError):
 class NewerFolderError(DataFolderError):
     """The folder was written by a newer LedgerMQ."""
 
-    def __init__(self, node: str, path: Path, what: str, found: int, supported: int) -> None:
+    def __init__(self, node: str, path: Path, error: NewerFormatError) -> None:
         super().__init__(
-            f"{node} will not start: {path} ({what}) has format version {found}; this build reads up to "
-            f"version {supported}. Install the LedgerMQ that wrote it, or a newer one; nothing was changed."
+            f"{node} will not start: {path} ({error.what}) has format version {error.found}; this build reads"
+            f" up to version {error.supported}. Install the LedgerMQ that wrote it, or a newer one; nothing "
+            "was changed."
         )
         self.path = path
-        self.found = found
-        self.supported = supported
 
 
 class DamagedFolderError(DataFolderError):

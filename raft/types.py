@@ -19,6 +19,7 @@ NodeId = NewType("NodeId", str)
 
 NO_TERM: Final = Term(0)
 NO_INDEX: Final = LogIndex(0)
+FIRST_INDEX: Final = LogIndex(1)
 
 #: No node is ever in a higher term. At one election per 100 ms it takes a billion years to get there.
 LAST_TERM: Final = Term((1 << 63) - 1)

@@ -50,7 +50,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "folder/opening",
         "log/contents",
         "log/segment_scan",
-        "log/tail_cache",
         "repair/scrub_plan",
         "node_status",
         "transport/checked_frame",

@@ -7,9 +7,8 @@ tick is (10 ms by default).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from ..types import NO_INDEX, NO_TERM, LogIndex, NodeId, Term
+from ..types import FIRST_INDEX, NO_INDEX, NO_TERM, LogIndex, NodeId, Term
 from .messages import TermRun
 
 
@@ -51,9 +50,6 @@ class CoreConfig:
     def members(self) -> tuple[NodeId, ...]:
         """All nodes that get the log, this one included."""
         return (*self.voters, *self.non_voters)
-
-
-FIRST_INDEX: Final = LogIndex(1)
 
 
 @dataclass(frozen=True, slots=True)

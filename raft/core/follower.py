@@ -186,12 +186,12 @@ def _hear_leader(state: CoreState, leader_id: NodeId) -> bool:
         return False
     if state.role is not Role.FOLLOWER or state.leader_id is None:
         if state.silence:  # the leader was late, and taken for dead
-            state.note_peer_heard(state.silence + state.elapsed)
+            state.lateness.note_peer(state.silence + state.elapsed)
         become_follower(state, state.term, leader_id)
     elif state.leader_id != leader_id:
         return False
     else:
-        state.note_peer_heard(state.elapsed)
+        state.lateness.note_peer(state.elapsed)
         if state.timeout < state.config.election_ticks_min:  # a suspicion had shortened the timeout
             state.reset_timer()
         else:

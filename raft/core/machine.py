@@ -15,9 +15,6 @@ How a shell drives it, on one thread:
 4. When an AppendEntries arrives: verify its bytes first, then `step`; then `persist.append` of the next
    Output names the entries of it to store. Its lo may be above the message's lo: the entries before it are
    here already. Without `persist.append` all of them are.
-
-Invariants: first_index - 1 <= applied <= min(commit_index, stable_index); stable_index <= last_index;
-commit_index <= last_index; the log is never cut at or below commit_index; one vote per term, ever.
 """
 
 from __future__ import annotations
@@ -41,7 +38,8 @@ from .messages import (
     Resign,
     TimeoutNow,
 )
-from .outputs import Accepted, Busy, NotLeader, Output, PeerProgress, Role, Transferring
+from .outputs import Accepted, Busy, NotLeader, Output, Role, Transferring
+from .progress import Progress
 from .read_rounds import Reader
 from .state import NEVER, CoreState
 
@@ -57,7 +55,7 @@ class RaftCore(CoreState):
     # --- inputs ---------------------------------------------------------------------------------------------
     def tick(self) -> None:
         """Count a tick of a monotonic clock. After a stall, deliver queued messages first, then tick once."""
-        self.count_window_tick()
+        self.lateness.tick()
         if self.leading is not None:
             leader.tick(self, self.leading)
         elif self.role is Role.FOLLOWER:
@@ -68,7 +66,7 @@ class RaftCore(CoreState):
 
     def late(self, ticks: int) -> None:
         """Note that this node's own timer fired so many ticks late. A leader's heartbeat is due then."""
-        self.note_timer_late(ticks)
+        self.lateness.note_timer(ticks)
         if self.leading is not None and ticks >= self.config.heartbeat_ticks:
             self.leading.heartbeat_elapsed = self.config.heartbeat_ticks - 1  # with the next tick
 
@@ -230,7 +228,7 @@ class RaftCore(CoreState):
         """Return how many of the next ticks decide nothing and need no poll, if no input comes before."""
         if self.is_silent:
             return NEVER
-        window = self.config.lateness_window_ticks - self.window_elapsed - 1  # then timeouts may shrink
+        window = self.lateness.quiet_ticks()
         if self.leading is not None:
             return min(leader.quiet_ticks(self, self.leading), window)
         asked, read = candidate.quiet_ticks(self), follower.quiet_read_ticks(self)
@@ -241,30 +239,9 @@ class RaftCore(CoreState):
         """Bytes of own proposals that wait for commit."""
         return self.leading.uncommitted_bytes if self.leading is not None else 0
 
-    @property
-    def transferring_to(self) -> NodeId | None:
-        """Target of the hand-over that is under way."""
-        return self.leading.transfer_to if self.leading is not None else None
-
-    def progress(self) -> list[PeerProgress]:
-        """Return what this leader knows of each follower; empty in other roles."""
-        if self.leading is None:
-            return []
-        return [
-            PeerProgress(
-                p.node_id,
-                p.state.value,
-                p.match_index,
-                p.next_index,
-                p.contact_ticks,
-                p.is_learner,
-                len(p.inflight),
-                p.inflight_bytes,
-                max(p.stable_index, p.match_index),
-                p.commit_index,
-            )
-            for p in self.leading.followers.values()
-        ]
+    def progress(self) -> list[Progress]:
+        """Return what this leader knows of each follower, to read only; empty in other roles."""
+        return [] if self.leading is None else list(self.leading.followers.values())
 
     # --- inside ---------------------------------------------------------------------------------------------
     def _settle_terms(self, message: Message) -> bool:

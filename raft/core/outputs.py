@@ -182,19 +182,3 @@ class Transferring:
     """Refused: the lead is being handed over. Nothing happened."""
 
     to: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class PeerProgress:
-    """Leader's view of one follower, for the status page (see `progress.py`)."""
-
-    node_id: NodeId
-    state: str  # probe | replicate | reset
-    match_index: LogIndex
-    next_index: LogIndex
-    contact_ticks: int  # since anything was heard from it
-    is_learner: bool
-    inflight_messages: int
-    inflight_bytes: int
-    stable_index: LogIndex  # as it reported it, at least match_index
-    commit_index: LogIndex  # as it reported it

@@ -66,6 +66,11 @@ class Progress:
     # (hi, bytes) of each message under way, oldest first. Invariant: hi increases, and is above match_index
     inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque)
 
+    @property
+    def durable_index(self) -> LogIndex:
+        """Highest entry known to be durable there, for status: as it reported, or acknowledged since."""
+        return max(self.stable_index, self.match_index)
+
     def may_send(self, max_messages: int, max_bytes: int) -> bool:
         """Tell whether another message with entries may go."""
         if self.open_append is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..types import NO_INDEX, LogIndex, NodeId
-from .quorum import Quorum
+from .quorum import Majority
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ReadRounds:
         if self.asking and number == self.number:
             self.acks.add(node_id)
 
-    def finished(self, quorum: Quorum) -> list[Reader]:
+    def finished(self, quorum: Majority) -> list[Reader]:
         """Return the readers of the round if a quorum confirmed it, and end it."""
         if not self.asking or not quorum.is_reached(self.acks):
             return []

@@ -70,7 +70,7 @@ def _probe_again(state: CoreState, follower: Progress, message: HeartbeatReply) 
 
 
 def _hear(state: CoreState, follower: Progress, message: AppendEntriesReply | HeartbeatReply) -> None:
-    state.note_peer_heard(follower.contact_ticks)
+    state.lateness.note_peer(follower.contact_ticks)
     follower.contact_ticks = 0
     follower.wants_commit = message.wants_commit
     if message.is_learner and not follower.is_learner:

@@ -25,7 +25,7 @@ from .messages import AppendEntriesReply, Message, TermRun
 from .outputs import Event, Faulted, LeaderChanged, Output, ReadReady, Role, SteppedDown
 from .persist_queue import PersistQueue
 from .progress import Progress
-from .quorum import Majority, Quorum
+from .quorum import Majority
 from .read_rounds import ReadRounds
 from .term_runs import TermRuns
 
@@ -66,12 +66,11 @@ class CoreState:
         hard_state: HardState,
         log_view: LogView,
         rng: random.Random,
-        quorum: Quorum | None = None,
     ) -> None:
         self.config = config
         self.node_id = config.node_id
         self.peers = tuple(member for member in config.members if member != config.node_id)
-        self.quorum: Quorum = quorum or Majority(config.voters)
+        self.quorum = Majority(config.voters)
         self.is_held = False  # no campaign: it waits to hear whether another node took its place
         self.rng = rng  # draws the timeouts; the caller seeds it
 
@@ -103,12 +102,9 @@ class CoreState:
 
         # Election timer, in ticks
         self.elapsed = 0  # since the leader was heard, a vote was given, or the timer was set; 0 on a leader
-        self.timeout = 0  # campaign when `elapsed` reaches this, or later by `patience`
+        self.timeout = 0  # campaign when `elapsed` reaches this, or later by `lateness.patience`
         self.silence = 0  # without the leader before this campaign; 0 in a new term, or if it was heard since
-        self.timer_lateness = Lateness(config.patience_ticks_max)  # of this node's own timers
-        self.peer_lateness = Lateness(config.patience_ticks_max)  # of heartbeats, or of the answers to them
-        self.window_elapsed = 0  # age of the present window of both
-        self.patience = 0  # each full election timeout is longer by this
+        self.lateness = Lateness(config)
 
         # Campaign
         self.votes: dict[NodeId, bool] = {}  # by voter, of this campaign: a repeated answer changes nothing
@@ -241,37 +237,13 @@ class CoreState:
     @property
     def shortest_timeout(self) -> int:
         """Ticks for which a silent leader is protected, and leads without an answer of a majority."""
-        return self.config.election_ticks_min + self.patience
+        return self.config.election_ticks_min + self.lateness.patience
 
     @property
     def ticks_to_campaign(self) -> int:
         """Ticks left on the timer. A shortened timeout is not stretched: the leader is known to be gone."""
-        stretched = self.patience if self.timeout >= self.config.election_ticks_min else 0
+        stretched = self.lateness.patience if self.timeout >= self.config.election_ticks_min else 0
         return self.timeout + stretched - self.elapsed
-
-    def note_timer_late(self, ticks: int) -> None:
-        self.timer_lateness.note(ticks)
-        self._be_patient()
-
-    def note_peer_heard(self, ticks: int) -> None:
-        """Note that a peer was heard `ticks` after the last time; expected is one heartbeat interval."""
-        if ticks > 2 * self.config.heartbeat_ticks:
-            self.peer_lateness.note(ticks - self.config.heartbeat_ticks)
-            self._be_patient()
-
-    def count_window_tick(self) -> None:
-        """Forget lateness in time: a machine that has CPU again fails over as fast as before."""
-        self.window_elapsed += 1
-        if self.window_elapsed >= self.config.lateness_window_ticks:
-            self.window_elapsed = 0
-            self.timer_lateness.roll()
-            self.peer_lateness.roll()
-            self._be_patient()
-
-    def _be_patient(self) -> None:
-        late = max(self.timer_lateness.ticks, self.peer_lateness.ticks)
-        is_starved = late > self.config.heartbeat_ticks  # less happens on every machine now and then
-        self.patience = min(3 * late, self.config.patience_ticks_max) if is_starved else 0
 
     # --- log and commit -------------------------------------------------------------------------------------
     def append_runs(self, lo: LogIndex, hi: LogIndex, runs: tuple[TermRun, ...]) -> None:

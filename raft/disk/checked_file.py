@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,12 +37,9 @@ def write_record(
     temporary = path.with_name(path.name + _TEMPORARY)
     if files.exists(temporary):
         files.unlink(temporary)  # left by a crash; it may be longer than the new record
-    file = files.open(temporary, create=True)
-    try:
+    with closing(files.open(temporary, create=True)) as file:
         file.pwritev([raw], 0)
         file.fdatasync()
-    finally:
-        file.close()
     files.rename(temporary, path)
     files.sync_directory(path.parent)
 

@@ -27,13 +27,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final
 
 from ..log.identity import Recovery
 from ..transport.hello import Hello, Refusal, RefusalKind, Standing
-from ..types import LogIndex, NodeId, Term
-
-NO_TERM: Final = Term(0)
+from ..types import NO_TERM, LogIndex, NodeId, Term
 
 
 @dataclass(slots=True)
@@ -43,8 +40,7 @@ class MemberRecord:
     `known` must be durable before any greeting reports it.
     """
 
-    # broker group, for the texts of refusals
-    group: str
+    broker_group: str  # for the texts of refusals
     # invariant: durable before any greeting reports it
     known: dict[NodeId, int] = field(default_factory=dict)
     recovery: Recovery | None = None  # how this node's folder was recovered; None: never
@@ -63,8 +59,8 @@ class MemberRecord:
         kind = RefusalKind.GROUP if hello.group_id else RefusalKind.INCARNATION
         return Refusal(
             kind,
-            f"group {self.group} was recovered without the data folder of {hello.node_id} (ledgermq cluster "
-            "recover), after its majority was lost: what stands in that folder, incarnation "
+            f"group {self.broker_group} was recovered without the data folder of {hello.node_id} (ledgermq "
+            "cluster recover), after its majority was lost: what stands in that folder, incarnation "
             f"{hello.incarnation:016x}, is no part of the group any more. Keep the folder if messages may be "
             "in it that are missed, then let the node fetch everything from the others: ledgermq broker "
             "--rejoin",
@@ -85,13 +81,13 @@ class MemberRecord:
         if hello.standing is Standing.FRESH:
             return Refusal(
                 RefusalKind.INCARNATION,
-                f"{hello.node_id} is a known voter of group {self.group} and its data folder is empty: a "
-                "node that forgot its votes must not vote. Give it its data back, or let it fetch "
+                f"{hello.node_id} is a known voter of group {self.broker_group} and its data folder is empty:"
+                " a node that forgot its votes must not vote. Give it its data back, or let it fetch "
                 "everything from the others: ledgermq broker --rejoin",
             )
         return Refusal(
             RefusalKind.INCARNATION,
-            f"{hello.node_id} of group {self.group} has another data folder (incarnation "
+            f"{hello.node_id} of group {self.broker_group} has another data folder (incarnation "
             f"{hello.incarnation:016x}) than it is known by ({known:016x}): one of the two is an old copy. "
             f"If most members say so, it is that of {hello.node_id}; else that of who says it. Let that node "
             "fetch everything from the others: ledgermq broker --rejoin",
@@ -162,9 +158,13 @@ def may_become_voter(
     return True
 
 
-def group_id_of(cluster_id: str, group: str, incarnations: dict[NodeId, int]) -> int:
+def group_id_of(cluster_id: str, broker_group: str, incarnations: dict[NodeId, int]) -> int:
     """Return the id of a broker group created by these members (64 bits, never 0)."""
-    named = [cluster_id, group, *(f"{node}={number:016x}" for node, number in sorted(incarnations.items()))]
+    named = [
+        cluster_id,
+        broker_group,
+        *(f"{node}={number:016x}" for node, number in sorted(incarnations.items())),
+    ]
     return int.from_bytes(blake2b("\0".join(named).encode()).digest()[:8]) or 1
 
 

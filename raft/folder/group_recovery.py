@@ -193,9 +193,7 @@ def _open(data: Path, folders: LogFolders, files: FileSystem) -> StoppedFolder:
     try:
         hard = HardStateFile.open(files, folders.hard_state)
     except NewerFormatError as error:
-        raise NewerFolderError(
-            identity.node_id, folders.hard_state, error.what, error.found, error.supported
-        ) from None
+        raise NewerFolderError(identity.node_id, folders.hard_state, error) from None
     if not belongs_together(identity, hard.state):
         hard.close()
         raise GroupRecoveryError(
@@ -431,22 +429,21 @@ def check_cloneable(folder: StoppedFolder, node_id: NodeId) -> Recovery:
     Raises: GroupRecoveryError if no copy of it may become `node_id`'s folder.
     """
     identity, recovery = folder.identity, folder.recovery
-    group = identity.group
     if recovery is None:
         raise GroupRecoveryError(
-            f"group {group} was not recovered in this folder: a copy of a voter's folder must not vote as "
-            "another node. Run `ledgermq cluster recover --data DIR` on the survivor's folder first; "
+            f"group {identity.group} was not recovered in this folder: a copy of a voter's folder must not "
+            "vote as another node. Run `ledgermq cluster recover --data DIR` on the survivor's folder first; "
             "nothing was changed."
         )
     if recovery.counted:
         raise GroupRecoveryError(
-            f"{identity.node_id} votes in the recovered group {group} by now, so a copy of its folder must "
-            f"not become {node_id}'s. Start {node_id} with an empty folder: ledgermq broker --rejoin; "
-            "nothing was changed."
+            f"{identity.node_id} votes in the recovered group {identity.group} by now, so a copy of its "
+            f"folder must not become {node_id}'s. Start {node_id} with an empty folder: ledgermq broker "
+            "--rejoin; nothing was changed."
         )
     if node_id not in identity.members:
         raise GroupRecoveryError(
-            f"there is no node {node_id} in group {group} (its nodes are "
+            f"there is no node {node_id} in group {identity.group} (its nodes are "
             f"{', '.join(sorted(identity.members))}); nothing was changed."
         )
     if node_id == identity.node_id:

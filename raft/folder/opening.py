@@ -57,8 +57,8 @@ def open_node_storage(
         if not config.peers:
             without = f"after you removed {wanted.data_dir / MARKER}" if asked else "without --rejoin"
             raise DataFolderError(
-                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so nobody has its "
-                f"data. Start it {without}; nothing was changed."
+                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so no other node has "
+                f"its data. Start it {without}; nothing was changed."
             )
         return _open_for_rejoin(wanted, files, install_state, asked=asked)
     if not is_initialized(wanted.data_dir, files, wanted.node_id):
@@ -217,7 +217,7 @@ def view_of(log: CommitLog, applied: LogIndex, state_index: LogIndex) -> LogView
     """Return the core's view of an opened log."""
     return LogView(
         first_index=log.first_index,
-        base_term=log.prev_term,
+        base_term=log.base.prev_term,
         term_runs=tuple(log.term_runs()),
         last_index=log.last_index,
         stable_index=log.last_index,

@@ -276,7 +276,7 @@ def _read(config: StorageConfig, files: FileSystem) -> _Rejoin:
             reign=reign_of(fields.pop("reign")), promise=tuple(promise) if promise else None, **fields
         )
     except NewerFormatError as error:
-        raise NewerFolderError(config.node_id, path, RECORD, error.found, error.supported) from None
+        raise NewerFolderError(config.node_id, path, error) from None
     except (CorruptError, KeyError, TypeError):
         raise DamagedFolderError(
             f"{config.node_id} will not start: {path} is damaged, so what of {config.data_dir} was moved "
@@ -292,7 +292,7 @@ def _read(config: StorageConfig, files: FileSystem) -> _Rejoin:
             segment_size=plan.segment_size,
         ),
         cluster_id=config.cluster_id,
-        group=config.group,
+        broker_group=config.group,
         node_id=config.node_id,
         segment_size=config.segment_size,
         folder=config.data_dir,

@@ -26,12 +26,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, decode_header, verify_entry
+from ledgermq.proto.entry import HEADER_SIZE, decode_header, verify_entry
 from ledgermq.proto.errors import LayoutError, NewerFormatError
 
 from ..damage import Before, Damage, RepairNote
@@ -55,7 +55,6 @@ from ..log.segment_keeper import LogFolders
 from ..log.segment_scan import SegmentScan, find_valid_entry, last_nonzero, scan_segment
 from ..log.writer import zero_tail
 from ..node_status import StartStep
-from ..types import LogIndex, Term
 
 _log = logging.getLogger(__name__)
 _TAIL_CHECK: Final = 4096
@@ -148,8 +147,7 @@ class LogRecovery:
         try:
             return self._run(begin)
         except NewerFormatError as error:
-            folder = self._folders.segments
-            raise NewerFolderError(self._node, folder, error.what, error.found, error.supported) from None
+            raise NewerFolderError(self._node, self._folders.segments, error) from None
 
     def _run(self, begin: float) -> RecoveredLog:
         starts = self._list()
@@ -226,11 +224,8 @@ class LogRecovery:
         return self._stopped(stop, broken.reason, 0 if later is None else later + 1, open_ended=lost_marks)
 
     def _size(self, start: int) -> int:
-        file = self._open(start, writable=False)
-        try:
+        with closing(self._open(start, writable=False)) as file:
             return file.size()
-        finally:
-            file.close()
 
     def _read_marks(self, starts: list[int]) -> _Marks:
         marks = _Marks(FlushMark(0, self._base.first_offset, self._base.first_offset), -1, set())
@@ -293,12 +288,12 @@ class LogRecovery:
             behind = file.pread(HEADER_SIZE, end) if end < self._segment_size else b""
             if behind.strip(b"\0") != segment.filler.strip(b"\0"):
                 return None
-            closing: EntryHeader = decode_header(segment.filler) if segment.filler else last
+            crc = decode_header(segment.filler).crc if segment.filler else last.crc
         except (LayoutError, OSError):
             return None  # reading the whole segment shows what is wrong, and where
         if sealed:
             segment = replace(segment, offsets=None)
-        after = Before(LogIndex(last.index), Term(last.term), closing.crc, last.timestamp)
+        after = replace(Before.after(last), crc=crc)
         return SegmentScan(segment, self._segment_size if sealed else end, sealed, "", after)
 
     # --- deciding -------------------------------------------------------------------------------------------
@@ -379,10 +374,8 @@ class LogRecovery:
 
     def _end(self, segments: list[Segment]) -> Before:
         if segments and segments[-1].last is not None:
-            last = segments[-1].last
-            return Before(LogIndex(last.index), Term(last.term), last.crc, last.timestamp)
-        base = self._base
-        return Before(LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp)
+            return Before.after(segments[-1].last)
+        return self._base.before
 
     # --- changing -------------------------------------------------------------------------------------------
     def _write_again(self, segments: list[Segment], begin: int) -> None:
@@ -397,14 +390,11 @@ class LogRecovery:
             end = segment.end_offset + len(segment.filler)
             if begin >= end:
                 continue
-            file = self._open(segment.start)
-            try:
+            with closing(self._open(segment.start)) as file:
                 for position in range(max(begin, segment.start) - segment.start, end - segment.start, _PIECE):
                     piece = file.pread(min(_PIECE, end - segment.start - position), position)
                     file.pwritev([piece], position)
                 file.fdatasync()
-            finally:
-                file.close()
 
     def _settle(self, start: int, scan: SegmentScan, turn: int) -> int:
         """Make the end of the log durable, followed by zeros. Returns the last flush turn."""
@@ -413,8 +403,7 @@ class LogRecovery:
             look_at = min(look_at, scan.end + _TAIL_CHECK)
         with self._reading(start) as file:
             dirty_end = last_nonzero(file, scan.end, look_at)
-        file = self._open(start)
-        try:
+        with closing(self._open(start)) as file:
             if dirty_end > scan.end:
                 self._truncated = dirty_end - scan.end
                 _log.warning(
@@ -427,8 +416,6 @@ class LogRecovery:
             zero_tail(file, scan.end, dirty_end)
             self._mark(file, turn + 1, start + scan.end)
             return turn + 1
-        finally:
-            file.close()
 
     def _settle_filler(self, segments: list[Segment], turn: int) -> int:
         """Open the last segment with entries for appends: a filler with nothing after it is not part of the
@@ -442,15 +429,12 @@ class LogRecovery:
         if not tail.filler:
             return turn
         tail.filler = b""
-        file = self._open(tail.start)
-        try:
+        with closing(self._open(tail.start)) as file:
             position = tail.end_offset - tail.start
             # Write the mark first. The latest one may cover the filler as durable, so its absence would count
             # as damage.
             self._mark(file, turn + 1, tail.end_offset)
             zero_tail(file, position, position + HEADER_SIZE)
-        finally:
-            file.close()
         return turn + 1
 
     def _mark(self, file: File, turn: int, offset: int) -> None:
@@ -468,11 +452,8 @@ class LogRecovery:
         self._files.sync_directory(self._folders.segments)
         starts = [other for other in starts if other <= start]
         if start in starts:
-            file = self._open(start)
-            try:
+            with closing(self._open(start)) as file:
                 zero_tail(file, cut - start, self._segment_size)
-            finally:
-                file.close()
         for other in [start, *starts]:
             path = index_path(self._folders.indexes, other)
             if other >= start and self._files.exists(path):

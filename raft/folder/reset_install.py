@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,17 +107,8 @@ def decide(files: FileSystem, folders: LogFolders, plan: ResetPlan) -> None:
     """Durably decide that the next opening installs the staged, durable state. Raises: OSError."""
     files.sync_directory(_folder(folders))
     files.sync_directory(folders.data)
-    base = plan.base
-    fields = {
-        "term": plan.term,
-        "first_index": base.first_index,
-        "first_offset": base.first_offset,
-        "prev_term": base.prev_term,
-        "prev_crc": base.prev_crc,
-        "prev_timestamp": base.prev_timestamp,
-        "state_index": plan.state_index,
-        "state_size": plan.state_size,
-    }
+    fields = asdict(plan)
+    fields |= fields.pop("base")  # a flat record
     write_record(files, _marker_path(folders), "reset", MARKER_VERSION, fields)
 
 
@@ -139,7 +130,7 @@ def pending_reset(files: FileSystem, folders: LogFolders, node: str) -> ResetPla
     except FileNotFoundError:
         return None
     except NewerFormatError as error:
-        raise NewerFolderError(node, path, "reset", error.found, error.supported) from None
+        raise NewerFolderError(node, path, error) from None
     except (CorruptError, KeyError, TypeError):
         raise DamagedFolderError(
             f"{node} will not start: {path} is damaged, so whether its log was being replaced is not known. "

@@ -22,7 +22,7 @@ from ..disk.files import FileSystem, Lock, LockedError, is_full
 from ..errors import DamagedFolderError, LockedFolderError, NewerFolderError, StorageError
 from ..log.commit_log import CommitLog
 from ..log.entry_index import write_index
-from ..log.flusher import DurableReports, Flusher, FlusherLike, FlushMode, FlushStatistics, SteppedFlusher
+from ..log.flusher import DurableReports, Flusher, FlushMode, FlushStatistics, SteppedFlusher
 from ..log.hard_state import NO_BOOT_ID, DurableState, HardStateFile
 from ..log.identity import (
     Identity,
@@ -57,7 +57,10 @@ class Machine:
 
     def boot_id(self) -> str:
         """Return the kernel's id of this boot."""
-        return boot_id()
+        try:
+            return _BOOT_ID.read_text().strip()
+        except FileNotFoundError:
+            return NO_BOOT_ID
 
     def random_bits(self, count: int) -> int:
         """Return an unpredictable random number."""
@@ -99,14 +102,6 @@ class RecoveryReport:
     floor_term: Term
 
 
-def boot_id() -> str:
-    """Return the kernel's id of this boot."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except FileNotFoundError:
-        return NO_BOOT_ID
-
-
 class RaftStorage:
     """Open data folder of one node. Holds the folder's lock until `close`."""
 
@@ -142,13 +137,13 @@ class RaftStorage:
             config.segment_size,
             base,
             recovered.segments,
-            folders=folders,
-            files=self._read_files,
+            config.cache_bytes,
+            self._read_files,
+            folders,
             keeper=self._keeper,
             submit=self._submit,
-            cache_bytes=config.cache_bytes,
         )
-        self._flusher: FlusherLike | None = None
+        self._flusher: Flusher | SteppedFlusher | None = None
         self._unsaved = recovered.unsaved
 
     @property
@@ -504,7 +499,7 @@ def read_own_identity(config: StorageConfig, files: FileSystem, folders: LogFold
     check_identity(
         identity,
         cluster_id=config.cluster_id,
-        group=config.group,
+        broker_group=config.group,
         node_id=config.node_id,
         segment_size=config.segment_size,
         folder=config.data_dir,
@@ -525,7 +520,7 @@ def _open_hard_state(
     except CorruptError as error:
         raise damaged_folder(config.node_id, path, f"is damaged ({error.reason})") from None
     except NewerFormatError as error:
-        raise NewerFolderError(config.node_id, path, error.what, error.found, error.supported) from None
+        raise NewerFolderError(config.node_id, path, error) from None
     if not belongs_together(identity, hard.state):
         hard.close()
         raise damaged_folder(

@@ -26,16 +26,13 @@ from ledgermq.proto.entry import (
     entry_size,
 )
 
-from ..damage import Before
-from ..errors import DamagedLogError, EntryTooLargeError, InvalidWireError
+from ..errors import EntryTooLargeError, InvalidWireError
 from ..types import HardState, LogIndex, Term
-from .contents import LogContents
 from .identity import Manifest
 from .open_files import LogFiles
-from .reads import Entries, LogReads, SegmentSketch
+from .reads import LogReads
 from .segment import Segment, SegmentInfo, max_entry_size, place_entry, segment_start
 from .segment_keeper import LogFolders, SegmentKeeper, disk_full
-from .tail_cache import TailCache
 from .wire_batch import WireBatch, check_wire
 from .writer import Append, PersistOp, Truncate
 
@@ -53,7 +50,7 @@ class _Submitted(NamedTuple):
     last_index: LogIndex
 
 
-class CommitLog:
+class CommitLog(LogReads):
     """Facade of the log. Call it from the event-loop thread only. Only coroutines may wait for the disk."""
 
     def __init__(
@@ -62,87 +59,21 @@ class CommitLog:
         segment_size: int,
         base: Manifest,
         segments: list[Segment],
-        *,
-        folders: LogFolders,
+        cache_bytes: int,
         files: LogFiles,
+        folders: LogFolders,
+        *,
         keeper: SegmentKeeper,
         submit: Callable[[PersistOp], None],
-        cache_bytes: int,
     ) -> None:
-        last = segments[-1].last_index if segments else LogIndex(base.first_index - 1)
-        cache = TailCache(cache_bytes, LogIndex(last + 1))
-        self._log = LogContents(segment_size, base, segments, cache)
-        self._folders = folders
-        self._files = files
+        super().__init__(node, segment_size, base, segments, cache_bytes, files, folders)
         self._keeper = keeper
         self._submit = submit
-        self._reads = LogReads(node, self._log, files, folders)
         self._staged: list[Append | Truncate] = []
         self._submitted: deque[_Submitted] = deque()
-        self._written_index = last
+        self._written_index = self.last_index
         self._prepared = -1
         self.max_entry_size = max_entry_size(segment_size)
-
-    # --- what it holds --------------------------------------------------------------------------------------
-    @property
-    def first_index(self) -> LogIndex:
-        """Index of the first retained entry (last_index + 1 when there is none)."""
-        return self._log.first_index
-
-    @property
-    def last_index(self) -> LogIndex:
-        """Index of the last staged entry; it need not be durable."""
-        return self._log.last_index
-
-    @property
-    def prev_term(self) -> Term:
-        """Term of the entry before the first retained one (the base point)."""
-        return self._log.base.prev_term
-
-    @property
-    def base(self) -> Manifest:
-        """Base point: the state of the log just before the first retained entry."""
-        return self._log.base
-
-    @property
-    def last_term(self) -> Term:
-        last = self._log.last
-        return Term(last.term) if last else self._log.base.prev_term
-
-    @property
-    def last_crc(self) -> int:
-        """Checksum that the next entry (or filler) chains to."""
-        last = self._log.last
-        return last.crc if last else self._log.base.prev_crc
-
-    @property
-    def last_timestamp(self) -> int:
-        """Log time (ms) of the last entry; 0 in a log that never held one."""
-        last = self._log.last
-        return last.timestamp if last else self._log.base.prev_timestamp
-
-    @property
-    def first_offset(self) -> int:
-        """Physical offset of the first retained byte."""
-        return self._log.base.first_offset
-
-    @property
-    def end_offset(self) -> int:
-        """Physical offset just past the last entry."""
-        return self._log.end_offset
-
-    @property
-    def generation(self) -> int:
-        """Counter of truncations."""
-        return self._log.generation
-
-    @property
-    def segment_size(self) -> int:
-        return self._log.segment_size
-
-    def term_runs(self) -> list[tuple[LogIndex, Term]]:
-        """Return (first index, term) of each run of entries with the same term, oldest first."""
-        return self._log.term_runs()
 
     # --- staging --------------------------------------------------------------------------------------------
     def next_offset(self, payload_size: int) -> int:
@@ -151,27 +82,24 @@ class CommitLog:
 
         A filler may come first.
         """
-        return place_entry(self._log.end_offset, entry_size(payload_size), self._log.segment_size)
+        return place_entry(self.end_offset, entry_size(payload_size), self.segment_size)
 
     def check_proposal(self, size: int, *, urgent: bool) -> None:
         """Check room for an entry of this leader, as `check_room` does.
 
         An entry that is not `urgent` must leave a reserve in the last segment. Raises: DiskFullError.
         """
-        self.check_room(
-            size if urgent else size + min(self._log.segment_size // _RESERVED_PART, _MAX_RESERVED)
-        )
+        self.check_room(size if urgent else size + min(self.segment_size // _RESERVED_PART, _MAX_RESERVED))
 
     def check_room(self, size: int) -> None:
         """Check that `size` more log bytes can be staged, before the core accepts them.
 
         Raises: DiskFullError.
         """
-        log = self._log
-        start = segment_start(log.end_offset, log.segment_size)
-        wanted = start if start == log.end_offset else start + log.segment_size
+        start = segment_start(self.end_offset, self.segment_size)
+        wanted = start if start == self.end_offset else start + self.segment_size
         if (
-            log.end_offset + size + HEADER_SIZE > wanted
+            self.end_offset + size + HEADER_SIZE > wanted
             and self._keeper.full
             and not self._keeper.has(wanted)
         ):
@@ -218,7 +146,7 @@ class CommitLog:
 
         `prev_term` is the message's term of the entry before the batch. Raises: InvalidWireError.
         """
-        batch = check_wire(buffer, self._log.segment_size)
+        batch = check_wire(buffer, self.segment_size)
         if batch.first_index == self.last_index + 1 and prev_term == self.last_term:
             # Only the core can place a batch that overlaps our entries or does not follow our last entry, and
             # the leader must be told about the mismatch. `stage_wire` checks such a batch against the log.
@@ -246,27 +174,26 @@ class CommitLog:
 
         The next `persist` removes them on disk, before later appends.
         """
-        log = self._log
-        assert log.first_index <= index <= log.last_index
-        before = self._reads.header_now(LogIndex(index - 1)) if index > log.first_index else None
-        segment = log.segment_of(index)
+        assert self.first_index <= index <= self.last_index
+        before = self.header_now(LogIndex(index - 1)) if index > self.first_index else None
+        segment = self.segment_of(index)
         if index == segment.first_index:
             # A filler is cut together with the entry it precedes, so the log then ends in the previous
             # segment.
-            previous = log.segment_before(segment)
+            previous = self.segment_before(segment)
             segment = previous if previous is not None else segment
-        segment.offsets = array("I", self._reads.offsets_now(segment))
-        while log.segments[-1] is not segment:
-            log.segments.pop()
+        segment.offsets = array("I", self.offsets_now(segment))
+        while self._segments[-1] is not segment:
+            self._segments.pop()
         segment.cut(index, before)
         if not segment.count:
-            log.segments.pop()
-        log.cache.cut(index)
-        log.generation += 1
+            self._segments.pop()
+        self.cache.cut(index)
+        self.generation += 1
         self._files.forget_from(segment.start)
         self._written_index = min(self._written_index, LogIndex(index - 1))
         self._prepared = min(self._prepared, segment.start)
-        self._staged.append(Truncate(log.end_offset, index, self.last_term))
+        self._staged.append(Truncate(self.end_offset, index, self.last_term))
 
     def persist(self, seq: int, hard_state: HardState | None = None) -> None:
         """Queue `hard_state`, then everything staged or truncated so far, in order.
@@ -275,7 +202,7 @@ class CommitLog:
         modes: written).
         """
         staged, self._staged = self._staged, []
-        self._submitted.append(_Submitted(seq, self._log.generation, self._log.last_index))
+        self._submitted.append(_Submitted(seq, self.generation, self.last_index))
         self._submit(PersistOp(seq, hard_state, staged))
 
     def note_written(self, seq: int) -> None:
@@ -285,96 +212,14 @@ class CommitLog:
         while self._submitted and self._submitted[0].seq <= seq:
             done = self._submitted.popleft()
             # An operation submitted before a truncation says nothing about the entries now at those indexes.
-            if done.generation == self._log.generation:
+            if done.generation == self.generation:
                 self._written_index = done.last_index
-        self._log.cache.evict(self._written_index)
-
-    # --- reading --------------------------------------------------------------------------------------------
-    def header_nowait(self, index: LogIndex) -> EntryHeader | None:
-        """Return the header of an entry, or None if neither memory nor the page cache has it.
-
-        Raises: see `header_at`.
-        """
-        return self._reads.header_nowait(index)
-
-    async def header_at(self, index: LogIndex) -> EntryHeader:
-        """Return the header of an entry. Raises: LogCompactedError, LogTruncatedError, DamagedLogError."""
-        return await self._reads.header_at(index)
-
-    def read_wire_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes | None:
-        """Return the wire bytes of entries lo..hi (inclusive): whole entries, at least one, up to
-        `max_bytes`.
-
-        May end before `hi`, at the end of a segment. Returns None if the read would block on the disk; call
-        `read_wire` then. Raises: LogCompactedError, LogTruncatedError, DamagedLogError.
-        """
-        return self._reads.read_wire_nowait(lo, hi, max_bytes)
-
-    async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
-        """Like `read_wire_nowait`, but wait for a read pool thread if the data is cold."""
-        return await self._reads.read_wire(lo, hi, max_bytes)
-
-    def entries_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries | None:
-        """Return (header, payload) of entries from `lo` for apply: at least one, none after `hi`.
-
-        Bytes from disk are verified. Returns None if the read would block; call `entries` then. Raises:
-        LogCompactedError, LogTruncatedError, DamagedLogError.
-        """
-        return self._reads.entries_nowait(lo, hi, max_bytes)
-
-    async def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries:
-        """Like `entries_nowait`, but wait for a read pool thread if the data is cold."""
-        return await self._reads.entries(lo, hi, max_bytes)
-
-    def read_at_nowait(self, offset: int, size: int) -> memoryview | None:
-        """Return `size` unverified log bytes at a physical offset, within one segment.
-
-        Returns None if the read would block; call `read_at` then. Raises: LogCompactedError,
-        LogTruncatedError (the range extends past the end of the log), DamagedLogError.
-        """
-        return self._reads.read_at_nowait(offset, size)
-
-    async def read_at(self, offset: int, size: int) -> memoryview:
-        """Like `read_at_nowait`, but wait for a read pool thread if the data is cold."""
-        return await self._reads.read_at(offset, size)
-
-    def damage_at(self, offset: int, reason: str) -> DamagedLogError:
-        """Return the error to raise for wrong bytes at a physical offset."""
-        return self._reads.damage_at(offset, reason)
-
-    # --- repairs --------------------------------------------------------------------------------------------
-    def sketch(self, start: int) -> SegmentSketch | None:
-        """Return what memory knows about the segment at `start`; None if the log holds no entry there (any
-        more).
-        """
-        return self._reads.sketch(start)
-
-    def verify(self, wire: bytes, lo: LogIndex) -> None:
-        """Verify wire bytes of this log that begin with entry `lo`.
-
-        Raises: DamagedLogError (names the entry).
-        """
-        self._reads.verified(wire, lo)
-
-    def end_of(self, index: LogIndex) -> int:
-        """Return the physical offset just past an entry of the log. May block on the disk (rare).
-
-        Raises: StorageError.
-        """
-        return self._reads.end_of(index)
-
-    async def whole_entry_before(self, offset: int) -> tuple[Before, int] | None:
-        """Return the last intact entry before a physical offset in the same segment, and where that entry
-        ends.
-
-        Raises: StorageError (the index file is unusable).
-        """
-        return await self._reads.whole_entry_before(offset)
+        self.cache.evict(self._written_index)
 
     # --- retention ------------------------------------------------------------------------------------------
     def segments(self) -> Sequence[SegmentInfo]:
         """The retained segments that hold entries, oldest first."""
-        return [segment.info() for segment in self._log.segments]
+        return [segment.info() for segment in self._segments]
 
     @property
     def deleting(self) -> int:
@@ -390,26 +235,25 @@ class CommitLog:
         Memory drops the segments at once. In the background the manifest is made durable, then the files are
         unlinked.
         """
-        log = self._log
         count = 0
-        while count < len(log.segments) - 1 and log.segments[count].last_index < index:
+        while count < len(self._segments) - 1 and self._segments[count].last_index < index:
             count += 1
         if not count:
             return []
-        gone, log.segments[:count] = log.segments[:count], []
+        gone, self._segments[:count] = self._segments[:count], []
         last = gone[-1].last
         assert last is not None and gone[-1].last_index <= self._written_index
         filler = gone[-1].filler
-        log.base = Manifest(
-            first_index=log.segments[0].first_index,
-            first_offset=log.segments[0].start,
+        self.base = Manifest(
+            first_index=self._segments[0].first_index,
+            first_offset=self._segments[0].start,
             prev_term=Term(last.term),
             prev_crc=decode_header(filler).crc if filler else last.crc,
             prev_timestamp=last.timestamp,
         )
         for segment in gone:
             self._files.forget(segment.start)
-        self._keeper.delete(log.base, [segment.start for segment in gone])
+        self._keeper.delete(self.base, [segment.start for segment in gone])
         return [segment.info() for segment in gone]
 
     # --- entry index ----------------------------------------------------------------------------------------
@@ -432,7 +276,7 @@ class CommitLog:
 
     def open_segment(self) -> Segment | None:
         """Return the segment that takes the next entries, or None if it holds no entry yet."""
-        return self._log.segments[-1] if self._log.segments else None
+        return self._segments[-1] if self._segments else None
 
     # --- inside ---------------------------------------------------------------------------------------------
     def _place(self, size: int) -> tuple[int, bytes]:
@@ -441,14 +285,13 @@ class CommitLog:
 
         Raises: DiskFullError.
         """
-        log = self._log
-        offset = place_entry(log.end_offset, size, log.segment_size)
-        if offset % log.segment_size == 0 and self._keeper.full and not self._keeper.has(offset):
+        offset = place_entry(self.end_offset, size, self.segment_size)
+        if offset % self.segment_size == 0 and self._keeper.full and not self._keeper.has(offset):
             raise disk_full(self._folders.data)
-        if offset == log.end_offset:
+        if offset == self.end_offset:
             return offset, b""
-        assert log.last is not None
-        return offset, bytes(encode_filler(log.last, offset))
+        assert self.last is not None
+        return offset, bytes(encode_filler(self.last, offset))
 
     def _check_chains(self, header: EntryHeader) -> bytes:
         """Check that an entry from a peer continues this log.
@@ -470,16 +313,18 @@ class CommitLog:
 
     def _take(self, header: EntryHeader, view: memoryview, filler: bytes) -> None:
         """Add an entry to memory. If it opens a segment, seal the previous one first."""
-        log = self._log
-        start = segment_start(header.physical_offset, log.segment_size)
-        if not log.segments or log.segments[-1].start != start:
-            if log.segments:
-                self._seal(log.segments[-1], filler)
-            log.segments.append(Segment(start, LogIndex(header.index)))
-        log.segments[-1].add(header)
-        log.cache.add(header, view, filler)
-        if header.end - start > log.segment_size // _PREPARE_AT and self._prepared < start + log.segment_size:
-            self._prepared = start + log.segment_size
+        start = segment_start(header.physical_offset, self.segment_size)
+        if not self._segments or self._segments[-1].start != start:
+            if self._segments:
+                self._seal(self._segments[-1], filler)
+            self._segments.append(Segment(start, LogIndex(header.index)))
+        self._segments[-1].add(header)
+        self.cache.add(header, view, filler)
+        if (
+            header.end - start > self.segment_size // _PREPARE_AT
+            and self._prepared < start + self.segment_size
+        ):
+            self._prepared = start + self.segment_size
             self._keeper.prepare(self._prepared)
 
     def _seal(self, segment: Segment, filler: bytes) -> None:
@@ -500,7 +345,7 @@ class CommitLog:
         index, term = LogIndex(header.index), Term(header.term)
         last = self._staged[-1] if self._staged else None
         touches = isinstance(last, Append) and last.offset + last.size == header.physical_offset
-        if touches and header.physical_offset % self._log.segment_size:
+        if touches and header.physical_offset % self.segment_size:
             assert isinstance(last, Append)
             last.buffers.append(view)
             last.size += header.size

@@ -21,6 +21,7 @@ import struct
 import sys
 from array import array
 from collections import OrderedDict
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -100,21 +101,15 @@ def write_index(files: FileSystem, folder: Path, segment: Segment) -> None:
     temporary = path.with_name(path.name + PREPARING)
     if files.exists(temporary):
         files.unlink(temporary)
-    file = files.open(temporary, create=True)
-    try:
+    with closing(files.open(temporary, create=True)) as file:
         file.pwritev([encode_index(segment)], 0)
-    finally:
-        file.close()
     files.rename(temporary, path)
 
 
 def read_index(files: FileSystem, folder: Path, start: int) -> Segment:
     """Read an index file. Raises: FileNotFoundError, CorruptError, NewerFormatError, OSError."""
-    file = files.open(index_path(folder, start), writable=False)
-    try:
+    with closing(files.open(index_path(folder, start), writable=False)) as file:
         segment = decode_index(file.pread(file.size(), 0))
-    finally:
-        file.close()
     if segment.start != start:
         raise CorruptError("entry index of another segment", 0)
     return segment

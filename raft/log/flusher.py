@@ -22,7 +22,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 from ..errors import DiskFullError, StorageDefectError, StorageError, StorageFailedError
 from ..types import LogIndex
@@ -98,16 +98,6 @@ class FlushStatistics:
     written_bytes: int
     flushed_index: LogIndex  # highest index on stable storage
     disk_full: bool
-
-
-class FlusherLike(Protocol):
-    """Interface that the storage needs from a flusher."""
-
-    def submit(self, op: PersistOp) -> None: ...
-
-    def close(self) -> bool: ...
-
-    def statistics(self, *, disk_full: bool) -> FlushStatistics: ...
 
 
 class SteppedFlusher:

@@ -30,7 +30,7 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from ..disk.files import File, FileSystem, write_zeros
 from ..errors import DamagedFolderError, OldHardStateError
-from ..types import LAST_TERM, HardState, LogIndex, NodeId, Term
+from ..types import LAST_TERM, NO_INDEX, NO_TERM, HardState, LogIndex, NodeId, Term
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +45,6 @@ _MAGIC: Final = b"LMQH"
 _RECORD: Final = struct.Struct("<4sIIIQQQQQQ16sQQB")
 _CLEAN_STOP: Final = 1
 _VOTER: Final = 2
-_NO_INDEX: Final = LogIndex(0)
-_NO_TERM: Final = Term(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +54,8 @@ class DurableState:
     # term, vote, commit hint and voting right; the core owns it
     hard: HardState = field(default_factory=HardState)
     # acked floor; invariant: it never exceeds what an fdatasync has covered
-    floor_index: LogIndex = _NO_INDEX
-    floor_term: Term = _NO_TERM
+    floor_index: LogIndex = NO_INDEX
+    floor_term: Term = NO_TERM
     incarnation: int
     boot_id: str = NO_BOOT_ID
     # set by a clean stop: the log ends exactly at the floor; cleared when the folder is opened for writing

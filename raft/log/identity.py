@@ -14,10 +14,11 @@ from typing import Any, Final, TypeVar
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from ..core.reign import Claim, Reign
+from ..damage import Before
 from ..disk.checked_file import keep_record, read_record, write_record
 from ..disk.files import FileSystem
 from ..errors import DamagedFolderError, ForeignFolderError, NewerFolderError
-from ..types import HardState, LogIndex, NodeId, Term
+from ..types import FIRST_INDEX, NO_TERM, HardState, LogIndex, NodeId, Term
 
 #: Stored in a learner's own entry of its member record, where a new node has its (odd) incarnation.
 #: LEARNER_MARK: the node lost data. REJOINED_MARK: it began with an empty folder for `--rejoin`.
@@ -29,8 +30,6 @@ IDENTITY_VERSION: Final = 4
 MANIFEST_VERSION: Final = 2
 #: Number of replaced incarnations to remember per node.
 MAX_FORMER: Final = 16
-_FIRST_INDEX: Final = LogIndex(1)
-_NO_TERM: Final = Term(0)
 
 _T = TypeVar("_T")
 
@@ -90,11 +89,16 @@ class Identity:
 class Manifest:
     """Base point of a log (D8): the state just before its first entry."""
 
-    first_index: LogIndex = _FIRST_INDEX
+    first_index: LogIndex = FIRST_INDEX
     first_offset: int = 0  # start of its first segment
-    prev_term: Term = _NO_TERM  # of first_index - 1
+    prev_term: Term = NO_TERM  # of first_index - 1
     prev_crc: int = 0  # checksum that the first entry chains to
     prev_timestamp: int = 0  # log time (ms) of first_index - 1
+
+    @property
+    def before(self) -> Before:
+        """What the first entry must continue."""
+        return Before(LogIndex(self.first_index - 1), self.prev_term, self.prev_crc, self.prev_timestamp)
 
 
 def is_new(identity: Identity, hard: HardState, last_index: LogIndex) -> bool:
@@ -130,30 +134,12 @@ def keep_records(files: FileSystem, paths: tuple[Path, Path], identity: Identity
 
 
 def _identity_fields(identity: Identity) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "cluster_id": identity.cluster_id,
-        "group": identity.group,
-        "node_id": identity.node_id,
-        "incarnation": identity.incarnation,
-        "segment_size": identity.segment_size,
-        "feature_level": identity.feature_level,
-        "members": dict(identity.members),
-        "complete": identity.complete,
-    }
-    if identity.group_id:  # present only in records of nodes that know it
-        fields["group_id"] = identity.group_id
-    if identity.recovery is not None:
-        recovery = fields["recovery"] = asdict(identity.recovery)
-        if not identity.recovery.promoted:  # True occurs only together with a reign
-            del recovery["promoted"]
-    if identity.reign is not None:
-        fields["reign"] = asdict(identity.reign)
-    if identity.successor is not None:
-        fields["successor"] = asdict(identity.successor)
-    if identity.claims:
-        fields["claims"] = [asdict(claim) for claim in identity.claims]
-    if identity.former:
-        fields["former"] = {node: list(numbers) for node, numbers in identity.former.items()}
+    fields = asdict(identity)
+    for name in ("group_id", "recovery", "reign", "successor", "claims", "former"):
+        if not fields[name]:  # present only in records of nodes that know it
+            del fields[name]
+    if identity.recovery is not None and not identity.recovery.promoted:  # True only together with a reign
+        del fields["recovery"]["promoted"]
     return fields
 
 
@@ -196,7 +182,13 @@ def read_manifest(files: FileSystem, path: Path, node: str) -> Manifest:
 
 
 def check_identity(
-    identity: Identity, *, cluster_id: str, group: str, node_id: NodeId, segment_size: int, folder: Path
+    identity: Identity,
+    *,
+    cluster_id: str,
+    broker_group: str,
+    node_id: NodeId,
+    segment_size: int,
+    folder: Path,
 ) -> None:
     """Check that the folder belongs to this node and matches the settings. Raises: ForeignFolderError."""
     keep = "Point --data elsewhere; nothing was changed."
@@ -205,7 +197,7 @@ def check_identity(
             f"{node_id} will not start: its data folder {folder} belongs to cluster {identity.cluster_id}, "
             f"not to {cluster_id}. {keep}"
         )
-    if identity.group != group or identity.node_id != node_id:
+    if identity.group != broker_group or identity.node_id != node_id:
         raise ForeignFolderError(
             f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group "
             f"{identity.group}, as the file {folder / 'identity'} says. {keep} If only that file was put "
@@ -214,9 +206,9 @@ def check_identity(
         )
     if identity.segment_size != segment_size:
         raise ForeignFolderError(
-            f"{node_id} will not start: group {group} was made with segments of {identity.segment_size} bytes"
-            f" ({folder}), this start asks for {segment_size}. The size is fixed when a group is made: set"
-            f" segment_size = {identity.segment_size}; nothing was changed."
+            f"{node_id} will not start: group {broker_group} was made with segments of "
+            f"{identity.segment_size} bytes ({folder}), this start asks for {segment_size}. The size is "
+            f"fixed when a group is made: set segment_size = {identity.segment_size}; nothing was changed."
         )
 
 
@@ -228,7 +220,7 @@ def _read(files: FileSystem, path: Path, kind: str, version: int, node: str) -> 
     except CorruptError as error:
         raise damaged_folder(node, path, f"is damaged ({error.reason})") from None
     except NewerFormatError as error:
-        raise NewerFolderError(node, path, kind, error.found, error.supported) from None
+        raise NewerFolderError(node, path, error) from None
     except OSError as error:
         raise damaged_folder(node, path, f"cannot be read ({error.strerror})") from None
 

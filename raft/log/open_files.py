@@ -13,7 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -79,11 +79,8 @@ class LogFiles:
         """
         offsets = self._indexes.get(start)
         if offsets is None:
-            file = self._files.open(index_path(self._folders.indexes, start), writable=False)
-            try:
+            with closing(self._files.open(index_path(self._folders.indexes, start), writable=False)) as file:
                 segment = read_index_nowait(file)
-            finally:
-                file.close()
             if segment is not None and segment.offsets is not None:
                 offsets = self.keep_offsets(start, segment.offsets)
         return offsets

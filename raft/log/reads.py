@@ -1,6 +1,6 @@
 """Reads of the CommitLog: from the tail cache, else the page cache, else by a read pool thread.
 
-Owns: nothing. It plans over LogContents and reads through LogFiles.
+Owns: the plan of each read over the log's contents. LogFiles reads.
 Must not: block on the disk outside a coroutine.
 Invariants: entries that are not in the tail cache are in the file. Disk bytes given to `apply` are verified.
 A plan made before a truncation is never used after it.
@@ -10,24 +10,27 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind, decode_header, verify_entry, walk_wire
 from ledgermq.proto.errors import LayoutError
 
 from ..damage import Before
 from ..errors import DamagedLogError, LogCompactedError, LogTruncatedError, StorageError
-from ..types import LogIndex, Term
+from ..types import LogIndex
 from .contents import LogContents
 from .entry_index import index_path
+from .identity import Manifest
 from .open_files import LogFiles
 from .segment import Segment, SegmentInfo, segment_path
 from .segment_keeper import LogFolders
 
 Entries = Sequence[tuple[EntryHeader, memoryview]]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -53,23 +56,58 @@ class SegmentSketch:
     is_index_saved: bool  # its entry index is in its index file
 
 
-class LogReads:
-    """Read paths of the log. Event-loop thread only."""
+def _settled(
+    read: Callable[Concatenate[LogReads, P], Awaitable[T]],
+) -> Callable[Concatenate[LogReads, P], Coroutine[Any, Any, T]]:
+    """Retry a read during which the log was truncated. Committed entries have not moved.
 
-    def __init__(self, node: str, contents: LogContents, files: LogFiles, folders: LogFolders) -> None:
+    Raises: LogTruncatedError (the wanted entries were cut off).
+    """
+
+    @wraps(read)
+    async def settled(self: LogReads, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            generation = self.generation
+            try:
+                return await read(self, *args, **kwargs)
+            except LogTruncatedError:
+                if generation == self.generation:
+                    raise
+
+    return settled
+
+
+class LogReads(LogContents):
+    """The log's contents with its read paths. Event-loop thread only.
+
+    Every read raises LogCompactedError (below the first retained entry), LogTruncatedError (past the end) and
+    DamagedLogError. A method `..._nowait` returns None if it would block on the disk; its twin without the
+    suffix then waits for a thread of the read pool.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        segment_size: int,
+        base: Manifest,
+        segments: list[Segment],
+        cache_bytes: int,
+        files: LogFiles,
+        folders: LogFolders,
+    ) -> None:
+        super().__init__(segment_size, base, segments, cache_bytes)
         self._node = node
-        self._log = contents
         self._files = files
         self._folders = folders
 
     # --- headers --------------------------------------------------------------------------------------------
     def header_nowait(self, index: LogIndex) -> EntryHeader | None:
-        """Return the header of an entry, or None if the read would block on the disk."""
+        """Return the header of an entry."""
         self._check(index, index)
         known = self._known_header(index)
         if known is not None:
             return known
-        segment = self._log.segment_of(index)
+        segment = self.segment_of(index)
         offsets = self._offsets_nowait(segment)
         if offsets is None:
             return None
@@ -86,21 +124,19 @@ class LogReads:
         found = self.header_nowait(index)
         if found is not None:
             return found
-        segment = self._log.segment_of(index)
+        segment = self.segment_of(index)
         position = self.offsets_now(segment)[index - segment.first_index]
         with self._reading(segment, position, HEADER_SIZE):
             raw = self._files.read_now(segment.start, position, HEADER_SIZE)
         return self._decode(segment, position, raw, index)
 
+    @_settled
     async def header_at(self, index: LogIndex) -> EntryHeader:
         """Return the header of an entry."""
-        return await self._settled(lambda: self._header_at(index))
-
-    async def _header_at(self, index: LogIndex) -> EntryHeader:
         found = self.header_nowait(index)
         if found is not None:
             return found
-        generation, segment = self._log.generation, self._log.segment_of(index)
+        generation, segment = self.generation, self.segment_of(index)
         position = (await self._offsets(segment))[index - segment.first_index]
         self._unchanged(generation)
         with self._reading(segment, position, HEADER_SIZE):
@@ -110,11 +146,13 @@ class LogReads:
 
     # --- entries --------------------------------------------------------------------------------------------
     def read_wire_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes | None:
-        """Return wire bytes of whole entries from `lo`, or None if the read would block on the disk."""
+        """Return the wire bytes of entries lo..hi (inclusive): whole entries, at least one, up to
+        `max_bytes`. May end before `hi`, at the end of a segment.
+        """
         self._check(lo, hi)
-        if lo >= self._log.cache.first_index:
-            return self._log.cache.wire(lo, hi, max_bytes)
-        segment = self._log.segment_of(lo)
+        if lo >= self.cache.first_index:
+            return self.cache.wire(lo, hi, max_bytes)
+        segment = self.segment_of(lo)
         offsets = self._offsets_nowait(segment)
         if offsets is None:
             return None
@@ -123,15 +161,13 @@ class LogReads:
             raw = self._files.read_nowait(segment.start, plan.position, plan.size)
         return None if raw is None else plan.filler + raw
 
+    @_settled
     async def read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
-        """Return wire bytes of whole entries from `lo`, waiting for the read pool if they are cold."""
-        return await self._settled(lambda: self._read_wire(lo, hi, max_bytes))
-
-    async def _read_wire(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> bytes:
+        """Like `read_wire_nowait`, but wait if the data is cold."""
         found = self.read_wire_nowait(lo, hi, max_bytes)
         if found is not None:
             return found
-        generation, segment = self._log.generation, self._log.segment_of(lo)
+        generation, segment = self.generation, self.segment_of(lo)
         offsets = await self._offsets(segment)
         self._unchanged(generation)
         plan = self._plan(segment, offsets, lo, hi, max_bytes)
@@ -143,39 +179,39 @@ class LogReads:
         return plan.filler + raw
 
     def entries_nowait(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries | None:
-        """Return (header, payload) of entries from `lo`, or None if the read would block on the disk."""
+        """Return (header, payload) of entries from `lo`, for apply: at least one, none after `hi`. Bytes from
+        the disk are verified.
+        """
         self._check(lo, hi)
-        if lo >= self._log.cache.first_index:
-            return self._log.cache.entries(lo, hi, max_bytes)
+        if lo >= self.cache.first_index:
+            return self.cache.entries(lo, hi, max_bytes)
         raw = self.read_wire_nowait(lo, hi, max_bytes)
-        return None if raw is None else self.verified(raw, lo)
+        return None if raw is None else self.verify(raw, lo)
 
     async def entries(self, lo: LogIndex, hi: LogIndex, max_bytes: int) -> Entries:
-        """Return (header, payload) of entries from `lo`, waiting for the read pool if they are cold."""
+        """Like `entries_nowait`, but wait if the data is cold."""
         found = self.entries_nowait(lo, hi, max_bytes)
-        return found if found is not None else self.verified(await self.read_wire(lo, hi, max_bytes), lo)
+        return found if found is not None else self.verify(await self.read_wire(lo, hi, max_bytes), lo)
 
     # --- bytes ----------------------------------------------------------------------------------------------
     def read_at_nowait(self, offset: int, size: int) -> memoryview | None:
-        """Return log bytes at a physical offset, or None if the read would block on the disk."""
+        """Return `size` unverified log bytes at a physical offset, within one segment."""
         self._check_bytes(offset, size)
         cached = self._cached_bytes(offset, size)
         if cached is not None:
             return cached
-        segment, cold = self._log.segment_at(offset), self._cold_size(offset, size)
+        segment, cold = self.segment_at(offset), self._cold_size(offset, size)
         with self._reading(segment, offset - segment.start, cold):
             raw = self._files.read_nowait(segment.start, offset - segment.start, cold)
         return None if raw is None else self._with_cached(raw, offset, size)
 
+    @_settled
     async def read_at(self, offset: int, size: int) -> memoryview:
-        """Return log bytes at a physical offset, waiting for the read pool if they are cold."""
-        return await self._settled(lambda: self._read_at(offset, size))
-
-    async def _read_at(self, offset: int, size: int) -> memoryview:
+        """Like `read_at_nowait`, but wait if the data is cold."""
         found = self.read_at_nowait(offset, size)
         if found is not None:
             return found
-        generation, segment = self._log.generation, self._log.segment_at(offset)
+        generation, segment = self.generation, self.segment_at(offset)
         cold = self._cold_size(offset, size)
         with self._reading(segment, offset - segment.start, cold):
             raw = await self._files.read(segment.start, offset - segment.start, cold)
@@ -202,20 +238,18 @@ class LogReads:
         """Return what memory knows about the segment at `start`; None if the log holds no entry there (any
         more).
         """
-        segments = self._log.segments
+        segments = self._segments
         if not segments or not segments[0].start <= start <= segments[-1].start:
             return None
-        segment = self._log.segment_at(start)
-        previous, base = self._log.segment_before(segment), self._log.base
+        segment = self.segment_at(start)
+        previous, base = self.segment_before(segment), self.base
         last = previous.last if previous is not None else None
         if previous is None or last is None:
-            outside = Before(
-                LogIndex(base.first_index - 1), base.prev_term, base.prev_crc, base.prev_timestamp
-            )
+            outside = base.before
             return SegmentSketch(
                 segment.start, outside, outside, base.first_offset, segment.info(), segment.offsets is None
             )
-        before = Before(LogIndex(last.index), Term(last.term), last.crc, last.timestamp)
+        before = Before.after(last)
         chained = replace(before, crc=decode_header(previous.filler).crc if previous.filler else last.crc)
         return SegmentSketch(
             segment.start, chained, before, last.end, segment.info(), segment.offsets is None
@@ -226,7 +260,7 @@ class LogReads:
 
         Raises: StorageError.
         """
-        segment = self._log.segment_of(index)
+        segment = self.segment_of(index)
         if index == segment.last_index:
             return segment.end_offset
         return segment.start + self.offsets_now(segment)[index + 1 - segment.first_index]
@@ -237,7 +271,7 @@ class LogReads:
 
         Raises: StorageError (the index file is unusable).
         """
-        segment = self._log.segment_at(offset)
+        segment = self.segment_at(offset)
         offsets = await self._offsets(segment)
         place = bisect_right(offsets, offset - segment.start) - 1
         for number in range(place - 1, -1, -1):
@@ -248,23 +282,10 @@ class LogReads:
                 verify_entry(raw, 0, header)
             except (OSError, LayoutError, DamagedLogError):
                 continue
-            return Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp), header.end
+            return Before.after(header), header.end
         return None
 
     # --- inside ---------------------------------------------------------------------------------------------
-    async def _settled(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Retry a read during which the log was truncated. Committed entries have not moved.
-
-        Raises: LogTruncatedError (the wanted entries were cut off).
-        """
-        while True:
-            generation = self._log.generation
-            try:
-                return await read()
-            except LogTruncatedError:
-                if generation == self._log.generation:
-                    raise
-
     @contextmanager
     def _reading(self, segment: Segment, position: int, size: int) -> Iterator[None]:
         """Translate errors of a bad disk into this package's errors.
@@ -296,30 +317,30 @@ class LogReads:
 
         Raises: LogCompactedError.
         """
-        if segment.start < self._log.base.first_offset:
-            raise LogCompactedError(segment.first_index, self._log.first_index) from None
+        if segment.start < self.base.first_offset:
+            raise LogCompactedError(segment.first_index, self.first_index) from None
 
     def _check(self, lo: LogIndex, hi: LogIndex) -> None:
-        if lo < self._log.first_index:
-            raise LogCompactedError(lo, self._log.first_index)
-        if hi > self._log.last_index:
-            raise LogTruncatedError(f"entry {hi} is behind the log's last entry {self._log.last_index}")
+        if lo < self.first_index:
+            raise LogCompactedError(lo, self.first_index)
+        if hi > self.last_index:
+            raise LogTruncatedError(f"entry {hi} is behind the log's last entry {self.last_index}")
         assert lo <= hi
 
     def _check_bytes(self, offset: int, size: int) -> None:
-        if offset < self._log.base.first_offset:
-            raise LogCompactedError(offset, self._log.base.first_offset)
-        if offset + size > self._log.end_offset:
-            raise LogTruncatedError(f"offset {offset + size} is behind the log's end {self._log.end_offset}")
+        if offset < self.base.first_offset:
+            raise LogCompactedError(offset, self.base.first_offset)
+        if offset + size > self.end_offset:
+            raise LogTruncatedError(f"offset {offset + size} is behind the log's end {self.end_offset}")
         assert size > 0
 
     def _unchanged(self, generation: int) -> None:
-        if generation != self._log.generation:
+        if generation != self.generation:
             raise LogTruncatedError("the log was truncated while it was being read")
 
     def _known_header(self, index: LogIndex) -> EntryHeader | None:
-        last = self._log.last
-        return last if last is not None and last.index == index else self._log.cache.header(index)
+        last = self.last
+        return last if last is not None and last.index == index else self.cache.header(index)
 
     def _offsets_nowait(self, segment: Segment) -> array[int] | None:
         if segment.offsets is not None:
@@ -330,7 +351,7 @@ class LogReads:
     async def _offsets(self, segment: Segment) -> array[int]:
         if segment.offsets is not None:
             return segment.offsets
-        generation = self._log.generation
+        generation = self.generation
         with self._reading_index(segment):
             try:
                 return self._files.keep_offsets(segment.start, await self._files.offsets(segment.start))
@@ -341,7 +362,7 @@ class LogReads:
         self, segment: Segment, offsets: array[int], lo: LogIndex, hi: LogIndex, max_bytes: int
     ) -> _DiskRange:
         """Choose the whole entries to read from a segment: at least one, none that is in the cache."""
-        limit = min(hi, segment.last_index, self._log.cache.first_index - 1)
+        limit = min(hi, segment.last_index, self.cache.first_index - 1)
         first = lo - segment.first_index
         begin = offsets[first]
         # offsets[n] is also the end of the entries before n, so the last end that fits is found among them.
@@ -353,11 +374,14 @@ class LogReads:
         if limit == segment.last_index and segment.end_offset - segment.start <= begin + max_bytes:
             stop = segment.count
         end = offsets[stop] if stop < segment.count else segment.end_offset - segment.start
-        before = self._log.segment_before(segment) if first == 0 else None
+        before = self.segment_before(segment) if first == 0 else None
         return _DiskRange(segment, begin, end - begin, before.filler if before else b"")
 
-    def verified(self, raw: bytes, lo: LogIndex) -> Entries:
-        """Check and decode entries that came from a file. Raises: DamagedLogError."""
+    def verify(self, raw: bytes, lo: LogIndex) -> Entries:
+        """Check and decode wire bytes of this log that begin with entry `lo`.
+
+        Raises: DamagedLogError (names the entry).
+        """
         out: list[tuple[EntryHeader, memoryview]] = []
         view, position = memoryview(raw), 0
         try:
@@ -384,11 +408,11 @@ class LogReads:
 
     def damage_at(self, offset: int, reason: str) -> DamagedLogError:
         """Return the error for wrong bytes at a physical offset."""
-        segment = self._log.segment_at(offset)
+        segment = self.segment_at(offset)
         return self._damaged(segment, offset - segment.start, reason)
 
     def _damaged_entry(self, index: LogIndex, reason: str) -> DamagedLogError:
-        segment = self._log.segment_of(index)
+        segment = self.segment_of(index)
         return self._damaged(segment, self.offsets_now(segment)[index - segment.first_index], reason)
 
     def _damaged(self, segment: Segment, position: int, reason: str, extent: int = 1) -> DamagedLogError:
@@ -396,20 +420,20 @@ class LogReads:
         return DamagedLogError(self._node, path, position, segment.start + position, reason, extent=extent)
 
     def _cached_bytes(self, offset: int, size: int) -> memoryview | None:
-        first = self._log.cache.first_offset
+        first = self.cache.first_offset
         if first is None or offset < first:
             return None
-        found = self._log.cache.bytes_at(offset, size)
-        return found if found is not None else memoryview(self._log.cache.joined(offset, size))
+        found = self.cache.bytes_at(offset, size)
+        return found if found is not None else memoryview(self.cache.joined(offset, size))
 
     def _cold_size(self, offset: int, size: int) -> int:
         """Return how many of the bytes must come from the file, because the cache starts after them."""
-        first = self._log.cache.first_offset
+        first = self.cache.first_offset
         return size if first is None else min(size, first - offset)
 
     def _with_cached(self, raw: bytes, offset: int, size: int) -> memoryview:
         """Append the cached rest to bytes from the file."""
         if len(raw) == size:
             return memoryview(raw)
-        rest = self._log.cache.joined(offset + len(raw), size - len(raw))
+        rest = self.cache.joined(offset + len(raw), size - len(raw))
         return memoryview(b"".join((raw, rest)))

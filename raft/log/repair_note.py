@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 
@@ -21,9 +21,6 @@ from ..damage import RepairNote
 from ..disk.checked_file import read_record, write_record
 from ..disk.files import FileSystem
 from ..errors import NewerFolderError
-
-if TYPE_CHECKING:
-    pass
 
 NOTE_VERSION: Final = 1
 _KIND: Final = "repair"
@@ -51,7 +48,7 @@ def read_note_of(node: str, files: FileSystem, data_dir: Path) -> RepairNote | N
     except CorruptError:
         return RepairNote(0, 0, open_ended=True)
     except NewerFormatError as error:
-        raise NewerFolderError(node, note_path(data_dir), error.what, error.found, error.supported) from None
+        raise NewerFolderError(node, note_path(data_dir), error) from None
 
 
 def write_note(files: FileSystem, data_dir: Path, note: RepairNote) -> None:

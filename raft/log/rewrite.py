@@ -17,6 +17,7 @@ import errno
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -158,7 +159,7 @@ class LogRepair:
         if self.promise_term is not None and header.term > self.before.term:
             self.promise_term(Term(header.term))
         self._write(header, data, opened)
-        self.before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
+        self.before = Before.after(header)
         self.offset = header.end
 
     def go_back(self) -> bool:
@@ -320,8 +321,7 @@ class StoppedLog:
         """
         rejoin_as = secrets.randbits(63) | 1
         write_note(self._files, self._folders.data, replace(note, rejoin_as=rejoin_as))
-        hard = HardStateFile.open(self._files, self._folders.hard_state)
-        try:
+        with closing(HardStateFile.open(self._files, self._folders.hard_state)) as hard:
             state = hard.state
             index, term = repair.before.index, repair.before.term
             promise = replace(
@@ -339,8 +339,6 @@ class StoppedLog:
                     cut_offset=repair.offset,
                 )
             )
-        finally:
-            hard.close()
         self.finish_rejoin()
 
     def finish_rejoin(self) -> None:
@@ -363,13 +361,10 @@ class StoppedLog:
 
         The others may have committed entries of a term unknown to it.
         """
-        hard = HardStateFile.open(self._files, self._folders.hard_state)
-        try:
+        with closing(HardStateFile.open(self._files, self._folders.hard_state)) as hard:
             state = hard.state
             if term > state.hard.term:
                 hard.write(replace(state, hard=replace(state.hard, term=term, voted_for=None)))
-        finally:
-            hard.close()
 
     def _starts(self) -> list[int]:
         names = self._files.list_directory(self._folders.segments)
@@ -384,21 +379,17 @@ class StoppedLog:
             if not self._files.exists(path):
                 create_segment(self._files, self._folders.segments, start, self._segment_size)
                 continue
-            file = self._files.open(path)
-            try:
+            with closing(self._files.open(path)) as file:
                 if file.size() < size:
                     write_zeros(file, file.size(), size)
                     file.fdatasync()
-            finally:
-                file.close()
 
     def _last_turn(self) -> int:
         turn = 0
         for start in self._starts():
-            file = self._files.open(segment_path(self._folders.segments, start), writable=False)
-            try:
+            with closing(
+                self._files.open(segment_path(self._folders.segments, start), writable=False)
+            ) as file:
                 mark, _ = read_marks(file, self._segment_size)
-            finally:
-                file.close()
             turn = max(turn, mark.turn if mark is not None else 0)
         return turn

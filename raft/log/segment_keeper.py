@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,39 +35,18 @@ BALLAST_SIZE: Final = 64 << 10
 RETRY_SECONDS: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
 class LogFolders:
     """Paths below one data folder."""
 
-    data: Path
-
-    @property
-    def segments(self) -> Path:
-        return self.data / "commitlog"
-
-    @property
-    def indexes(self) -> Path:
-        return self.data / "entryindex"
-
-    @property
-    def manifest(self) -> Path:
-        return self.data / "manifest"
-
-    @property
-    def identity(self) -> Path:
-        return self.data / "identity"
-
-    @property
-    def hard_state(self) -> Path:
-        return self.data / "hardstate"
-
-    @property
-    def ballast(self) -> Path:
-        return self.data / "ballast"
-
-    @property
-    def lock(self) -> Path:
-        return self.data / "lock"
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.segments = data / "commitlog"
+        self.indexes = data / "entryindex"
+        self.manifest = data / "manifest"
+        self.identity = data / "identity"
+        self.hard_state = data / "hardstate"
+        self.ballast = data / "ballast"
+        self.lock = data / "lock"
 
 
 class SegmentKeeper:

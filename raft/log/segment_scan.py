@@ -23,7 +23,7 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 
 from ..damage import Before
 from ..disk.files import File
-from ..types import LogIndex, Term
+from ..types import LogIndex
 from .segment import Segment, max_entry_size
 
 _CHUNK: Final = 2 << 20  # measured: larger pieces are slower to read, because their memory is never reused
@@ -126,7 +126,7 @@ def scan_segment(
             if limit is None and find_valid_entry(file, start, segment_size, position + 1) is None:
                 raise
             return SegmentScan(segment, position, False, str(error), before)
-        before = Before(LogIndex(header.index), Term(header.term), header.crc, header.timestamp)
+        before = Before.after(header)
         if header.kind is EntryKind.FILLER:
             segment.filler = bytes(data[place : place + HEADER_SIZE])
             return SegmentScan(segment, segment_size, True, "", before)

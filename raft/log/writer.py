@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ledgermq.proto.entry import Buffer
 
@@ -23,6 +22,7 @@ from ..disk.page_writer import PageWriter
 from ..types import HardState, LogIndex, Term
 from .hard_state import DurableState, HardStateFile
 from .segment import MARK_BLOCK, FlushMark, encode_mark, mark_position, segment_start
+from .segment_keeper import SegmentKeeper
 
 
 @dataclass(slots=True)
@@ -73,29 +73,19 @@ class WritePosition:
     term: Term  # of that entry
 
 
-class SegmentSupply(Protocol):
-    """Source and owner of segment files."""
-
-    def open_segment(self, start: int) -> File:
-        """Open the segment at `start` for writing, creating it if missing. Raises: OSError, DiskFullError."""
-
-    def delete_after(self, start: int) -> None:
-        """Durably remove all segments that start after `start`. Raises: OSError."""
-
-
 class LogWriter:
     """`run` is for one thread. `sync` and `store_floor` may be called from a second one."""
 
     def __init__(
         self,
-        supply: SegmentSupply,
+        keeper: SegmentKeeper,
         hard: HardStateFile,
         end: WritePosition,
         turn: int,
         segment_size: int,
         direct_write_bytes: int,
     ) -> None:
-        self._supply = supply
+        self._keeper = keeper
         self._pages = PageWriter(direct_write_bytes)
         self._hard = hard
         self._segment_size = segment_size
@@ -235,7 +225,7 @@ class LogWriter:
         start = segment_start(offset, self._segment_size)
         if self._file is None or start != self._start:
             self.sync()  # the old segment must be durable before the new one holds anything
-            opened = self._supply.open_segment(start)
+            opened = self._keeper.open_segment(start)
             with self._lock:
                 self._use(opened, start)
         assert self._file is not None
@@ -270,8 +260,8 @@ class LogWriter:
             old_end = self.written.offset
             start = segment_start(cut.offset, self._segment_size)
             if start != self._start:
-                self._use(self._supply.open_segment(start), start)
-            self._supply.delete_after(start)
+                self._use(self._keeper.open_segment(start), start)
+            self._keeper.delete_after(start)
             assert self._file is not None
             self._pages.forget()
             zero_tail(self._file, cut.offset - start, min(old_end - start, self._segment_size))

@@ -168,7 +168,7 @@ class RaftNode:
     def _assemble(self, applied: LogIndex) -> None:
         """Build everything that needs the open storage. `applied`: up to where the state is built."""
         storage, log, metrics, transfer = self.storage, self.storage.log, self.metrics, self._state_transfer
-        config = self.config = self.config.under(storage.identity.reign)
+        config = self.config = replace(self.config, reign=storage.identity.reign)
         check_state_fits(config, applied, log, transfer.counts_on_log_to if transfer else NO_INDEX)
         view = view_of(log, applied, transfer.needs_entries_to if transfer else NO_INDEX)
         core = self._core = RaftCore(

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..config import Member, RaftConfig
 from ..core.machine import RaftCore
-from ..core.outputs import PeerProgress
+from ..core.progress import Progress, ProgressState
 from ..disk.files import FileSystem
 from ..drive.applier import Applier
 from ..drive.driver import Driver, RaftTransport
@@ -83,7 +83,7 @@ class StatusView:
                     log_time.offset_ms / 1000, self.config.node_id,
                 )  # fmt: skip
         for progress in self.core.progress():
-            behind = self._behind_bytes(progress.stable_index) or 0
+            behind = self._behind_bytes(progress.durable_index) or 0
             gauge("ledgermq_raft_peer_behind_bytes", progress.node_id).set(behind)
 
     def status(self, role: str, transport: RaftTransport) -> RaftStatus:
@@ -126,10 +126,10 @@ class StatusView:
             uncommitted_bytes=core.uncommitted_bytes,
             fsync_p99_ms=self._report[0],
             disk_used_ratio=self._report[1],
-            timer_lateness_ms=core.timer_lateness.ticks * config.tick_ms,
-            heartbeat_lateness_ms=core.peer_lateness.ticks * config.tick_ms,
+            timer_lateness_ms=core.lateness.timers.ticks * config.tick_ms,
+            heartbeat_lateness_ms=core.lateness.peers.ticks * config.tick_ms,
             election_timeout_ms=core.shortest_timeout * config.tick_ms,
-            election_timeout_added_ms=core.patience * config.tick_ms,
+            election_timeout_added_ms=core.lateness.patience * config.tick_ms,
             clock_offset_ms=int(self.driver.log_time.offset_ms),
             log_check=replace(self.repair.counts),
             held_back="" if core.leader_id is not None else self._held_back(transport),
@@ -157,21 +157,19 @@ class StatusView:
             feature_level=self.config.feature_level,
         )
 
-    def _peer_status(
-        self, member: Member, progress: PeerProgress | None, transport: RaftTransport
-    ) -> PeerStatus:
+    def _peer_status(self, member: Member, progress: Progress | None, transport: RaftTransport) -> PeerStatus:
         node = member.node_id
         hello = self.rights.hellos.get(node)
         heard = self._heard.get(node)
         refusal = transport.refused.get(node)
         connected = transport.is_connected(node)
-        behind = self._behind_bytes(progress.stable_index) if progress else None
+        behind = self._behind_bytes(progress.durable_index) if progress else None
         return PeerStatus(
             node_id=node,
             address=member.address,
             role=self._role_of(node, hello) if connected else "unknown",
             connected=connected,
-            durable_index=progress.stable_index if progress else None,
+            durable_index=progress.durable_index if progress else None,
             commit_index=progress.commit_index if progress else None,
             behind_bytes=behind,
             last_contact_ms=None if heard is None else int((time.monotonic() - heard) * 1000),
@@ -179,7 +177,11 @@ class StatusView:
             disk_used_ratio=hello.disk_used_ratio if hello else None,
             catching_up=connected
             and progress is not None
-            and (progress.is_learner or progress.state != "replicate" or self.is_resetting(node)),
+            and (
+                progress.is_learner
+                or progress.state is not ProgressState.REPLICATE
+                or self.is_resetting(node)
+            ),
             repairing=self.repairing(node),
             refused="" if connected or refusal is None else refusal.text,
             refused_lately=not connected

@@ -30,7 +30,7 @@ def make_copy(folder: Path) -> Path:
     """Copy what git tracks, and link the packages so that `ledgermq.<package>` is found there first."""
     shutil.rmtree(folder, ignore_errors=True)
     tracked = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.py", "*.json", "*.toml",
-    "*.proto", "*.pyi"],
+    "*.proto", "*.pyi", "tests/raft/scenarios/*.txt"],
                              cwd=ROOT, capture_output=True, text=True, check=True)  # fmt: skip
     for name in tracked.stdout.split():
         if (ROOT / name).is_file():

@@ -12,6 +12,7 @@ _CORE = (
     "raft/core/test_core_edges.py",
     "raft/core/test_core_persistence.py",
     "raft/core/test_progress.py", "raft/core/test_quiet_ticks.py", "raft/core/test_quorum.py",
+    "raft/test_scenarios.py",
 )  # fmt: skip
 _RECOVERY = ("raft/folder/test_recovery_judgement.py",)
 _WIRE = ("raft/log/test_wire_batch.py",)

@@ -6,8 +6,10 @@ import asyncio
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ledgermq.proto.entry import EntryHeader, EntryKind
+from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.folder.storage import RaftStorage, StorageConfig, create_data_folder, open_storage
 from ledgermq.raft.log.flusher import SteppedFlusher
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
@@ -32,6 +34,14 @@ def storage_config(
         cache_bytes=cache_bytes,
         read_threads=1,
     )
+
+
+def node_config(*members: str, **changes: Any) -> RaftConfig:
+    """Settings of n1 on that folder, in a broker group with these members."""
+    return RaftConfig(
+        cluster_id="local", group="g0", node_id=NodeId("n1"), data_dir=DATA, segment_size=SEGMENT,
+        members=tuple(Member(NodeId(name), f"{name}:1") for name in members), **changes,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

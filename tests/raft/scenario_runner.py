@@ -342,8 +342,8 @@ class ScenarioRunner:
         for peer in self._core(node).progress():
             learner = " learner" if peer.is_learner else ""
             self.cluster.say(
-                f"{node.name} sees {peer.node_id}: {peer.state}"
-                f" match={peer.match_index} next={peer.next_index} inflight={peer.inflight_messages}{learner}"
+                f"{node.name} sees {peer.node_id}: {peer.state.value}"
+                f" match={peer.match_index} next={peer.next_index} inflight={len(peer.inflight)}{learner}"
             )
 
     # --- inside ---------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ step, at which a test can crash, fail or fill the disk.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,12 +171,68 @@ class SimulatedDisk:
         after.moves = self.moves
         return after
 
+    def copy(self) -> SimulatedDisk:
+        """Return a copy of the files as they are now, on the disk of another machine."""
+        return self.crash(random.Random(1), Keep.ALL)
+
+    def cut_power_at(self, step: int) -> None:
+        """Cut the power at operation number `step`."""
+
+        def on_step(number: int, operation: str, path: Path) -> None:
+            if number >= step:
+                raise PowerCut
+
+        self.on_step = on_step
+
+    def fail(self, operation: str, part: str, code: int = errno.EIO, *, skip: int = 0) -> None:
+        """Fail one kind of operation on paths that contain `part`, after `skip` successes."""
+        left = iter(range(skip))
+
+        def on_step(number: int, name: str, path: Path) -> None:
+            if name == operation and part in str(path) and next(left, None) is None:
+                raise OSError(code, "injected", str(path))
+
+        self.on_step = on_step
+
+    def contents(self, folder: Path = Path("/")) -> dict[str, bytes]:
+        """Return the files below `folder` as a process sees them, by relative path."""
+        return {
+            str(path.relative_to(folder)): bytes(inode.current)
+            for path, inode in self.names.items()
+            if folder in path.parents
+        }
+
     def flip(self, path: Path, position: int, mask: int = 1) -> None:
         """Damage a byte at rest."""
         inode = self.names[path]
         inode.current[position] ^= mask
         if position < len(inode.durable):
             inode.durable[position] ^= mask
+
+
+After = Callable[[SimulatedDisk], SimulatedDisk]
+"""What the next process finds after a crash."""
+
+
+def power_back(keep: Keep) -> After:
+    """Return a power cut after which the disk holds what `keep` says."""
+    return lambda disk: disk.crash(random.Random(disk.steps), keep)
+
+
+def crashes(
+    make: Callable[[], SimulatedDisk], act: Callable[[SimulatedDisk], object], after: After
+) -> Iterator[SimulatedDisk]:
+    """Yield what a crash at the first, second, ... operation of `act` on a disk from `make` leaves."""
+    for step in itertools.count(1):
+        disk = make()
+        disk.cut_power_at(disk.steps + step)
+        try:
+            act(disk)
+        except PowerCut:
+            yield after(disk)
+        else:
+            assert step > 3, "it does next to nothing on the disk"
+            return
 
 
 def set_of(names: dict[Path, _Inode]) -> list[_Inode]:

@@ -19,7 +19,7 @@ from ledgermq.raft.types import HardState, NodeId, Term
 from tests.power_cut import Keep
 
 from ..sim.mutants_storage import StorageMutant
-from .folder.test_recovery import History, cut_power_at
+from .folder.test_recovery import History
 from .log_rig import DATA, LogRig, reopen
 from .simulated_disk import PowerCut, SimulatedDisk
 
@@ -54,7 +54,7 @@ def cut_power_often(seed: int) -> None:
     for crash_at in sorted(rng.sample(range(begin + 1, whole.steps + 1), 12)):
         disk = SimulatedDisk()
         history = History(seed, disk)
-        cut_power_at(disk, crash_at)
+        disk.cut_power_at(crash_at)
         with pytest.raises(PowerCut):
             history.run()
         judge(history, disk.crash(rng, rng.choice(list(Keep))))

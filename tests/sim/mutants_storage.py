@@ -23,11 +23,11 @@ from ledgermq.raft.folder.recovery import LogRecovery
 from ledgermq.raft.log import reads as log_reads
 from ledgermq.raft.log import segment_keeper, segment_scan, wire_batch
 from ledgermq.raft.log import writer as log_writer
+from ledgermq.raft.log.contents import TailCache
 from ledgermq.raft.log.hard_state import BLOCK, DurableState, HardStateFile, encode_state
 from ledgermq.raft.log.identity import read_identity
 from ledgermq.raft.log.segment import create_segment
 from ledgermq.raft.log.segment_keeper import SegmentKeeper
-from ledgermq.raft.log.tail_cache import TailCache
 from ledgermq.raft.log.writer import LogWriter, Truncate
 from ledgermq.raft.types import LogIndex
 

@@ -208,7 +208,7 @@ class SimNode:
         if self.world.broker is None:
             self.saved = retention.load(self.files, self.config.data_dir)
         check_state_fits(self.config, LogIndex(self.saved.applied), storage.log)
-        self.config = self.config.under(storage.identity.reign)
+        self.config = replace(self.config, reign=storage.identity.reign)
         return storage
 
     def _begin_again(self, held: dict[int, int], incarnation: int) -> None:

@@ -147,7 +147,7 @@ def test_a_group_that_is_well_waits_no_longer_for_a_silent_leader(seed: int) -> 
     at, successor = broker_group.leads[-1]
     assert successor != leader
     assert at - 20_000 < 850, "the longest election timeout, and a round of votes"
-    assert all(node.core.patience == 0 for node in broker_group.nodes.values())
+    assert all(node.core.lateness.patience == 0 for node in broker_group.nodes.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -168,10 +168,10 @@ def test_patience_has_an_end_when_a_starved_leader_dies(seed: int) -> None:
 def test_patience_is_forgotten_when_there_is_cpu_again() -> None:
     broker_group = BrokerGroup(1, all_of(100, 500))
     broker_group.run(20_000)
-    assert any(node.core.patience for node in broker_group.nodes.values())
+    assert any(node.core.lateness.patience for node in broker_group.nodes.values())
     broker_group._stalls = lambda rng, name: None
     broker_group.run(20_000 + 2 * 15_000 + 2_000)
-    assert all(node.core.patience == 0 for node in broker_group.nodes.values())
+    assert all(node.core.lateness.patience == 0 for node in broker_group.nodes.values())
 
 
 def test_one_pause_is_no_habit() -> None:
@@ -182,4 +182,4 @@ def test_one_pause_is_no_habit() -> None:
 
     broker_group = BrokerGroup(1, once)
     broker_group.run(10_000)
-    assert all(node.core.patience == 0 for node in broker_group.nodes.values())
+    assert all(node.core.lateness.patience == 0 for node in broker_group.nodes.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from ledgermq.raft.core.outputs import (
     Role,
     Transferring,
 )
+from ledgermq.raft.core.progress import ProgressState
 from ledgermq.raft.types import LAST_TERM, MAX_TERM_JUMP, HardState, LogIndex, NodeId, Term
 
 from ..core_cluster import Cluster, make_core
@@ -79,7 +81,7 @@ def test_a_report_about_an_append_of_before_a_broken_link_changes_nothing(report
     core = make_leader()
     old = next(m for m in open_appends(core) if m.to == N2)
     core.link_down(N2, refused=False)
-    before = core.progress()
+    before = deepcopy(core.progress())
     if report == "sent":
         core.append_sent(old, old.hi, 100)
     else:
@@ -99,17 +101,6 @@ def test_a_report_that_comes_after_the_lead_was_lost_is_ignored(report: str) -> 
         core.append_dropped(old)
     assert core.poll() is None
     assert (core.role, core.leader_id) == (Role.FOLLOWER, N3)
-
-
-def test_an_append_whose_shell_never_reports_is_tried_again_after_an_election_timeout() -> None:
-    core = make_leader()
-    assert len(open_appends(core)) == 2
-    for _ in range(core.config.election_ticks_min):
-        core.tick()
-        for peer in (N2, N3):
-            core.step(HeartbeatReply(Term(1), peer, N1, 0))
-    core.step(HeartbeatReply(Term(1), N2, N1, 0))
-    assert {m.to for m in open_appends(core)} >= {N2}
 
 
 def test_a_follower_that_answers_many_heartbeats_at_once_gets_one_copy_of_the_probe() -> None:
@@ -202,7 +193,7 @@ def test_a_vote_of_an_incarnation_that_was_replaced_does_not_count() -> None:
 def test_who_does_not_lead_knows_no_followers_and_hands_nothing_over() -> None:
     core = make_core()
     core.step(Heartbeat(Term(1), N2, N1, LogIndex(0)))
-    assert (core.progress(), core.uncommitted_bytes, core.transferring_to) == ([], 0, None)
+    assert (core.progress(), core.uncommitted_bytes) == ([], 0)
     assert core.transfer_leadership(N3) == NotLeader(N2)
 
 
@@ -213,7 +204,6 @@ def test_a_leader_tells_what_waits_and_to_whom_it_hands_over() -> None:
     assert core.uncommitted_bytes == 30
     assert core.transfer_leadership(N2) == N2
     assert core.transfer_leadership(N2) == N2, "asked again: it goes on"
-    assert core.transferring_to == N2
     assert core.propose([10]) == Transferring(N2)
 
 
@@ -286,7 +276,7 @@ def test_a_follower_that_took_a_late_leader_for_dead_is_more_patient_when_that_h
             core.tick()
         assert core.role is Role.PRE_CANDIDATE
     core.step(Heartbeat(Term(7), N2, N1, LogIndex(0)))
-    assert core.peer_lateness.ticks >= 40 - core.config.heartbeat_ticks
+    assert core.lateness.peers.ticks >= 40 - core.config.heartbeat_ticks
     assert core.shortest_timeout > 40
 
 
@@ -295,7 +285,7 @@ def test_a_leader_that_is_known_to_be_gone_is_not_waited_for_with_patience() -> 
     core.step(Heartbeat(Term(7), N2, N1, LogIndex(0)))
     core.late(50)
     core.late(50)
-    assert core.patience == 150
+    assert core.lateness.patience == 150
     core.link_down(N2, refused=True)
     for _ in range(core.config.forget_ticks_max):
         core.tick()
@@ -416,6 +406,8 @@ def test_the_answer_to_a_read_that_was_given_up_is_ignored() -> None:
         {"heartbeat_ticks": 0},
         {"heartbeat_ticks": 21},
         {"election_ticks_max": 40},
+        {"voters": (N1,), "non_voters": (N1, N2)},
+        {"voters": (N1,), "non_voters": (N2, N2)},
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(settings: dict[str, Any]) -> None:
@@ -462,13 +454,6 @@ def test_a_learner_whose_leader_is_gone_tells_only_its_clients() -> None:
     assert LeaderChanged(None, Term(1)) in [event for output in outputs for event in output.events]
 
 
-def test_a_learner_that_hears_nobody_does_not_campaign() -> None:
-    core, _ = make_learner()
-    for _ in range(3 * core.config.election_ticks_max):
-        core.tick()
-    assert (core.role, core.term, core.leader_id) == (Role.FOLLOWER, 1, None)
-
-
 def test_a_learner_has_caught_up_once() -> None:
     core, number = make_learner()
     core.step(ReadIndexReply(Term(1), N2, N1, number, LogIndex(1)))
@@ -512,7 +497,7 @@ def test_a_window_that_was_lost_and_then_deleted_by_retention_ends_in_a_reset() 
         core.step(HeartbeatReply(Term(1), N3, N1, 0, stable_index=LogIndex(1), commit_index=LogIndex(1)))
         events += [event for output in outputs_of(core) for event in output.events]
     assert events == [FollowerBehind(N3, LogIndex(2))]
-    assert next(p.state for p in core.progress() if p.node_id == N3) == "reset"
+    assert next(p.state for p in core.progress() if p.node_id == N3) is ProgressState.RESET
 
 
 def test_a_follower_to_be_reset_is_not_believed_to_hold_more_than_it_says() -> None:
@@ -521,9 +506,12 @@ def test_a_follower_to_be_reset_is_not_believed_to_hold_more_than_it_says() -> N
         core.step(HeartbeatReply(Term(1), N3, N1, 0))
         outputs_of(core)
     acknowledge(core, N3, 1)
-    assert next(p.state for p in core.progress() if p.node_id == N3) == "reset"
+    assert next(p.state for p in core.progress() if p.node_id == N3) is ProgressState.RESET
     acknowledge(core, N3, 14)
-    assert next((p.state, p.match_index) for p in core.progress() if p.node_id == N3) == ("replicate", 14)
+    assert next((p.state, p.match_index) for p in core.progress() if p.node_id == N3) == (
+        ProgressState.REPLICATE,
+        14,
+    )
 
 
 def test_retention_of_the_whole_log_keeps_its_base() -> None:
@@ -539,13 +527,6 @@ def test_retention_of_the_whole_log_keeps_its_base() -> None:
 
 
 # --- faults -------------------------------------------------------------------------------------------------
-def test_a_storage_failure_is_told_once() -> None:
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    core = cluster["n1"]
-    core.storage_failed("the first")
-    core.storage_failed("the second")
-    assert core.fault == "the first"
 
 
 def asked_for_votes(core: RaftCore, ticks: int) -> int:

@@ -1,4 +1,4 @@
-"""One test per relevant sentence of the Raft paper, or of the thesis where the paper is silent."""
+"""Sentences of the Raft paper that no scenario tells (tests/raft/scenarios), one test each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from ledgermq.raft.core.config import LogView
 from ledgermq.raft.core.machine import RaftCore
 from ledgermq.raft.core.messages import AppendEntries, Heartbeat, RequestVote, RequestVoteReply
 from ledgermq.raft.core.outputs import (
-    Accepted,
-    BecameLeader,
-    Busy,
-    NotLeader,
     Role,
-    SteppedDown,
-    Transferring,
 )
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
@@ -47,23 +41,6 @@ def test_a_follower_stays_one_as_long_as_it_hears_a_leader() -> None:
         core.tick()
     assert core.role is Role.FOLLOWER
     assert core.leader_id == N2
-
-
-def test_a_candidate_wins_with_the_votes_of_a_majority() -> None:
-    """5.2."""
-    cluster = Cluster("n1", "n2", "n3", "n4", "n5")
-    cluster.partition(["n1", "n2", "n3"], ["n4", "n5"])
-    cluster.elect("n1")
-    assert cluster["n1"].term == 1
-
-
-def test_a_minority_elects_nobody() -> None:
-    """5.2."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.partition(["n1"], ["n2"], ["n3"])
-    cluster.tick(300)
-    assert all(cluster[n].role is not Role.LEADER for n in cluster.names)
-    assert all(cluster[n].term == 0 for n in cluster.names), "pre-votes raise no term"
 
 
 def test_each_server_votes_for_one_candidate_in_a_term_first_come_first_served() -> None:
@@ -127,38 +104,6 @@ def test_a_message_of_an_older_term_is_refused_with_the_present_one() -> None:
     assert core.last_index == 2
 
 
-def test_a_leader_that_sees_a_higher_term_becomes_a_follower() -> None:
-    """5.1."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    cluster["n1"].step(Heartbeat(Term(9), N2, N1, LogIndex(0)))
-    cluster.settle()
-    assert (cluster["n1"].role, cluster["n1"].term) == (Role.FOLLOWER, 9)
-    assert SteppedDown(Term(1)) in cluster.members["n1"].events
-
-
-def test_an_entry_is_committed_when_a_majority_holds_it() -> None:
-    """5.3."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    cluster.partition(["n1"], ["n2", "n3"])
-    last = cluster.propose("n1")
-    assert cluster["n1"].commit_index == last - 1
-    cluster.partition(["n1", "n2"], ["n3"])
-    cluster.tick(14, "n1")
-    assert cluster["n1"].commit_index == last
-
-
-def test_followers_learn_the_commit_index_and_apply_in_order() -> None:
-    """5.3."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    last = cluster.propose("n1", 5)
-    cluster.tick(7, "n1")
-    for name in cluster.names:
-        assert cluster.members[name].committed == list(range(1, last + 1))
-
-
 @pytest.mark.parametrize(
     "terms",
     [
@@ -208,117 +153,3 @@ def test_the_log_may_start_at_ten() -> None:
     assert output is not None and output.persist is not None
     assert output.persist.append == (11, 12)
     assert core.commit_index == 11
-
-
-def test_a_new_leader_appends_a_no_op_of_its_term() -> None:
-    """8."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.load("n1", [1, 1], 1)
-    cluster.elect("n1")
-    assert BecameLeader(Term(2), LogIndex(3)) in cluster.members["n1"].events
-    assert cluster.members["n2"].disk_terms[-1] == 2
-
-
-def test_a_leader_without_a_quorum_steps_down_within_an_election_timeout() -> None:
-    """6.2 of the thesis: check-quorum."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    cluster.partition(["n1"], ["n2", "n3"])
-    cluster.propose("n1")
-    cluster.tick(40, "n1")
-    assert cluster["n1"].role is Role.FOLLOWER
-    assert cluster["n1"].propose([1]) == NotLeader(None)
-
-
-def test_a_read_is_answered_after_a_quorum_confirmed_the_leader() -> None:
-    """8."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    last = cluster.propose("n1")
-    cluster.partition(["n1"], ["n2", "n3"])
-    cluster["n1"].read_index("r1")
-    cluster.settle()
-    assert cluster.members["n1"].reads == []
-    cluster.heal()
-    cluster.tick(7, "n1")
-    assert [(r.context, r.index) for r in cluster.members["n1"].reads] == [("r1", last)]
-
-
-def test_a_read_of_a_leader_that_steps_down_is_not_answered() -> None:
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    cluster.partition(["n1"], ["n2", "n3"])
-    cluster["n1"].read_index("r1")
-    cluster.tick(40, "n1")
-    assert cluster.members["n1"].reads == []
-    assert cluster.members["n1"].reads_aborted == ["r1"]
-
-
-def test_a_read_waits_for_the_no_op() -> None:
-    """8: before it, the leader does not know what is committed."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.load("n2", [1, 1], 1)
-    cluster.load("n3", [1, 1], 1)
-    cluster.load("n1", [1, 1], 1)
-    cluster["n1"].campaign()
-    cluster.settle_until(lambda: cluster["n1"].role is Role.LEADER)
-    for name in ("n2", "n3"):
-        cluster.hold_disk(name)
-    cluster["n1"].read_index("r")
-    cluster.tick(7, "n1")
-    assert cluster.members["n1"].reads == []
-    cluster.release_disk("n2")
-    assert [r.index for r in cluster.members["n1"].reads] == [3]
-
-
-def test_a_follower_asks_the_leader_for_a_read_index() -> None:
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    last = cluster.propose("n1")
-    cluster["n2"].read_index("r")
-    cluster.settle()
-    assert [(r.context, r.index) for r in cluster.members["n2"].reads] == [("r", last)]
-
-
-def test_a_hand_over_takes_one_round() -> None:
-    """Thesis 3.10; bypasses pre-vote and leader protection."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    assert cluster["n1"].transfer_leadership(N2) == "n2"
-    assert cluster["n1"].propose([1]) == Transferring(N2) or cluster["n1"].role is not Role.LEADER
-    cluster.settle()
-    assert (cluster["n2"].role, cluster["n2"].term, cluster["n1"].leader_id) == (Role.LEADER, 2, "n2")
-
-
-def test_a_hand_over_that_takes_too_long_is_given_up() -> None:
-    """Thesis 3.10: about an election timeout."""
-    cluster = Cluster("n1", "n2", "n3")
-    cluster.elect("n1")
-    cluster.partition(["n1", "n3"], ["n2"])
-    cluster["n1"].transfer_leadership(N2)
-    cluster.tick(40, "n1", "n3")
-    assert cluster["n1"].role is Role.LEADER
-    assert isinstance(cluster["n1"].propose([1]), Accepted)
-
-
-def test_a_group_of_one_works() -> None:
-    cluster = Cluster("n1")
-    cluster["n1"].campaign()
-    cluster.settle()
-    assert cluster["n1"].role is Role.LEADER
-    last = cluster.propose("n1")
-    assert cluster["n1"].commit_index == last
-    cluster["n1"].read_index("r")
-    cluster.settle()
-    assert cluster.members["n1"].reads[0].index == last
-
-
-def test_too_many_undecided_bytes_are_refused() -> None:
-    """Definite: nothing was appended."""
-    cluster = Cluster("n1", "n2", "n3", max_uncommitted_bytes=25)
-    cluster.elect("n1")
-    cluster.partition(["n1"], ["n2", "n3"])
-    cluster.propose("n1", 2)
-    last = cluster["n1"].last_index
-    assert cluster["n1"].propose([10]) == Busy(20)
-    assert cluster["n1"].last_index == last

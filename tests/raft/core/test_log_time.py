@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgermq.raft.core.log_time import LogTime
 
 
-def test_the_first_leader_starts_at_its_wall_clock() -> None:
-    assert LogTime().lead(wall_ms=5_000, monotonic_ms=1) == 5_000
+@pytest.mark.parametrize(
+    ("observed", "wall_ms", "monotonic_ms", "expected", "is_off"),
+    [
+        ([], 5_000, 1, 5_000, False),
+        ([(100_000, 100_000, 50)], 100_700, 750, 100_700, False),
+        ([(100_000, 200_000, 0)], 201_000, 1_000, 101_010, True),
+        ([(100_000, 95_000, 0)], 96_000, 1_000, 100_990, True),
+        ([(100_000, 100_005, 0)], 101_005, 1_000, 101_005, False),
+        ([(100_000, 100_000, 0), (90_000, 0, 1)], 0, 1, 100_000, True),
+    ],
+    ids=[
+        "the first leader starts at its wall clock",
+        "from the last heartbeat plus monotonic time",
+        "a wall clock ahead is approached by one percent",
+        "a wall clock behind slows log time and never turns it back",
+        "a small difference is removed and is no warning",
+        "never below a timestamp that was observed",
+    ],
+)
+def test_a_new_leader_continues_log_time(
+    observed: list[tuple[int, int, int]], wall_ms: int, monotonic_ms: int, expected: int, is_off: bool
+) -> None:
+    clock = LogTime()
+    for timestamp, wall, monotonic in observed:
+        clock.observe(timestamp, wall, monotonic)
+    assert clock.lead(wall_ms, monotonic_ms) == expected
+    assert clock.is_off is is_off
 
 
 def test_after_a_restart_of_all_nodes_log_time_goes_on_at_the_wall_clock_but_not_below_the_log() -> None:
@@ -18,40 +44,6 @@ def test_after_a_restart_of_all_nodes_log_time_goes_on_at_the_wall_clock_but_not
     behind.restore(5_000)
     assert ahead.lead(wall_ms=9_000, monotonic_ms=0) == 9_000
     assert behind.lead(wall_ms=1_000, monotonic_ms=0) == 5_000
-
-
-def test_a_new_leader_continues_from_the_last_heartbeat_plus_monotonic_time() -> None:
-    clock = LogTime()
-    clock.observe(100_000, wall_ms=100_000, monotonic_ms=50)
-    assert clock.lead(wall_ms=100_700, monotonic_ms=750) == 100_700
-
-
-def test_a_wall_clock_that_is_ahead_is_approached_by_one_percent() -> None:
-    clock = LogTime()
-    clock.observe(100_000, wall_ms=200_000, monotonic_ms=0)
-    assert clock.lead(wall_ms=201_000, monotonic_ms=1_000) == 101_010
-    assert clock.is_off
-
-
-def test_a_wall_clock_that_is_behind_slows_log_time_and_never_turns_it_back() -> None:
-    clock = LogTime()
-    clock.restore(99_000)
-    clock.observe(100_000, wall_ms=50_000, monotonic_ms=0)
-    assert clock.lead(wall_ms=51_000, monotonic_ms=1_000) == 100_990
-
-
-def test_a_small_difference_is_removed_and_is_no_warning() -> None:
-    clock = LogTime()
-    clock.observe(100_000, wall_ms=100_005, monotonic_ms=0)
-    assert clock.lead(wall_ms=101_005, monotonic_ms=1_000) == 101_005
-    assert not clock.is_off
-
-
-def test_a_timestamp_is_never_below_one_that_was_observed() -> None:
-    clock = LogTime()
-    clock.observe(100_000, wall_ms=100_000, monotonic_ms=0)
-    clock.observe(90_000, wall_ms=0, monotonic_ms=1)
-    assert clock.lead(wall_ms=0, monotonic_ms=1) == 100_000
 
 
 TEN_YEARS = 10 * 365 * 24 * 3_600_000

@@ -38,7 +38,7 @@ def test_a_quiet_tick_decides_nothing(script: list[tuple[str, str, int]]) -> Non
             cluster.tick(number)
         elif action == "quiet":
             assert tick_quietly(core, number) >= 0
-        elif action == "propose" and core.role is Role.LEADER and core.transferring_to is None:
+        elif action == "propose" and core.leading is not None and core.leading.transfer_to is None:
             core.propose([64] * number)
         elif action == "read":
             core.read_index(object())

@@ -18,6 +18,7 @@ from ledgermq.raft.core.messages import (
     TimeoutNow,
 )
 from ledgermq.raft.core.outputs import ResetOffered, Role
+from ledgermq.raft.core.progress import ProgressState
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
 from ..core_cluster import Cluster, Member, make_core
@@ -61,6 +62,13 @@ def install(cluster: Cluster, name: str, leader: str, *, state_index: int = 0) -
     return core
 
 
+def was_reset(*, state_index: int = 0) -> tuple[Cluster, RaftCore]:
+    """That cluster after the reset of n3, and the new core of n3."""
+    cluster = behind()
+    assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
+    return cluster, install(cluster, "n3", "n1", state_index=state_index)
+
+
 def behind() -> Cluster:
     """n1 leads, its log begins at 5, and n3 holds less than that."""
     cluster = Cluster("n1", "n2", "n3")
@@ -83,9 +91,7 @@ def test_a_follower_behind_the_first_entry_is_offered_the_base_until_it_holds_it
 
 
 def test_a_follower_that_was_reset_streams_from_the_base_and_its_copies_count() -> None:
-    cluster = behind()
-    assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
-    core = install(cluster, "n3", "n1")
+    cluster, core = was_reset()
     cluster.tick(20)
     assert core.last_index == core.commit_index == cluster["n1"].last_index
     assert cluster.members["n3"].committed == list(range(5, core.last_index + 1)), (
@@ -94,13 +100,11 @@ def test_a_follower_that_was_reset_streams_from_the_base_and_its_copies_count() 
     cluster.crash("n2")
     last = cluster.propose("n1")
     assert cluster["n1"].commit_index == last, "n1 and n3 are a majority"
-    assert [p.state for p in cluster["n1"].progress() if p.node_id == "n3"] == ["replicate"]
+    assert [p.state for p in cluster["n1"].progress() if p.node_id == "n3"] == [ProgressState.REPLICATE]
 
 
 def test_a_node_that_was_reset_can_win_an_election_and_bring_the_others_on() -> None:
-    cluster = behind()
-    assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
-    install(cluster, "n3", "n1")
+    cluster, _ = was_reset()
     cluster.tick(20)
     cluster.elect("n3")
     last = cluster.propose("n3", 3)
@@ -128,9 +132,7 @@ def test_a_node_that_was_reset_votes_only_for_logs_that_hold_the_base() -> None:
     """The base covers its earlier acknowledgements: no candidate without the base may get its vote
     (P2, P6).
     """
-    cluster = behind()
-    assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
-    core = install(cluster, "n3", "n1")
+    cluster, core = was_reset()
     term, base_term = Term(core.term + 1), cluster["n1"].log.base_term
     core.step(RequestVote(term, N2, N3, LogIndex(3), base_term))
     core.step(RequestVote(term, N1, N3, LogIndex(4), base_term))
@@ -246,9 +248,7 @@ def test_a_node_whose_state_is_not_whole_does_not_campaign() -> None:
 
     Before it has applied 8 it may not lead.
     """
-    cluster = behind()
-    assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
-    core = install(cluster, "n3", "n1", state_index=7)
+    cluster, core = was_reset(state_index=7)
     term = core.term
     core.campaign()
     core.step(Heartbeat(term, N1, N3, LogIndex(0)))
@@ -286,9 +286,7 @@ def test_the_leader_of_a_longer_log_brings_a_reset_follower_on() -> None:
 
     Entries below the base count as held, because the base is committed.
     """
-    cluster = behind()
-    assert cluster["n3"].begin_reset(N1, cluster["n1"].term, LogIndex(4), cluster["n1"].log.base_term)
-    core = install(cluster, "n3", "n1")
+    cluster, core = was_reset()
     cluster.partition(["n2", "n3"], ["n1"])
     cluster.elect("n2")
     last = cluster.propose("n2", 2)

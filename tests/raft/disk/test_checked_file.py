@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.raft.disk.checked_file import keep_record, read_record, write_record
 from tests.power_cut import Keep
 
-from ..simulated_disk import PowerCut, SimulatedDisk
+from ..simulated_disk import SimulatedDisk, crashes
 
 PATH = Path("/data/identity")
 FIELDS: dict[str, object] = {"node_id": "n1", "members": {"n1": 7, "n2": 9}}
@@ -94,20 +95,10 @@ def test_a_record_that_a_former_build_wrote_or_of_which_one_copy_is_damaged_is_w
 def test_a_power_cut_at_any_step_leaves_the_old_record_or_the_new_one(keep: Keep, twice: bool) -> None:
     """`twice`: how the old record was stored. So the upgrade from an earlier build is safe too."""
     new: dict[str, object] = {"node_id": "n1", "members": {"n1": 7, "n2": 11}}
-    disk = disk_with(FIELDS, twice=twice)
-    first = disk.steps
-    write_record(disk, PATH, "identity", 4, new, twice=True)
-    last = disk.steps
-    assert last - first >= 4
-    for step in range(first + 1, last + 1):
+
+    def write(disk: SimulatedDisk) -> None:
+        write_record(disk, PATH, "identity", 4, new, twice=True)
+
+    for disk in crashes(partial(disk_with, FIELDS, twice=twice), write, SimulatedDisk.killed):
         for seed in range(8):
-            disk = disk_with(FIELDS, twice=twice)
-
-            def cut(number: int, operation: str, path: Path, step: int = step) -> None:
-                if number == step:
-                    raise PowerCut
-
-            disk.on_step = cut
-            with pytest.raises(PowerCut):
-                write_record(disk, PATH, "identity", 4, new, twice=True)
             assert read(disk.crash(random.Random(seed), keep)) in (FIELDS, new)

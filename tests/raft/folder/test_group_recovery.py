@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ledgermq.proto.entry import decode_header
-from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.errors import (
-    DamagedFolderError,
     DamagedLogError,
     DataFolderError,
     GroupRecoveryError,
@@ -20,7 +18,6 @@ from ledgermq.raft.errors import (
     NewerFolderError,
 )
 from ledgermq.raft.folder.group_recovery import (
-    check_recoverable,
     clone_folder,
     finish_recovery,
     inspect,
@@ -37,8 +34,8 @@ from ledgermq.raft.log.segment_keeper import LogFolders
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
-from ..log_rig import DATA, SEGMENT, LogRig, Stored, storage_config
-from ..simulated_disk import PowerCut, SimulatedDisk
+from ..log_rig import DATA, SEGMENT, LogRig, Stored, node_config, storage_config
+from ..simulated_disk import SimulatedDisk, crashes, power_back
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 OLD_GROUP_ID = 77
@@ -76,10 +73,6 @@ def opened(disk: SimulatedDisk, node: NodeId = N1) -> RaftStorage:
     return open_storage(replace(storage_config(), node_id=node), disk)
 
 
-def contents(disk: SimulatedDisk) -> dict[str, bytes]:
-    return {str(path): bytes(inode.current) for path, inode in disk.names.items() if path.name != "lock"}
-
-
 def entries_of(storage: RaftStorage) -> list[tuple[int, int]]:
     log = storage.log
     indexes = range(log.first_index, log.last_index + 1)
@@ -90,14 +83,14 @@ def entries_of(storage: RaftStorage) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("clean", [True, False])
 def test_looking_shows_what_the_folder_holds_and_changes_nothing(clean: bool) -> None:
     disk, entries = survivor_disk(clean=clean)
-    before = contents(disk)
+    before = disk.contents()
     with stopped_folder(DATA, disk) as folder:
         found = inspect(folder)
     assert (found.last_index, found.last_term) == (entries[-1].index, entries[-1].term)
     assert (found.term, found.commit_hint, found.votes) == (5, entries[-1].index - 3, True)
     assert found.last_timestamp == len(entries)
     assert found.identity.members.keys() == {N1, N2, N3}
-    assert contents(disk) == before
+    assert disk.contents() == before
     assert not disk.locked
 
 
@@ -112,11 +105,11 @@ def test_looking_at_a_torn_tail_tells_its_size_and_leaves_it() -> None:
     file = disk.open(path)
     file.pwritev([b"never finished"], position)
     file.fdatasync()
-    before = contents(disk)
+    before = disk.contents()
     with stopped_folder(DATA, disk) as folder:
         found = inspect(folder)
     assert (found.last_index, found.torn_bytes) == (entries[-1].index, len(b"never finished"))
-    assert contents(disk) == before
+    assert disk.contents() == before
     recover(disk)
     assert opened(disk).log.last_index == entries[-1].index
 
@@ -125,6 +118,8 @@ def test_the_recovered_folder_keeps_its_log_and_belongs_to_a_new_group() -> None
     disk, entries = survivor_disk()
     old = read_identity(disk, DATA / "identity", "n1")
     made = recover(disk)
+    with pytest.raises(GroupRecoveryError, match=r"already.*--clone-for"):
+        recover(disk)
     storage = opened(disk)
     assert entries_of(storage) == [(entry.index, entry.term) for entry in entries]
     assert made.incarnation != old.incarnation
@@ -138,9 +133,14 @@ def test_the_recovered_folder_keeps_its_log_and_belongs_to_a_new_group() -> None
 
 
 def test_a_clone_has_the_same_log_and_group_and_an_incarnation_of_its_own() -> None:
-    disk, _ = survivor_disk(clean=False)
-    first = recover(disk)
-    made = {node: clone(_copy(disk), node) for node in (N2, N3)}
+    disk, entries = survivor_disk(clean=False)
+    first, made = recover(disk), dict[NodeId, Identity]()
+    for node in (N2, N3):
+        copy = disk.copy()
+        made[node] = clone(copy, node)
+        storage = opened(copy, node)
+        assert entries_of(storage) == [(entry.index, entry.term) for entry in entries]
+        assert (storage.hard_state.term, storage.hard_state.is_voter) == (6, False)
     assert len({first.incarnation, *(each.incarnation for each in made.values())}) == 3
     assert {each.group_id for each in made.values()} == {first.group_id}
     assert made[N2].members == {N1: 0, N2: made[N2].incarnation, N3: 0}
@@ -169,24 +169,16 @@ def test_recovery_is_the_way_back_from_a_term_that_no_election_leads_to(term: in
 
 def test_a_log_whose_last_term_is_the_last_of_all_is_not_recovered_and_unchanged() -> None:
     disk = _in_term((1 << 64) - 1, log_term=(1 << 64) - 1)
-    before = contents(disk)
+    before = disk.contents()
     with pytest.raises(GroupRecoveryError, match="from a dump"):
         recover(disk)
-    assert contents(disk) == before
+    assert disk.contents() == before
 
 
 def test_a_node_with_a_term_behind_the_last_one_does_not_start_and_says_what_to_do() -> None:
     disk = _in_term((1 << 64) - 1)
-    config = RaftConfig(
-        cluster_id="local",
-        group="g0",
-        node_id=N1,
-        members=(Member(N1, "a:1"),),
-        data_dir=DATA,
-        segment_size=SEGMENT,
-    )
     with pytest.raises(DataFolderError, match="cluster recover"):
-        open_node_storage(config, disk)
+        open_node_storage(node_config("n1"), disk)
 
 
 @pytest.mark.parametrize("term", [(1 << 64) - 1, 1 << 62], ids=["behind the last one", "far ahead"])
@@ -195,38 +187,9 @@ def test_a_rejoin_is_the_way_back_from_a_term_that_no_election_leads_to(term: in
     disk = _in_term(term)
     if asked:
         disk.open(DATA / MARKER, create=True).close()
-    config = RaftConfig(
-        cluster_id="local", group="g0", node_id=N1, members=tuple(Member(n, f"{n}:1") for n in (N1, N2, N3)),
-        data_dir=DATA, segment_size=SEGMENT, rejoin=not asked,
-    )  # fmt: skip
-    storage = open_node_storage(config, disk)
+    storage = open_node_storage(node_config("n1", "n2", "n3", rejoin=not asked), disk)
     assert storage.hard_state == HardState(Term(0), None, LogIndex(0), is_voter=False)
     assert storage.identity.members[N1] == REJOINED_MARK and is_learner(storage)
-
-
-def test_a_folder_that_a_person_asked_to_have_moved_aside_is_not_made_that_of_a_new_group() -> None:
-    disk, _ = survivor_disk()
-    disk.open(DATA / MARKER, create=True).close()
-    before = contents(disk)
-    with pytest.raises(GroupRecoveryError, match="remove that file"):
-        recover(disk)
-    assert contents(disk) == before
-
-
-def _copy(disk: SimulatedDisk) -> SimulatedDisk:
-    """Return a copy of the folder as it is now, on the disk of another machine."""
-    return disk.crash(random.Random(1), Keep.ALL)
-
-
-def test_clones_start_with_equal_logs() -> None:
-    disk, entries = survivor_disk()
-    recover(disk)
-    copies = {N2: _copy(disk), N3: _copy(disk)}
-    for node, copy in copies.items():
-        clone(copy, node)
-        storage = opened(copy, node)
-        assert entries_of(storage) == [(entry.index, entry.term) for entry in entries]
-        assert (storage.hard_state.term, storage.hard_state.is_voter) == (6, False)
 
 
 Step = Callable[[SimulatedDisk], Identity]
@@ -234,24 +197,9 @@ Step = Callable[[SimulatedDisk], Identity]
 
 def crash_everywhere(disk: SimulatedDisk, change: Step, check: Callable[[SimulatedDisk], str]) -> set[str]:
     """Cut the power at each file operation of `change`. Returns the outcomes according to `check`."""
-    counted = _copy(disk)
-    change(counted)
-    outcomes = set()
-    assert counted.steps > 5
-    for step in range(1, counted.steps + 1):
-        for keep in Keep:
-            victim = _copy(disk)
-
-            def cut(number: int, operation: str, path: object, at: int = step) -> None:
-                if number == at:
-                    raise PowerCut
-
-            victim.on_step = cut
-            with pytest.raises(PowerCut):
-                change(victim)
-            after = victim.crash(random.Random(step), keep)
-            outcomes.add(check(after))
-    return outcomes
+    found = [check(after) for keep in Keep for after in crashes(disk.copy, change, power_back(keep))]
+    assert len(found) > 5 * len(Keep)
+    return set(found)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -296,12 +244,9 @@ def test_an_interrupted_recovery_is_finished_by_whatever_opens_the_folder_next()
     made = recover(disk)
     disk.names[DATA / "hardstate"].current[:] = hard_state  # as if it had not been written
     disk.names[DATA / "hardstate"].durable[:] = hard_state
-    copy = _copy(disk)
-    with (
-        stopped_folder(DATA, disk) as folder,
-        pytest.raises(GroupRecoveryError, match="recovered in this folder already"),
-    ):
-        recover_folder(folder, inspect(folder))
+    copy = disk.copy()
+    with pytest.raises(GroupRecoveryError, match="recovered in this folder already"):
+        recover(disk)
     assert clone(copy, N2).group_id == made.group_id
     assert opened(copy, N2).hard_state.term == 6
     assert opened(disk).hard_state.term == 6
@@ -322,10 +267,10 @@ def test_a_folder_that_votes_in_the_recovered_group_makes_no_clones(again: bool)
     disk, _ = survivor_disk()
     recover(disk)
     _vote(disk, again=again)
-    before = contents(disk)
+    before = disk.contents()
     with pytest.raises(GroupRecoveryError, match=r"votes in the recovered group g0 by now.*--rejoin"):
         clone(disk, N2)
-    assert contents(disk) == before
+    assert disk.contents() == before
 
 
 def _without_boot(disk: SimulatedDisk) -> RaftStorage:
@@ -465,6 +410,11 @@ def _alone(disk: SimulatedDisk) -> None:
     write_identity(disk, DATA / "identity", replace(identity, members={N1: identity.incarnation}))
 
 
+def _mixed(disk: SimulatedDisk) -> None:
+    identity = read_identity(disk, DATA / "identity", "n1")
+    write_identity(disk, DATA / "identity", replace(identity, incarnation=identity.incarnation ^ 2))
+
+
 REFUSED: list[tuple[str, Callable[[SimulatedDisk], object], type[Exception], str]] = [
     ("in use", lambda disk: disk.lock(DATA / "lock"), LockedFolderError, "in use .*Stop that node first"),
     ("not a folder", lambda disk: disk.unlink(DATA / "identity"), GroupRecoveryError,
@@ -485,6 +435,9 @@ REFUSED: list[tuple[str, Callable[[SimulatedDisk], object], type[Exception], str
     ("a reset", lambda disk: disk.open(DATA / "reset/marker", create=True), GroupRecoveryError,
     "not finished"),
     ("alone", _alone, GroupRecoveryError, "never met another member"),
+    ("asked to move", lambda disk: disk.open(DATA / MARKER, create=True), GroupRecoveryError,
+    "remove that file"),
+    ("mixed", _mixed, GroupRecoveryError, "another incarnation"),
 ]  # fmt: skip
 
 
@@ -496,11 +449,11 @@ def test_what_cannot_be_recovered_is_refused_with_the_reason_and_unchanged(
 ) -> None:
     disk, _ = survivor_disk()
     spoil(disk)
-    before = contents(disk)
+    before = disk.contents()
     with pytest.raises(error, match=words) as refused:
         recover(disk)
     assert "nothing was changed" in str(refused.value)
-    assert contents(disk) == before
+    assert disk.contents() == before
 
 
 def test_a_damaged_entry_is_found_although_the_last_stop_was_clean() -> None:
@@ -532,10 +485,10 @@ def _recovered() -> SimulatedDisk:
 )
 def test_a_wrong_clone_is_refused(make: Callable[[], SimulatedDisk], node: NodeId, words: str) -> None:
     disk = make()
-    before = contents(disk)
+    before = disk.contents()
     with pytest.raises(GroupRecoveryError, match=words):
         clone(disk, node)
-    assert contents(disk) == before
+    assert disk.contents() == before
 
 
 def test_a_copy_that_lacks_the_last_entry_is_refused() -> None:
@@ -546,19 +499,3 @@ def test_a_copy_that_lacks_the_last_entry_is_refused() -> None:
     rig.close()
     with pytest.raises(GroupRecoveryError, match=r"the copy is not whole.*Copy it again"):
         clone(disk, N2)
-
-
-def test_records_of_two_incarnations_are_refused() -> None:
-    disk, _ = survivor_disk()
-    identity = read_identity(disk, DATA / "identity", "n1")
-    write_identity(disk, DATA / "identity", replace(identity, incarnation=identity.incarnation ^ 2))
-    with pytest.raises(GroupRecoveryError, match="another incarnation"):
-        recover(disk)
-    with pytest.raises(DamagedFolderError, match="another incarnation"):
-        opened(disk)
-
-
-def test_a_folder_that_was_recovered_is_not_recovered_twice() -> None:
-    words = r"already.*--clone-for"
-    with pytest.raises(GroupRecoveryError, match=words), stopped_folder(DATA, _recovered()) as folder:
-        check_recoverable(folder)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from ledgermq.raft.config import Member, RaftConfig
 from ledgermq.raft.core.reign import Reign, Replication
 from ledgermq.raft.disk.files import FileSystem, Lock
 from ledgermq.raft.errors import (
@@ -27,15 +29,13 @@ from ledgermq.raft.log.identity import REJOINED_MARK
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
-from ..log_rig import DATA, SEGMENT, LogRig, storage_config
-from ..simulated_disk import PowerCut, SimulatedDisk
+from ..log_rig import DATA, SEGMENT, LogRig, node_config, storage_config
+from ..simulated_disk import After, PowerCut, SimulatedDisk, crashes, power_back
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 FIRST = Reign(master=N1)
 SECOND = FIRST.next(N2, 77, LogIndex(9))
 KEPT = DATA / "quarantine-1"
-Act = Callable[[SimulatedDisk], RaftStorage]
-After = Callable[[SimulatedDisk], SimulatedDisk]
 
 
 def master_disk(*, left_behind: bool) -> SimulatedDisk:
@@ -56,11 +56,12 @@ def master_disk(*, left_behind: bool) -> SimulatedDisk:
     return disk.crash(rng, Keep.ALL)  # all of it is on the platter
 
 
+def left_behind() -> SimulatedDisk:
+    return master_disk(left_behind=True)
+
+
 def opened(disk: SimulatedDisk, *, flag: bool = False) -> RaftStorage:
-    config = RaftConfig(
-        cluster_id="local", group="g0", node_id=N1, members=tuple(Member(n, f"{n}:1") for n in (N1, N2, N3)),
-        data_dir=DATA, segment_size=SEGMENT, replication=Replication.ASYNC_MASTER, master="n1", rejoin=flag,
-    )  # fmt: skip
+    config = node_config("n1", "n2", "n3", replication=Replication.ASYNC_MASTER, master="n1", rejoin=flag)
     return open_node_storage(config, disk, settings=replace(storage_config(), reign=FIRST))
 
 
@@ -71,39 +72,13 @@ def ask(disk: SimulatedDisk) -> None:
     disk.sync_directory(DATA)
 
 
-def contents(disk: SimulatedDisk, folder: Path = DATA) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): bytes(inode.current)
-        for path, inode in disk.names.items()
-        if folder in path.parents
-    }
-
-
-def crash_in(disk: SimulatedDisk, step: int, act: Act) -> bool:
-    """Run up to operation `step` of the disk from now on. Returns whether it got that far."""
-    last = disk.steps + step
-
-    def die(number: int, _operation: str, _path: Path) -> None:
-        if number == last:
-            raise PowerCut
-
-    disk.on_step = die
-    try:
-        act(disk).close(clean=False)
-    except PowerCut:
-        return True
-    finally:
-        disk.on_step = None
-    return False
-
-
 def check_moved(storage: RaftStorage, disk: SimulatedDisk, old: dict[str, bytes], reign: Reign) -> None:
     identity, hard = storage.identity, storage.hard_state
     assert (identity.reign, identity.successor, identity.complete) == (reign, None, True)
     assert identity.members[N1] == REJOINED_MARK and is_learner(storage)
     assert (hard.term, hard.voted_for, hard.is_voter) == (5, "n1", False)
     assert storage.log.last_index == 0
-    kept = contents(disk, KEPT)
+    kept = disk.contents(KEPT)
     assert kept.keys() >= old.keys(), "all of the old folder is in one quarantine"
     for (
         name,
@@ -111,14 +86,34 @@ def check_moved(storage: RaftStorage, disk: SimulatedDisk, old: dict[str, bytes]
     ) in old.items():  # a start with the flag reads the folder first: it records that, but not in the entries
         if name != "hardstate":
             assert kept[name][:SEGMENT] == raw[:SEGMENT], name
-    assert not any(name.startswith("quarantine-2") for name in contents(disk))
+    assert not any(name.startswith("quarantine-2") for name in disk.contents(DATA))
     assert not is_under_way(DATA, disk)
 
 
 KILLED: After = SimulatedDisk.killed
-LOST: After = lambda disk: disk.crash(random.Random(3), Keep.NONE)  # noqa: E731 (beside its twin)
-SOME: After = lambda disk: disk.crash(random.Random(disk.steps), Keep.ANY)  # noqa: E731
-WRITTEN: After = lambda disk: disk.crash(random.Random(3), Keep.ALL)  # noqa: E731
+LOST, SOME, WRITTEN = map(power_back, (Keep.NONE, Keep.ANY, Keep.ALL))
+
+
+def crashed(reached: Callable[[SimulatedDisk], bool], whole: SimulatedDisk | None = None) -> SimulatedDisk:
+    """Return what a start of a superseded node leaves that is killed once it has got so far."""
+    make = (whole or left_behind()).copy
+    return next(disk for disk in crashes(make, opened, KILLED) if reached(disk))
+
+
+def begun() -> SimulatedDisk:
+    """A folder with a decided move."""
+    return crashed(lambda disk: is_under_way(DATA, disk))
+
+
+def interrupted() -> SimulatedDisk:
+    """A folder whose identity, the last of its files, was moved."""
+    return crashed(lambda disk: not disk.exists(DATA / "identity"))
+
+
+def asked() -> SimulatedDisk:
+    disk = master_disk(left_behind=False)
+    ask(disk)
+    return disk
 
 
 @pytest.mark.parametrize(
@@ -129,29 +124,28 @@ WRITTEN: After = lambda disk: disk.crash(random.Random(3), Keep.ALL)  # noqa: E7
 def test_a_folder_that_was_left_behind_is_moved_whole_whatever_step_is_the_last_before_a_crash(
     after: After,
 ) -> None:
-    step = 0
-    while True:
-        disk = master_disk(left_behind=True)
-        old, step = contents(disk), step + 1
-        if not crash_in(disk, step, opened):
-            break
-        disk = after(disk)
-        storage = opened(disk)
-        check_moved(storage, disk, old, SECOND)
-    assert step > 20, "every operation was cut once"
+    whole, steps = left_behind(), 0
+    old = whole.contents(DATA)
+    for disk in crashes(whole.copy, opened, after):
+        steps += 1
+        check_moved(opened(disk), disk, old, SECOND)
+    assert steps > 20, "every operation was cut once"
 
 
 @pytest.mark.parametrize("after", [KILLED, LOST, SOME], ids=["killed", "power cut", "some written"])
 def test_a_second_crash_changes_nothing(after: After) -> None:
-    for first in range(1, 40, 4):
-        for second in range(1, 40, 4):
-            disk = master_disk(left_behind=True)
-            old = contents(disk)
-            if crash_in(disk, first, opened):
-                disk = after(disk)
-                if crash_in(disk, second, opened):
-                    disk = after(disk)
-                    check_moved(opened(disk), disk, old, SECOND)
+    whole = left_behind()
+    old = whole.contents(DATA)
+    for steps in product(range(1, 40, 4), repeat=2):
+        disk = whole.copy()
+        for step in steps:
+            disk.cut_power_at(disk.steps + step)
+            with suppress(PowerCut):
+                opened(disk)
+                break
+            disk = after(disk)
+        else:
+            check_moved(opened(disk), disk, old, SECOND)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +156,9 @@ def test_a_rejoin_that_was_begun_needs_no_flag_to_go_on(after: After) -> None:
 
     The flag is never needed again.
     """
-    step, moved = 0, 0
-    while True:
-        disk = master_disk(left_behind=False)
-        old, step = contents(disk), step + 1
-        if not crash_in(disk, step, lambda disk: opened(disk, flag=True)):
-            break
-        disk = after(disk)
+    whole, moved = master_disk(left_behind=False), 0
+    old = whole.contents(DATA)
+    for disk in crashes(whole.copy, partial(opened, flag=True), after):
         storage = opened(disk)
         if storage.log.last_index:
             assert not moved, "a decision is never taken back"
@@ -183,14 +173,10 @@ def test_a_rejoin_that_was_begun_needs_no_flag_to_go_on(after: After) -> None:
 def test_a_file_of_an_operator_asks_for_one_rejoin_whatever_step_is_the_last_before_a_crash(
     after: After,
 ) -> None:
-    step, asked_again = 0, 0
-    while True:
-        disk = master_disk(left_behind=False)
-        ask(disk)
-        old, step = contents(disk), step + 1
-        if not crash_in(disk, step, opened):
-            break
-        disk = after(disk)
+    whole, steps, asked_again = asked(), 0, 0
+    old = whole.contents(DATA)
+    for disk in crashes(whole.copy, opened, after):
+        steps += 1
         asked_again += disk.exists(DATA / MARKER) and not is_under_way(DATA, disk)
         storage = opened(disk)
         check_moved(storage, disk, old, FIRST)
@@ -200,7 +186,7 @@ def test_a_file_of_an_operator_asks_for_one_rejoin_whatever_step_is_the_last_bef
         assert again.incarnation == made, "it is used up"
         assert not disk.exists(DATA / MARKER) and disk.exists(KEPT / MARKER)
         again.close(clean=True)
-    assert step > 20 and asked_again, "every operation was cut once, also before anything was decided"
+    assert steps > 20 and asked_again, "every operation was cut once, also before anything was decided"
 
 
 def test_a_file_of_an_operator_also_gives_up_the_folder_of_a_rejoin_and_an_empty_one() -> None:
@@ -215,63 +201,30 @@ def test_a_file_of_an_operator_also_gives_up_the_folder_of_a_rejoin_and_an_empty
     assert is_learner(storage) and empty.exists(KEPT / MARKER), "an empty disk under a known name"
 
 
-def test_of_two_starts_that_saw_the_file_of_an_operator_one_moves_the_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    disk, made = master_disk(left_behind=False), list[int]()
-    ask(disk)
-
-    def lock(node: str, folder: Path, files: FileSystem) -> Lock:
-        monkeypatch.undo()
-        other = opened(disk)
-        made.append(other.incarnation)
-        other.close(clean=True)
-        return lock_folder(node, folder, files)
-
-    monkeypatch.setattr(quarantine, "lock_folder", lock)
-    storage = opened(disk)
-    assert [storage.incarnation] == made and not any("quarantine-2" in name for name in contents(disk))
-
-
 def test_a_node_alone_says_which_file_asks_for_what_nobody_can_give() -> None:
-    disk = master_disk(left_behind=False)
-    ask(disk)
-    alone = RaftConfig(
-        cluster_id="local", group="g0", node_id=N1, members=(Member(N1, "n1:1"),), data_dir=DATA,
-        segment_size=SEGMENT, replication=Replication.ASYNC_MASTER, master="n1",
-    )  # fmt: skip
+    disk = asked()
+    alone = node_config("n1", replication=Replication.ASYNC_MASTER, master="n1")
     with pytest.raises(DataFolderError, match=f"removed {DATA / MARKER}"):
         open_node_storage(alone, disk, settings=replace(storage_config(), reign=FIRST))
 
 
 def test_the_new_folder_is_never_moved_after_the_old_one() -> None:
-    disk = master_disk(left_behind=True)
+    disk = left_behind()
     opened(disk).close(clean=False)
     again = opened(disk)
-    assert again.log.last_index == 0 and not any("quarantine-2" in name for name in contents(disk))
+    assert again.log.last_index == 0 and not any("quarantine-2" in name for name in disk.contents(DATA))
     again.close()
     assert rejoin(replace(storage_config(), reign=SECOND), disk) == DATA / "quarantine-2"
 
 
-def interrupted() -> SimulatedDisk:
-    """A move with the identity last."""
-    disk = master_disk(left_behind=True)
-    step = 0
-    while disk.exists(DATA / "identity"):
-        disk, step = master_disk(left_behind=True), step + 1
-        crash_in(disk, step, opened)
-        disk = disk.killed()
-    return disk
-
-
 def test_a_folder_without_an_identity_is_still_that_of_its_node() -> None:
     disk = interrupted()
-    before = contents(disk)
+    before = disk.contents(DATA)
     with pytest.raises(ForeignFolderError, match="belongs to cluster local"):
         finish_rejoin(replace(storage_config(), cluster_id="other"), disk)
     with pytest.raises(ForeignFolderError, match="node n1 of group g0"):
         finish_rejoin(replace(storage_config(), node_id=N2), disk)
-    assert contents(disk) == before
+    assert disk.contents(DATA) == before
 
 
 def test_a_record_that_cannot_be_read_is_refused_and_the_flag_begins_anew() -> None:
@@ -293,19 +246,14 @@ def test_a_record_of_a_newer_build_is_refused() -> None:
 
 
 def test_what_stands_in_the_way_in_the_quarantine_is_kept() -> None:
-    step = 0
-    while True:
-        disk, step = master_disk(left_behind=True), step + 1
-        old = contents(disk)
-        crash_in(disk, step, opened)
-        disk = disk.killed()
-        if disk.exists(KEPT / "hardstate"):
-            break
+    whole = left_behind()
+    old = whole.contents(DATA)
+    disk = crashed(lambda disk: disk.exists(KEPT / "hardstate"), whole)
     file = disk.open(DATA / "hardstate", create=True)  # a person looked, and it was created again
     file.pwritev([b"another"], 0)
     storage = opened(disk)
     check_moved(storage, disk, old, SECOND)
-    assert contents(disk, KEPT)["hardstate-2"] == b"another"
+    assert disk.contents(KEPT)["hardstate-2"] == b"another"
 
 
 @pytest.mark.parametrize(
@@ -314,31 +262,18 @@ def test_what_stands_in_the_way_in_the_quarantine_is_kept() -> None:
 )
 def test_a_quarantine_that_is_there_takes_no_second_folder(kept: list[str], new: str) -> None:
     """People delete some of them, keep others, and rename them."""
-    disk = master_disk(left_behind=True)
+    disk = left_behind()
     for name in kept:
         disk.make_directory(DATA / name)
         file = disk.open(DATA / name / "identity", create=True)
         file.pwritev([b"older"], 0)
         file.close()
     opened(disk).close(clean=False)
-    assert [contents(disk, DATA / name) for name in kept] == [{"identity": b"older"}] * len(kept)
-    assert "identity" in contents(disk, DATA / new)
+    assert [disk.contents(DATA / name) for name in kept] == [{"identity": b"older"}] * len(kept)
+    assert "identity" in disk.contents(DATA / new)
 
 
-def begun() -> SimulatedDisk:
-    """A folder with a decided move, left by a killed start."""
-    step = 0
-    while True:
-        disk, step = master_disk(left_behind=True), step + 1
-        crash_in(disk, step, opened)
-        disk = disk.killed()
-        if is_under_way(DATA, disk):
-            return disk
-
-
-@pytest.mark.parametrize(
-    "begin", [begun, lambda: master_disk(left_behind=True)], ids=["begun", "left behind"]
-)
+@pytest.mark.parametrize("begin", [begun, left_behind, asked])
 def test_a_start_that_waited_for_another_one_moves_nothing_of_what_that_made(
     begin: Callable[[], SimulatedDisk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +290,7 @@ def test_a_start_that_waited_for_another_one_moves_nothing_of_what_that_made(
     monkeypatch.setattr(quarantine, "lock_folder", lock)
     storage = opened(disk)
     assert [storage.incarnation] == made
-    assert not any(name.startswith("quarantine-2") for name in contents(disk))
+    assert not any(name.startswith("quarantine-2") for name in disk.contents(DATA))
 
 
 def test_a_move_that_another_start_began_is_finished_and_not_decided_anew() -> None:

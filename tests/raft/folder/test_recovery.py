@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,13 +19,13 @@ from ledgermq.raft.errors import (
     DiskFullError,
     NewerFolderError,
 )
-from ledgermq.raft.folder.storage import open_storage
+from ledgermq.raft.folder.storage import Machine, open_storage
 from ledgermq.raft.log.segment import MARK_BLOCK, TRAILER_SIZE
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
 from ..log_rig import DATA, SEGMENT, LogRig, Stored, reopen, storage_config
-from ..simulated_disk import PowerCut, SimulatedDisk, SimulatedFile
+from ..simulated_disk import PowerCut, SimulatedDisk, SimulatedFile, crashes
 
 FIRST_SEGMENT = DATA / "commitlog" / f"{0:020d}"
 
@@ -107,18 +107,10 @@ def test_power_cut_at_any_step_loses_nothing_durable(
     for crash_at in sorted(rng.sample(range(begin + 1, whole.steps + 1), 12)):
         disk = SimulatedDisk()
         history = History(seed, disk)
-        cut_power_at(disk, crash_at)
+        disk.cut_power_at(crash_at)
         with pytest.raises(PowerCut):
             history.run()
         history.judge(disk.crash(rng, keep))
-
-
-def cut_power_at(disk: SimulatedDisk, number: int) -> None:
-    def on_step(step: int, operation: str, path: Path) -> None:
-        if step >= number:
-            raise PowerCut
-
-    disk.on_step = on_step
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -130,7 +122,7 @@ def test_power_cut_during_recovery_loses_nothing_durable(seed: int) -> None:
     crashed = disk.crash(rng, Keep.ANY)
     for crash_at in range(1, 12):
         again = crashed.crash(rng, Keep.ALL)
-        cut_power_at(again, crash_at)
+        again.cut_power_at(crash_at)
         try:
             reopen(again, history.rig)
         except PowerCut:
@@ -166,18 +158,12 @@ def killed_behind_a_filler() -> tuple[LogRig, SimulatedDisk]:
 def test_power_cut_while_recovery_takes_a_filler_back_is_no_damage(keep: Keep) -> None:
     rig, killed = killed_behind_a_filler()
     cuts = 0
-    for crash_at in range(1, 100):
-        again = killed.crash(random.Random(crash_at), Keep.ALL)
-        cut_power_at(again, crash_at)
-        try:
-            reopen(again, rig)
-        except PowerCut:
-            cuts += 1
-            for attempt in range(4):
-                after = reopen(again.crash(random.Random(attempt), keep), rig)
-                assert after.read_all() == rig.entries
-        else:
-            break
+    for cut in crashes(
+        lambda: killed.crash(random.Random(1), Keep.ALL), partial(reopen, before=rig), lambda disk: disk
+    ):
+        cuts += 1
+        for attempt in range(4):
+            assert reopen(cut.crash(random.Random(attempt), keep), rig).read_all() == rig.entries
     assert cuts > 5
 
 
@@ -273,32 +259,6 @@ def test_bit_flip_after_a_clean_stop_is_found_at_the_latest_by_the_read() -> Non
     assert end == rig.log.end_offset
 
 
-def test_zeroed_entry_in_the_middle_is_damage_not_a_tail() -> None:
-    rig = filled(10)
-    header = rig.log.header_nowait(LogIndex(4))
-    assert header is not None
-    disk = rig.disk.killed()
-    inode = disk.names[FIRST_SEGMENT]
-    inode.current[header.physical_offset : header.end] = bytes(header.size)
-    with pytest.raises(DamagedLogError, match="on stable storage") as caught:
-        reopen(disk, rig)
-    assert caught.value.offset == header.physical_offset
-
-
-def test_log_that_lost_its_end_below_the_floor_is_refused() -> None:
-    rig = filled(10)
-    rig.flusher.sync()  # stores the floor
-    header = rig.log.header_nowait(LogIndex(10))
-    assert header is not None
-    disk = rig.disk.killed()
-    path = DATA / "commitlog" / f"{header.physical_offset // SEGMENT * SEGMENT:020d}"
-    place = header.physical_offset % SEGMENT
-    disk.names[path].current[place : place + header.size] = bytes(header.size)
-    disk.names[path].current[SEGMENT:] = bytes(TRAILER_SIZE)  # and the marks with it
-    with pytest.raises(DamagedLogError, match="entry 10 was acknowledged"):
-        reopen(disk, rig)
-
-
 def test_missing_segment_in_the_middle_is_refused() -> None:
     rig = filled(40)
     disk = rig.disk.killed()
@@ -364,30 +324,12 @@ def test_damaged_index_files_are_rebuilt() -> None:
 
 def test_boot_id_that_changed_without_a_clean_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = filled(3)
-    monkeypatch.setattr(
-        "ledgermq.raft.folder.storage.boot_id", lambda: "11111111-2222-3333-4444-555555555555"
-    )
+    monkeypatch.setattr(Machine, "boot_id", lambda self: "11111111-2222-3333-4444-555555555555")
     after = reopen(rig.disk.killed(), rig)
     assert after.storage.recovered.rebooted_unclean
     after.close()
-    monkeypatch.setattr(
-        "ledgermq.raft.folder.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555"
-    )
+    monkeypatch.setattr(Machine, "boot_id", lambda self: "99999999-2222-3333-4444-555555555555")
     assert not reopen(after.disk, rig).storage.recovered.rebooted_unclean
-
-
-def fail(operation: str, part: str, code: int, *, skip: int = 0) -> Callable[[int, str, Path], None]:
-    """Return a step hook that fails one kind of operation on paths that contain `part`."""
-    left = [skip]
-
-    def on_step(step: int, name: str, path: Path) -> None:
-        if name == operation and part in str(path):
-            if left[0]:
-                left[0] -= 1
-            else:
-                raise OSError(code, "injected", str(path))
-
-    return on_step
 
 
 @pytest.mark.parametrize("part", ["commitlog", "hardstate"])
@@ -395,7 +337,7 @@ def test_failed_fsync_reports_nothing_as_durable(part: str) -> None:
     rig = filled(3)
     done = rig.durable_seq
     rig.append(b"x")
-    rig.disk.on_step = fail("fdatasync", part, errno.EIO)
+    rig.disk.fail("fdatasync", part)
     rig.persist(HardState(Term(2), NodeId("n2"), LogIndex(0)))
     with pytest.raises(OSError, match="injected"):
         rig.flusher.step()
@@ -468,11 +410,11 @@ def test_folder_without_its_records_is_refused_and_left_alone(name: str, how: st
     else:
         for block in range(4):
             disk.names[DATA / name].current[block * MARK_BLOCK : block * MARK_BLOCK + 30] = b"?" * 30
-    before = {path: bytes(inode.current) for path, inode in disk.names.items()}
+    before = disk.contents()
     with pytest.raises(DataFolderError) as caught:
         open_storage(storage_config(), disk)
     assert f"{DATA}/{name}" in str(caught.value) and "--rejoin" in str(caught.value)
-    assert {path: bytes(inode.current) for path, inode in disk.names.items()} == before
+    assert disk.contents() == before
 
 
 @pytest.mark.parametrize("seed", range(60))

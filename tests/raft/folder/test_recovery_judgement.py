@@ -24,14 +24,15 @@ FIRST_SEGMENT = DATA / "commitlog" / f"{0:020d}"
 
 
 def turns(*counts: int, size: int = 100) -> LogRig:
-    """Write that many entries per flush turn, all into the first segment. Nothing stores the floor."""
-    rig = LogRig(SimulatedDisk())
+    """Write that many entries per flush turn. By default they fit the first segment. Nothing stores the
+    floor.
+    """
+    rig = LogRig(SimulatedDisk(), cache_bytes=1 << 16)
     for count in counts:
         for _ in range(count):
             rig.append(bytes([rig.log.last_index % 256]) * size)
         rig.persist()
         rig.flusher.step()
-    assert rig.log.end_offset < SEGMENT
     return rig
 
 
@@ -121,11 +122,7 @@ def test_a_log_that_ends_below_what_was_acknowledged_is_refused() -> None:
 
 def test_entries_in_a_later_segment_make_a_gap_damage() -> None:
     """Also if no flush mark is readable, which alone would show that the bytes before were durable."""
-    rig = LogRig(SimulatedDisk(), cache_bytes=1 << 16)
-    for _ in range(12):
-        rig.append(bytes(600))
-        rig.persist()
-        rig.flusher.step()
+    rig = turns(*[1] * 12, size=600)
     first, *later = rig.log.segments()
     header = entry(rig, first.last_index)
     disk = rig.disk.killed()
@@ -150,11 +147,7 @@ def test_a_log_that_an_interrupted_repair_left_short_is_refused() -> None:
 
 def test_after_a_crash_an_index_file_above_the_floor_is_not_believed() -> None:
     """It has the first and the last entry of its segment. The entries between them were never compared."""
-    rig = LogRig(SimulatedDisk(), cache_bytes=1 << 16)
-    for _ in range(12):
-        rig.append(bytes(600))
-        rig.persist()
-        rig.flusher.step()
+    rig = turns(*[1] * 12, size=600)
     rig.storage.run_background()
     disk = rig.disk.killed()
     assert rig.storage.hard_state.commit_hint == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
 from ..log_rig import DATA, SEGMENT, LogRig, storage_config
-from ..simulated_disk import PowerCut, SimulatedDisk
+from ..simulated_disk import PowerCut, SimulatedDisk, crashes, power_back
 
 FOLDERS = LogFolders(DATA)
 STATE = bytes(range(256)) * 30
@@ -97,40 +98,21 @@ def check_old(disk: SimulatedDisk, storage: RaftStorage) -> None:
     assert disk.list_directory(DATA / "reset") == [], "what is left of an undecided reset is dropped"
 
 
-def cut_at(disk: SimulatedDisk, step: int) -> None:
-    def on_step(number: int, operation: str, path: Path) -> None:
-        if number == step:
-            raise PowerCut
-
-    disk.on_step = on_step
-
-
-def steps_of(work: Callable[[SimulatedDisk], object], prepare: Callable[[SimulatedDisk], None]) -> list[int]:
-    """Return the numbers of the disk operations of `work`."""
-    disk = old_folder()
-    prepare(disk)
-    before = disk.steps
-    work(disk)
-    return list(range(before + 1, disk.steps + 1))
-
-
-def decided(disk: SimulatedDisk) -> None:
+def decided(disk: SimulatedDisk | None = None) -> SimulatedDisk:
+    """Stage the state and decide to install it, by default in the old folder."""
+    disk = disk or old_folder()
     stage(disk)
     decide(disk, FOLDERS, PLAN)
+    return disk
 
 
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_crash_at_any_step_of_the_installation_leaves_a_folder_that_finishes_it(keep: Keep) -> None:
-    steps = steps_of(start, decided)
-    assert len(steps) > 30
-    for step in steps:
-        disk = old_folder()
-        decided(disk)
-        cut_at(disk, step)
-        with pytest.raises(PowerCut):
-            start(disk)
-        after = disk.crash(random.Random(step), keep)
+    steps = 0
+    for after in crashes(decided, start, power_back(keep)):
+        steps += 1
         check_new(after, start(after))
+    assert steps > 30
 
 
 @pytest.mark.parametrize("keep", list(Keep))
@@ -138,12 +120,7 @@ def test_a_crash_while_the_state_comes_in_leaves_the_old_folder_until_the_decisi
     keep: Keep,
 ) -> None:
     found = set()
-    for step in steps_of(decided, lambda disk: None):
-        disk = old_folder()
-        cut_at(disk, step)
-        with pytest.raises(PowerCut):
-            decided(disk)
-        after = disk.crash(random.Random(step), keep)
+    for after in crashes(old_folder, decided, power_back(keep)):
         storage = start(after)
         is_new = storage.log.first_index == 101
         (check_new if is_new else check_old)(after, storage)
@@ -154,10 +131,9 @@ def test_a_crash_while_the_state_comes_in_leaves_the_old_folder_until_the_decisi
 @pytest.mark.parametrize("seed", range(40))
 def test_repeated_crashes_end_in_the_new_folder(seed: int) -> None:
     rng = random.Random(seed)
-    disk = old_folder()
-    decided(disk)
+    disk = decided()
     for _ in range(rng.randint(1, 5)):
-        cut_at(disk, disk.steps + rng.randint(1, 40))
+        disk.cut_power_at(disk.steps + rng.randint(1, 40))
         try:
             storage = start(disk)
         except PowerCut:
@@ -182,8 +158,7 @@ def acknowledge(disk: SimulatedDisk, count: int) -> None:
 @pytest.mark.parametrize("keep", list(Keep))
 def test_what_is_acknowledged_after_a_reset_is_never_wiped_by_it(keep: Keep) -> None:
     """The installation must not be repeated once the new log may grow."""
-    disk = old_folder()
-    decided(disk)
+    disk = decided()
     acknowledge(disk, 30)
     after = disk.crash(random.Random(1), keep)
     storage = start(after)
@@ -191,24 +166,24 @@ def test_what_is_acknowledged_after_a_reset_is_never_wiped_by_it(keep: Keep) -> 
     assert storage.log.first_offset == 20 * SEGMENT
 
 
-def killed_at(step: int, disk: SimulatedDisk, work: Callable[[SimulatedDisk], object]) -> SimulatedDisk:
-    """Return what the next process finds if the one doing `work` is killed before operation `step`."""
-    cut_at(disk, step)
-    with pytest.raises(PowerCut):
-        work(disk)
-    return disk.killed()
-
-
 @pytest.mark.parametrize("keep", list(Keep))
 def test_what_is_acknowledged_after_a_killed_installation_is_never_wiped_by_it(keep: Keep) -> None:
     """The successor of the killed process sees no marker. Only the disk may still have it."""
-    for step in steps_of(start, decided):
-        disk = old_folder()
-        decided(disk)
-        disk = killed_at(step, disk, start)
+    for disk in crashes(decided, start, SimulatedDisk.killed):
         acknowledge(disk, 3)
-        storage = start(disk.crash(random.Random(step), keep))
-        assert (storage.log.first_index, storage.log.last_index) == (101, 103), step
+        storage = start(disk.crash(random.Random(disk.steps), keep))
+        assert (storage.log.first_index, storage.log.last_index) == (101, 103)
+
+
+def killed_while_deciding(left: int) -> SimulatedDisk:
+    """Return what the next process finds if `left` of the last operations of a decision were not done."""
+
+    def staged() -> SimulatedDisk:
+        disk = old_folder()
+        stage(disk)
+        return disk
+
+    return list(crashes(staged, lambda disk: decide(disk, FOLDERS, PLAN), SimulatedDisk.killed))[-1 - left]
 
 
 @pytest.mark.parametrize("keep", list(Keep))
@@ -217,32 +192,17 @@ def test_a_decision_that_a_killed_process_left_is_durable_before_it_is_carried_o
 
     If the marker were lost then, that would be damage.
     """
-    for killed in steps_of(lambda disk: decide(disk, FOLDERS, PLAN), stage)[-4:]:
-        disk = old_folder()
-        stage(disk)
-        disk = killed_at(killed, disk, lambda disk: decide(disk, FOLDERS, PLAN))
-        before, power_cuts = disk.steps, 0
-        for step in range(before + 1, before + 60):
-            disk = old_folder()
-            stage(disk)
-            disk = killed_at(killed, disk, lambda disk: decide(disk, FOLDERS, PLAN))
-            cut_at(disk, step)
-            try:
-                start(disk)
-            except PowerCut:
-                power_cuts += 1
-            after = disk.crash(random.Random(step), keep)
+    for last_step in range(4):
+        power_cuts = 0
+        for after in crashes(partial(killed_while_deciding, last_step), start, power_back(keep)):
+            power_cuts += 1
             storage = start(after)
-            if storage.log.first_index == 1:
-                check_old(after, storage)
-            else:
-                check_new(after, storage)
+            (check_old if storage.log.first_index == 1 else check_new)(after, storage)
         assert power_cuts > 5
 
 
 def test_the_new_log_takes_truncations_and_survives_them() -> None:
-    disk = old_folder()
-    decided(disk)
+    disk = decided()
     start(disk).close(clean=True)
     rig = LogRig(disk)
     for number in range(12):
@@ -287,21 +247,19 @@ def test_an_acknowledged_floor_above_the_base_does_not_stop_the_start() -> None:
 
 
 def test_a_damaged_marker_is_refused_and_nothing_is_changed() -> None:
-    disk = old_folder()
-    decided(disk)
+    disk = decided()
     disk.flip(DATA / "reset" / "marker", 40)
-    before = {path: bytes(inode.current) for path, inode in disk.names.items()}
+    before = disk.contents()
     with pytest.raises(DamagedFolderError, match="rejoin"):
         start(disk)
-    assert {path: bytes(inode.current) for path, inode in disk.names.items()} == before
+    assert disk.contents() == before
     moved = rejoin(storage_config(), disk)
     assert moved is not None
     assert open_storage(storage_config(), disk).log.last_index == 0
 
 
 def test_a_tool_that_knows_no_state_machine_does_not_open_a_half_installed_folder() -> None:
-    disk = old_folder()
-    decided(disk)
+    disk = decided()
     with pytest.raises(DamagedFolderError, match="ledgermq broker"):
         open_storage(storage_config(), disk)
     assert is_initialized(DATA, disk, "n1")
@@ -309,8 +267,7 @@ def test_a_tool_that_knows_no_state_machine_does_not_open_a_half_installed_folde
 
 
 def test_a_full_disk_stops_the_installation_with_a_sentence_and_it_goes_on_with_room() -> None:
-    disk = old_folder()
-    decided(disk)
+    disk = decided()
     room = disk.capacity
     disk.capacity = 8 * SEGMENT  # not enough, even with the old log's space
     with pytest.raises(DiskFullError, match="Free space"):

@@ -5,7 +5,6 @@ The simulator found these cases: each log was called durable after a restart, an
 
 from __future__ import annotations
 
-import errno
 import random
 import threading
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.proto.entry import EntryKind
-from ledgermq.raft.errors import DamagedFolderError, DamagedLogError
+from ledgermq.raft.errors import DamagedLogError
 from ledgermq.raft.folder.opening import is_learner
 from ledgermq.raft.folder.quarantine import rejoin
 from ledgermq.raft.folder.storage import Machine, create_data_folder, open_storage
@@ -25,7 +24,7 @@ from tests.power_cut import Keep
 
 from ..log_rig import DATA, SEGMENT, LogRig, reopen, storage_config
 from ..simulated_disk import PowerCut, SimulatedDisk
-from .test_recovery import fail, filled
+from .test_recovery import filled
 
 
 def segment_file(start: int) -> Path:
@@ -40,7 +39,7 @@ def test_what_a_failed_fsync_left_in_the_page_cache_is_written_again(sizes: tupl
     disk.keeps_failed_pages = True
     for size in sizes:
         rig.append(bytes(size))
-    disk.on_step = fail("fdatasync", "commitlog", errno.EIO)
+    disk.fail("fdatasync", "commitlog")
     rig.persist()
     with pytest.raises(OSError, match="injected"):
         rig.flusher.step()
@@ -105,16 +104,6 @@ def test_unreadable_sector_of_a_record_is_what_its_second_copy_is_for(name: str)
         assert bytes(disk.names[DATA / name].current) == before
 
 
-@pytest.mark.parametrize("name", ["identity", "manifest"])
-def test_record_damaged_in_both_copies_is_named(name: str) -> None:
-    rig = filled(2)
-    disk = rig.disk.killed()
-    disk.flip(DATA / name, 60)
-    disk.flip(DATA / name, 4096 + 70)
-    with pytest.raises(DamagedFolderError, match=rf"{name} is damaged.*--rejoin"):
-        open_storage(storage_config(), disk)
-
-
 def test_unreadable_sector_of_the_hard_state_is_what_its_copies_are_for() -> None:
     rig = filled(2)
     disk = rig.disk.killed()
@@ -150,7 +139,7 @@ def test_node_whose_asynchronous_sync_failed_does_not_vote_before_it_caught_up()
     rig.flusher.sync()
     rig.append(b"acknowledged, and gone")
     rig.flush()
-    disk.on_step = fail("fdatasync", "commitlog", errno.EIO)
+    disk.fail("fdatasync", "commitlog")
     with pytest.raises(OSError, match="injected"):
         rig.flusher.sync(others_write=True)
     disk.on_step = None
@@ -173,7 +162,7 @@ def test_thread_that_fails_in_asynchronous_mode_marks_the_node_as_a_learner() ->
         on_failed=lambda error: failed.set(),
         on_disk_full=lambda full: None,
     )
-    disk.on_step = fail("fdatasync", "commitlog", errno.EIO)
+    disk.fail("fdatasync", "commitlog")
     storage.log.stage_entry(EntryKind.NOOP, [], section_count=0, index=LogIndex(1), term=Term(1), timestamp=1)
     storage.log.persist(1)
     assert failed.wait(60)

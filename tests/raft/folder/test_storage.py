@@ -38,6 +38,7 @@ from ledgermq.raft.log.identity import Recovery, read_identity, write_identity
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.volatile_disk import VolatileFileSystem
 
+FILES = RealFileSystem()
 REIGN = Reign(master=NodeId("n1"))
 
 
@@ -56,7 +57,10 @@ def config_for(folder: Path, flush: str = "sync") -> StorageConfig:
 
 @pytest.fixture
 def config(tmp_path: Path) -> StorageConfig:
-    return config_for(tmp_path)
+    """Settings of a new folder."""
+    config = config_for(tmp_path)
+    create_data_folder(config, FILES)
+    return config
 
 
 class Session:
@@ -102,12 +106,12 @@ class Session:
 @pytest.mark.parametrize("flush", ["sync", "async_timed", "async_notify"])
 @pytest.mark.parametrize("clean", [True, False])
 def test_entries_and_vote_survive_a_restart_on_a_real_disk(tmp_path: Path, flush: str, clean: bool) -> None:
-    config, files = config_for(tmp_path, flush), RealFileSystem()
-    create_data_folder(config, files)
+    config = config_for(tmp_path, flush)
+    create_data_folder(config, FILES)
     vote = HardState(Term(3), NodeId("n2"), LogIndex(0))
 
     async def first() -> list[bytes]:
-        session = Session(open_storage(config, files))
+        session = Session(open_storage(config, FILES))
         await session.append(b"a" * 900, 200, vote)
         await session.append(b"b" * 5000, 30)
         statistics = session.storage.statistics()
@@ -118,7 +122,7 @@ def test_entries_and_vote_survive_a_restart_on_a_real_disk(tmp_path: Path, flush
         return payloads
 
     async def second(expected: list[bytes]) -> None:
-        storage = open_storage(config, files)
+        storage = open_storage(config, FILES)
         assert storage.recovered.clean_stop is clean
         assert (storage.hard_state.term, storage.hard_state.voted_for) == (3, "n2")
         session = Session(storage)
@@ -159,7 +163,6 @@ class BrokenFileSystem(RealFileSystem):
 def test_failed_fsync_is_terminal_even_when_the_next_one_would_succeed(config: StorageConfig) -> None:
     """Rule P15: after the error nothing is ever reported as durable."""
     files = BrokenFileSystem()
-    create_data_folder(config, files)
 
     async def run() -> None:
         session = Session(open_storage(config, files))
@@ -182,9 +185,6 @@ def test_failed_fsync_is_terminal_even_when_the_next_one_would_succeed(config: S
 
 @pytest.mark.parametrize("lies", [False, True])
 def test_volatile_disk_loses_exactly_what_was_not_synced(config: StorageConfig, lies: bool) -> None:
-    honest = VolatileFileSystem()
-    create_data_folder(config, honest)
-
     async def run() -> None:
         storage = open_storage(config, VolatileFileSystem(ignore_fdatasync=lies))
         session = Session(storage)
@@ -203,7 +203,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"node_id": NodeId("n2")}, "belongs to node n1 of group g0"),
+        (
+            {"node_id": NodeId("n2")},
+            "belongs to node n1 of group g0, as the file .*/identity says.*put back the one of n2.*--rejoin",
+        ),
         ({"group": "g1"}, "belongs to node n1 of group g0"),
         ({"cluster_id": "other"}, "belongs to cluster local"),
         ({"segment_size": 1 << 17}, "segment_size = 65536"),
@@ -212,48 +215,40 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def test_folder_of_somebody_else_is_refused_and_left_alone(
     config: StorageConfig, change: dict[str, Any], words: str
 ) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
     before = snapshot(config.data_dir)
     with pytest.raises(ForeignFolderError, match=words) as caught:
-        open_storage(replace(config, **change), files)
+        open_storage(replace(config, **change), FILES)
     assert "nothing was changed" in str(caught.value)
     assert snapshot(config.data_dir) == before
 
 
 def test_folder_that_another_process_uses_is_refused(config: StorageConfig) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
-    first = open_storage(config, files)
+    first = open_storage(config, FILES)
     with pytest.raises(LockedFolderError, match="locked by process"):
-        open_storage(config, files)
+        open_storage(config, FILES)
     first.close()
-    open_storage(config, files).close()
+    open_storage(config, FILES).close()
 
 
 @pytest.mark.parametrize("name", ["identity", "manifest"])
 def test_record_of_a_newer_version_is_refused(config: StorageConfig, name: str) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
     path = config.data_dir / name
     known = {"identity": 4, "manifest": 2}[name]
     path.write_bytes(path.read_bytes().replace(f"LMQ {name} {known}".encode(), f"LMQ {name} 7".encode()))
     with pytest.raises(NewerFolderError, match=rf"version 7.*version {known}") as caught:
-        open_storage(config, files)
+        open_storage(config, FILES)
     assert str(path) in str(caught.value)
 
 
 def test_folder_that_was_only_half_made_is_made_again(config: StorageConfig) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
     path = config.data_dir / "identity"
     good = path.read_bytes()
-    assert is_initialized(config.data_dir, files, config.node_id)
+    assert is_initialized(config.data_dir, FILES, config.node_id)
     path.unlink()
     with pytest.raises(DamagedFolderError, match=r"^n7 will not start: .*identity is missing"):
-        is_initialized(config.data_dir, files, "n7")
+        is_initialized(config.data_dir, FILES, "n7")
     path.write_bytes(good)
-    open_storage(config, files).close()
+    open_storage(config, FILES).close()
 
 
 def fields_of(path: Path) -> tuple[str, dict[str, Any]]:
@@ -264,12 +259,11 @@ def fields_of(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def test_the_identity_of_a_quorum_group_has_no_fields_of_a_master(config: StorageConfig) -> None:
-    files, path = RealFileSystem(), config.data_dir / "identity"
-    create_data_folder(config, files)
+    path = config.data_dir / "identity"
     recovery = Recovery(
         replaced_group_id=7, from_incarnation=9, term=2, last_index=1, last_crc=3, counted=True
     )
-    write_identity(files, path, replace(read_identity(files, path, "n1"), recovery=recovery, group_id=8))
+    write_identity(FILES, path, replace(read_identity(FILES, path, "n1"), recovery=recovery, group_id=8))
     head, fields = fields_of(path)
     assert head == "LMQ identity 4"
     assert fields.keys() == {
@@ -280,7 +274,7 @@ def test_the_identity_of_a_quorum_group_has_no_fields_of_a_master(config: Storag
     assert fields["recovery"].keys() == {
         "replaced_group_id", "from_incarnation", "term", "last_index", "last_crc", "counted"
     }  # fmt: skip
-    assert read_identity(files, path, "n1").recovery == recovery
+    assert read_identity(FILES, path, "n1").recovery == recovery
 
 
 @pytest.mark.parametrize(
@@ -289,86 +283,70 @@ def test_the_identity_of_a_quorum_group_has_no_fields_of_a_master(config: Storag
 def test_a_folder_that_knows_a_master_is_read_as_every_build_wrote_it(
     config: StorageConfig, changes: dict[str, Any]
 ) -> None:
-    files, path = RealFileSystem(), config.data_dir / "identity"
-    create_data_folder(config, files)
+    path = config.data_dir / "identity"
     recovery = Recovery(
         replaced_group_id=7, from_incarnation=9, term=2, last_index=1, last_crc=3, counted=True, promoted=True
     )
-    identity = replace(read_identity(files, path, "n1"), recovery=recovery, **changes)
-    write_identity(files, path, identity)
+    identity = replace(read_identity(FILES, path, "n1"), recovery=recovery, **changes)
+    write_identity(FILES, path, identity)
     head, fields = fields_of(path)
     assert head == "LMQ identity 4" and fields["recovery"]["promoted"]
-    assert read_identity(files, path, "n1") == identity
+    assert read_identity(FILES, path, "n1") == identity
     for version in (1, 2, 3):  # these stored a single copy
-        write_record(files, path, "identity", version, fields)
-        assert read_identity(files, path, "n1") == identity
-    write_record(files, path, "identity", 5, fields, twice=True)
+        write_record(FILES, path, "identity", version, fields)
+        assert read_identity(FILES, path, "n1") == identity
+    write_record(FILES, path, "identity", 5, fields, twice=True)
     with pytest.raises(NewerFolderError):
-        read_identity(files, path, "n1")
+        read_identity(FILES, path, "n1")
 
 
 def test_a_folder_that_was_told_of_a_promotion_remembers_it(config: StorageConfig) -> None:
-    files, path = RealFileSystem(), config.data_dir / "identity"
-    create_data_folder(replace(config, reign=REIGN), files)
+    path = config.data_dir / "identity"
+    write_identity(FILES, path, replace(read_identity(FILES, path, "n1"), reign=REIGN))
     claims = [Claim(group_id=9, reign=REIGN.next(NodeId(n), 5, LogIndex(3))) for n in ("n2", "n3")]
-    storage = open_storage(replace(config, reign=REIGN), files)
+    storage = open_storage(replace(config, reign=REIGN), FILES)
     for claim in claims:
         storage.learn_claim(claim)
     again = replace(claims[0], group_id=11)
     storage.learn_claim(again)
     storage.close()
-    assert read_identity(files, path, "n1").claims == (claims[1], again), "the last one of each node"
+    assert read_identity(FILES, path, "n1").claims == (claims[1], again), "the last one of each node"
 
 
 def test_rejoin_moves_everything_aside_and_keeps_the_vote(config: StorageConfig) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
 
     async def run() -> int:
-        session = Session(open_storage(config, files))
+        session = Session(open_storage(config, FILES))
         await session.append(b"x" * 100, 5, HardState(Term(4), NodeId("n3"), LogIndex(0)))
         await asyncio.to_thread(session.storage.close)
         return session.storage.incarnation
 
     incarnation = asyncio.run(run())
     segment = (config.data_dir / "commitlog" / f"{0:020d}").read_bytes()
-    moved = rejoin(config, files)
+    moved = rejoin(config, FILES)
     assert moved == config.data_dir / "quarantine-1"
     assert (moved / "commitlog" / f"{0:020d}").read_bytes() == segment
-    after = open_storage(config, files)
+    after = open_storage(config, FILES)
     assert after.log.last_index == 0 and after.incarnation != incarnation
     hard = after.hard_state
     assert (hard.term, hard.voted_for, hard.is_voter) == (4, "n3", False)
     after.close()
-    assert rejoin(config, files) == config.data_dir / "quarantine-2"
-
-
-def test_members_are_remembered(config: StorageConfig) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
-    storage = open_storage(config, files)
-    storage.learn_members({NodeId("n2"): 17})
-    storage.close()
-    after = open_storage(config, files)
-    assert after.identity.members == {"n1": after.incarnation, "n2": 17}
-    after.close()
+    assert rejoin(config, FILES) == config.data_dir / "quarantine-2"
 
 
 def test_the_group_id_is_remembered_and_absent_in_records_that_do_not_know_it(config: StorageConfig) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
     assert b"group_id" not in (config.data_dir / "identity").read_bytes()
-    storage = open_storage(config, files)
+    storage = open_storage(config, FILES)
     assert storage.identity.group_id == 0
     storage.learn_group_id((1 << 64) - 1)
     storage.learn_members({NodeId("n2"): 17})
     storage.close()
-    after = open_storage(config, files)
+    after = open_storage(config, FILES)
     assert after.identity.group_id == (1 << 64) - 1
-    assert after.identity.members[NodeId("n2")] == 17
+    assert after.identity.members == {"n1": after.incarnation, "n2": 17}
     after.close()
-    rejoin(config, files)
-    after = open_storage(config, files)
+    rejoin(config, FILES)
+    after = open_storage(config, FILES)
     assert after.identity.group_id == 0, "whoever rejoins takes it from its peers"
     after.close()
 
@@ -390,8 +368,6 @@ def test_real_file_survives_many_buffers_and_short_reads(tmp_path: Path) -> None
 def test_a_lock_that_cannot_be_taken_is_named_with_the_way_out(
     config: StorageConfig, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
 
     def refuse(self: RealFileSystem, path: Path) -> None:
         raise error
@@ -400,24 +376,13 @@ def test_a_lock_that_cannot_be_taken_is_named_with_the_way_out(
     with pytest.raises(
         DamagedFolderError, match=r"/lock cannot be locked .*rm -r .*/lock.*nothing was changed"
     ):
-        open_storage(config, files)
+        open_storage(config, FILES)
 
 
 def test_a_deleted_folder_of_segments_is_a_log_that_misses_all_of_them(config: StorageConfig) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
     shutil.rmtree(config.data_dir / "commitlog")
     with pytest.raises(
         DamagedLogError, match=r"commitlog/0{20} .*the segment file is missing.*--rejoin"
     ) as caught:
-        open_storage(config, files)
+        open_storage(config, FILES)
     assert caught.value.damage is not None, "the other members may have it"
-
-
-def test_a_folder_with_the_identity_of_another_node_names_that_file(config: StorageConfig) -> None:
-    files = RealFileSystem()
-    create_data_folder(config, files)
-    with pytest.raises(
-        ForeignFolderError, match=r"as the file .*/identity says.*put back the one of n2.*--rejoin"
-    ):
-        open_storage(replace(config, node_id=NodeId("n2")), files)

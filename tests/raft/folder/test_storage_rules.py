@@ -172,12 +172,12 @@ def test_memory_does_not_grow_with_the_log() -> None:
         rig.append(bytes(700))
         rig.flush()
     assert len(rig.read_all()) == len(rig.entries), "everything was read once"
-    contents, files = rig.log._log, rig.log._files
-    assert sum(segment.offsets is not None for segment in contents.segments) <= 2
+    contents, files = rig.log, rig.log._files
+    assert sum(segment.offsets is not None for segment in contents._segments) <= 2
     assert contents.cache.size <= 4096 and len(contents.cache._views) < 8192
     assert len(files._handles) <= MAX_OPEN_FILES < 300
     assert files._indexes._bytes <= files._indexes._max_bytes
-    assert all(len(segment.runs) == 1 for segment in contents.segments), "terms are kept as runs"
+    assert all(len(segment.runs) == 1 for segment in contents._segments), "terms are kept as runs"
     rig.close()
 
 

@@ -38,6 +38,12 @@ def fill(rig: LogRig, count: int, size: int = 300) -> None:
     rig.flush()
 
 
+def wire_of(rig: LogRig, lo: int, hi: int, max_bytes: int = 1 << 20) -> bytes:
+    wire = rig.log.read_wire_nowait(LogIndex(lo), LogIndex(hi), max_bytes)
+    assert wire is not None
+    return wire
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_log_behaves_like_a_list(seed: int) -> None:
     """Random appends, truncations, flushes, retention, kills and clean restarts, checked against a list."""
@@ -129,10 +135,8 @@ def test_follower_that_takes_the_wire_form_has_the_same_bytes(seed: int) -> None
 
 def test_wire_read_ends_at_whole_entries_and_gives_at_least_one(rig: LogRig) -> None:
     fill(rig, 5)
-    one = rig.log.read_wire_nowait(LogIndex(1), LogIndex(5), 1)
-    two = rig.log.read_wire_nowait(LogIndex(1), LogIndex(5), 2 * 368 + 5)
-    assert one is not None and [header.index for _, header in walk_wire(one)] == [1]
-    assert two is not None and [header.index for _, header in walk_wire(two)] == [1, 2]
+    assert [header.index for _, header in walk_wire(wire_of(rig, 1, 5, 1))] == [1]
+    assert [header.index for _, header in walk_wire(wire_of(rig, 1, 5, 2 * 368 + 5))] == [1, 2]
 
 
 def test_filler_travels_in_front_of_the_entry_that_it_leads_to(rig: LogRig) -> None:
@@ -159,8 +163,7 @@ def test_damaged_wire_is_refused_at_every_byte(rig: LogRig) -> None:
     leader = LogRig(SimulatedDisk())
     leader.append(b"a" * 40)
     leader.append(b"b" * 13)
-    good = leader.log.read_wire_nowait(LogIndex(1), LogIndex(2), 1 << 20)
-    assert good is not None
+    good = wire_of(leader, 1, 2)
     for position in range(len(good)):
         bad = bytearray(good)
         bad[position] ^= 0x10
@@ -177,11 +180,9 @@ def test_wire_that_does_not_continue_the_log_is_refused(rig: LogRig) -> None:
     other = LogRig(SimulatedDisk())
     other.append(b"x")
     other.append(b"y")
-    wire = other.log.read_wire_nowait(LogIndex(2), LogIndex(2), 1)
     rig.append(b"z")
-    assert wire is not None
     with pytest.raises(InvalidWireError, match="does not continue this log"):
-        rig.log.check_wire(wire, rig.log.last_term)
+        rig.log.check_wire(wire_of(other, 2, 2), rig.log.last_term)
     assert rig.log.last_index == 1
 
 
@@ -196,19 +197,15 @@ def test_wire_that_follows_another_term_than_the_last_one_here_is_left_to_the_co
     leader.append(b"of term 3", term=3)
     rig.append(b"of term 2, never committed", term=2)
     leader.append(b"next")
-    wire = leader.log.read_wire_nowait(LogIndex(3), LogIndex(3), 1)
-    assert wire is not None
-    assert rig.log.check_wire(wire, Term(3)).first_index == rig.log.last_index + 1
+    assert rig.log.check_wire(wire_of(leader, 3, 3), Term(3)).first_index == rig.log.last_index + 1
 
 
 def test_entries_of_other_replicas_with_another_segment_size_are_refused(rig: LogRig) -> None:
     other = LogRig(SimulatedDisk(), segment_size=4 * SEGMENT)
     for _ in range(10):
         other.append(bytes(600))
-    wire = other.log.read_wire_nowait(LogIndex(1), LogIndex(10), 1 << 20)
-    assert wire is not None
     with pytest.raises(InvalidWireError):
-        rig.log.check_wire(wire, Term(0))
+        rig.log.check_wire(wire_of(other, 1, 10), Term(0))
 
 
 def test_reads_outside_the_log_are_refused(rig: LogRig) -> None:
@@ -338,7 +335,7 @@ def test_retention_keeps_the_base_point_through_restarts(rig: LogRig) -> None:
     after = reopen(rig.disk.killed(), rig)
     after.entries = rig.entries
     assert after.log.first_index == rig.log.first_index == gone[-1].last_index + 1
-    assert after.log.prev_term == Term(1)
+    assert after.log.base.prev_term == Term(1)
     assert after.read_all() == after.retained()
     after.append(b"goes on")
     after.flush()
@@ -355,7 +352,6 @@ def test_retention_never_deletes_the_last_segment_with_entries(rig: LogRig) -> N
 def test_follower_at_the_horizon_computes_the_filler_that_was_deleted(rig: LogRig) -> None:
     fill(rig, 40)
     second = rig.log.segments()[1]
-    wire = rig.log.read_wire_nowait(LogIndex(1), LogIndex(second.first_index - 1), 1 << 20)
     follower = LogRig(SimulatedDisk())
     while follower.log.last_index < second.first_index - 1:
         lo = LogIndex(follower.log.last_index + 1)

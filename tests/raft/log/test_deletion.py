@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep
 
 from ..folder.test_recovery import filled
-from ..log_rig import DATA, reopen
-from ..simulated_disk import PowerCut
+from ..log_rig import DATA, LogRig, reopen
+from ..simulated_disk import SimulatedDisk, crashes, power_back
 
 
 def test_retention_makes_room_on_a_disk_that_is_completely_full() -> None:
@@ -41,33 +40,25 @@ def test_the_new_beginning_is_durable_before_the_first_segment_is_unlinked() -> 
 def test_a_power_cut_at_any_step_of_a_deletion_loses_nothing_else_and_is_finished_at_the_next_start(
     keep: Keep,
 ) -> None:
+    rigs: list[LogRig] = []
     begins = set()
-    for step in range(1, 100):
-        rig = filled(60)
-        cut_at = rig.disk.steps + step
 
-        def on_step(number: int, operation: str, path: Path, cut_at: int = cut_at) -> None:
-            if number == cut_at:
-                raise PowerCut
+    def made() -> SimulatedDisk:
+        rigs.append(filled(60))
+        return rigs[-1].disk
 
-        rig.disk.on_step = on_step
-        rig.log.delete_segments_before(LogIndex(40))
-        try:
-            rig.storage.run_background()
-        except PowerCut:
-            rig.disk.on_step = None
-        else:
-            break
-        after = reopen(rig.disk.crash(random.Random(step), keep), rig)
+    def delete(disk: SimulatedDisk) -> None:
+        rigs[-1].log.delete_segments_before(LogIndex(40))
+        rigs[-1].storage.run_background()
+
+    for step, disk in enumerate(crashes(made, delete, power_back(keep)), 1):
+        rig = rigs[-1]
+        after = reopen(disk, rig)
         begins.add(after.log.first_index)
         assert after.log.first_index in (1, rig.log.first_index), f"step {step}"
         after.entries = rig.entries
         assert after.read_all() == after.retained(), f"step {step}"
         for folder in ("commitlog", "entryindex"):
             left = [int(path.name) for path in after.disk.names if path.parent == DATA / folder]
-            assert min(left, default=after.log.first_offset) >= after.log.first_offset, (
-                f"step {step} {folder}"
-            )
-    else:
-        raise AssertionError("the deletion never ended")
-    assert begins == {1, rig.log.first_index}, "cuts before and behind the manifest"
+            assert min(left, default=after.log.first_offset) >= after.log.first_offset, f"step {step}"
+    assert begins == {1, rigs[-1].log.first_index}, "cuts before and behind the manifest"

@@ -9,9 +9,9 @@ import pytest
 
 from ledgermq.proto.entry import EntryKind, decode_header, encode_entry, encode_filler
 from ledgermq.proto.errors import CorruptError, NewerFormatError
+from ledgermq.raft.log.contents import TailCache
 from ledgermq.raft.log.entry_index import IndexCache, decode_index, encode_index, read_index, write_index
 from ledgermq.raft.log.segment import Segment
-from ledgermq.raft.log.tail_cache import TailCache
 from ledgermq.raft.types import LogIndex
 
 from ..simulated_disk import SimulatedDisk

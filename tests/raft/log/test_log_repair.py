@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE
-from ledgermq.raft.damage import Before, RepairNote
+from ledgermq.raft.damage import Before, Damage, RepairNote
 from ledgermq.raft.errors import DamagedLogError, InvalidWireError, LogCompactedError, OtherHistoryError
 from ledgermq.raft.folder.storage import open_storage
 from ledgermq.raft.log.repair_note import note_path, read_note
@@ -23,7 +23,7 @@ from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.power_cut import Keep
 
 from ..log_rig import DATA, SEGMENT, LogRig, storage_config
-from ..simulated_disk import PowerCut, SimulatedDisk
+from ..simulated_disk import SimulatedDisk, crashes, power_back
 
 LAST = 40
 VOTER = HardState(Term(3), NodeId("n2"), LogIndex(0), is_voter=True)
@@ -92,6 +92,14 @@ def repaired(disk: SimulatedDisk, peer: Peer, flush: str = "sync") -> tuple[LogR
         stopped.end()
         return rig, count, gave_up
     raise AssertionError("the repair comes to no end")
+
+
+def damage_of(disk: SimulatedDisk) -> Damage:
+    with pytest.raises(DamagedLogError) as caught:
+        LogRig(disk)
+    disk.locked.clear()
+    assert caught.value.damage is not None
+    return caught.value.damage
 
 
 def zero(disk: SimulatedDisk, begin: int, end: int) -> None:
@@ -221,35 +229,16 @@ def test_power_cut_at_any_step_of_a_repair_hides_no_damage(flush: str) -> None:
     damaged.flusher.sync()
     start = damaged.disk.killed()
     zero(start, place_of(whole, 15)[0], whole.log.end_offset)
-    total = steps_of(start, whole, flush)
-    assert total > 10
-    for step in range(1, total + 1):
-        for keep in Keep:
-            rng = random.Random(step)
-            disk = start.crash(rng, Keep.ALL)
-            disk.on_step = cut_at(disk.steps + step)
-            with pytest.raises(PowerCut):
-                repaired(disk, Peer(whole, commit=22), flush)
-            after_crash = disk.crash(rng, keep)
-            after, _, _ = repaired(after_crash, Peer(whole, commit=22), flush)
+    repair = partial(repaired, peer=Peer(whole, commit=22), flush=flush)
+    for keep in Keep:
+        cuts = 0
+        for disk in crashes(start.copy, repair, power_back(keep)):
+            cuts += 1
+            after, _, _ = repair(disk)
             last = after.log.last_index
             assert after.read_all() == whole.entries[:last]
-            assert last == 24 or (last >= 14 and not after.storage.hard_state.is_voter), (step, keep)
-
-
-def steps_of(start: SimulatedDisk, whole: LogRig, flush: str) -> int:
-    disk = start.crash(random.Random(0), Keep.ALL)
-    before = disk.steps
-    repaired(disk, Peer(whole, commit=22), flush)
-    return disk.steps - before
-
-
-def cut_at(step: int) -> Callable[[int, str, Path], None]:
-    def on_step(number: int, operation: str, path: Path) -> None:
-        if number == step:
-            raise PowerCut
-
-    return on_step
+            assert last == 24 or (last >= 14 and not after.storage.hard_state.is_voter), (cuts, keep)
+        assert cuts > 10
 
 
 def test_a_missing_and_a_short_segment_are_made_again() -> None:
@@ -319,25 +308,18 @@ def test_the_term_of_an_entry_is_durable_before_the_entry_is_written(commit: int
     whole = whole_of_term(7)
     start = filled(clean=True).disk.killed()
     zero(start, place_of(whole, 38)[0], filled().log.end_offset)
-    disk = start.crash(random.Random(0), Keep.ALL)
-    first = disk.steps
-    after, _, gave_up = repaired(disk, Peer(whole, commit))
+    after, _, gave_up = repaired(start.copy(), Peer(whole, commit))
     assert gave_up is not keeps_vote
     state = after.storage.hard_state
     assert (state.term, state.voted_for, state.is_voter) == (7, None, keeps_vote)
     assert after.read_all() == whole.entries[:commit]
     ends = set()
-    for step in range(1, disk.steps - first + 1):
-        for keep in Keep:
-            cut = start.crash(random.Random(0), Keep.ALL)
-            cut.on_step = cut_at(cut.steps + step)
-            with pytest.raises(PowerCut):
-                repaired(cut, Peer(whole, commit))
-            crashed = cut.crash(random.Random(step), keep)
-            StoppedLog("n1", crashed, LogFolders(DATA), SEGMENT).finish_rejoin()
+    for keep in Keep:
+        for disk in crashes(start.copy, partial(repaired, peer=Peer(whole, commit)), power_back(keep)):
+            StoppedLog("n1", disk, LogFolders(DATA), SEGMENT).finish_rejoin()
             with suppress(DamagedLogError):
-                opened = LogRig(crashed)
-                assert opened.log.last_term <= opened.storage.hard_state.term, (step, keep)
+                opened = LogRig(disk)
+                assert opened.log.last_term <= opened.storage.hard_state.term, keep
                 ends.add(opened.log.last_term)
     assert 7 in ends
 
@@ -346,11 +328,7 @@ def test_entries_that_do_not_fit_are_not_written() -> None:
     whole = filled()
     disk = filled().disk.killed()
     zero(disk, *place_of(whole, 10))
-    with pytest.raises(DamagedLogError) as caught:
-        LogRig(disk)
-    disk.locked.clear()
-    assert caught.value.damage is not None
-    repair, _ = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT).begin(caught.value.damage)
+    repair, _ = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT).begin(damage_of(disk))
     before = log_bytes(disk, whole.log.end_offset)
     other = LogRig(SimulatedDisk())
     for number in range(12):
@@ -372,7 +350,7 @@ def test_in_a_running_node_nothing_behind_the_settled_entries_is_written() -> No
     begin, _ = place_of(whole, 10)
     zero(disk, begin, whole.log.end_offset)
     header = asyncio.run(whole.log.header_at(LogIndex(9)))
-    before = Before(LogIndex(9), Term(header.term), header.crc, header.timestamp)
+    before = Before.after(header)
     repair = LogRepair(disk, LogFolders(DATA), SEGMENT, before, begin, LogIndex(12), keeps_indexes=True)
     while repair.before.index < 12:
         assert repair.take(Peer(whole).wire(repair.next_index, 4000)) is RewriteProgress.MORE
@@ -385,12 +363,7 @@ def test_a_note_that_cannot_be_read_asks_for_everything() -> None:
     whole = filled()
     disk = filled().disk.killed()
     zero(disk, *place_of(whole, 10))
-    with pytest.raises(DamagedLogError) as caught:
-        LogRig(disk)
-    disk.locked.clear()
-    assert caught.value.damage is not None
-    stopped = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT)
-    repair, note = stopped.begin(caught.value.damage)
+    repair, note = StoppedLog("n1", disk, LogFolders(DATA), SEGMENT).begin(damage_of(disk))
     assert read_note(disk, DATA) == note == RepairNote(whole.log.end_offset, 0, open_ended=False)
     assert repair.take(Peer(whole).wire(10)) is RewriteProgress.CONNECTED
     disk.flip(note_path(DATA), 60)
@@ -435,7 +408,7 @@ def test_a_segment_that_retention_deletes_during_its_repair_is_not_made_again() 
     disk = filled().disk.killed()
     begin, _ = place_of(whole, 3)
     header = asyncio.run(whole.log.header_at(LogIndex(2)))
-    before = Before(LogIndex(2), Term(header.term), header.crc, header.timestamp)
+    before = Before.after(header)
     repair = LogRepair(disk, LogFolders(DATA), SEGMENT, before, begin, LogIndex(12), keeps_indexes=True)
     del disk.names[DATA / "commitlog" / f"{0:020d}"]
     with pytest.raises(LogCompactedError):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ledgermq.raft.errors import AddressInUseError, DataFolderError
+from ledgermq.raft.folder.storage import Machine
 from ledgermq.raft.transport.hello import Standing
 
 from ..node_cluster import Cluster
@@ -141,7 +142,7 @@ async def test_a_learner_does_not_vote_while_a_member_that_must_know_it_is_away(
 async def test_a_node_alone_in_its_group_cannot_rejoin(cluster: Cluster) -> None:
     await cluster.begin(b"one")
     await cluster.stop("n1")
-    with pytest.raises(DataFolderError, match="nobody has its data"):
+    with pytest.raises(DataFolderError, match="no other node has its data"):
         await cluster.start("n1", rejoin=True)
     await cluster.start("n1")
     await cluster.settle()
@@ -168,9 +169,7 @@ async def test_with_async_flush_a_node_whose_machine_rebooted_catches_up_before_
     old = cluster.nodes[victim].storage.incarnation
     await cluster.kill(victim)
     await cluster.send(b"two")
-    monkeypatch.setattr(
-        "ledgermq.raft.folder.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555"
-    )
+    monkeypatch.setattr(Machine, "boot_id", lambda self: "99999999-2222-3333-4444-555555555555")
     await cluster.start(victim)
     assert standing(cluster, victim) is Standing.LEARNER
     # late messages of the old one no longer count

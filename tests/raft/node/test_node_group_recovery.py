@@ -10,6 +10,7 @@ import pytest
 
 from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.folder.group_recovery import clone_folder, inspect, recover_folder, stopped_folder
+from ledgermq.raft.folder.storage import Machine
 from ledgermq.raft.node import status_view as node_status
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.node_status import PeerStatus
@@ -162,9 +163,7 @@ async def test_a_learner_that_was_left_behind_comes_back_with_an_empty_folder(
     """After a power cut of all machines in an async flush mode each node waits as a learner."""
     await lose_the_majority(cluster)
     (tmp_path / "old-n3").rename(tmp_path / "n3")
-    monkeypatch.setattr(
-        "ledgermq.raft.folder.storage.boot_id", lambda: "99999999-2222-3333-4444-555555555555"
-    )
+    monkeypatch.setattr(Machine, "boot_id", lambda self: "99999999-2222-3333-4444-555555555555")
     await cluster.start("n3")
     assert standings(cluster) == {"n3": Standing.LEARNER}
     await cluster.kill("n3")
