@@ -66,7 +66,6 @@ PURE: dict[str, tuple[str, ...]] = {
     ),
     "broker": (
         "checkpoint/layout",
-        "checkpoint/membership_shard",
         "cluster/members",
         "errors",
         "leader/allocation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -53,11 +54,11 @@ broker_mutant(
 )  # fmt: skip
 
 
-def _in_the_order_of_a_set(snapshot: checkpoint.Snapshot) -> bytes:
+def _in_the_order_of_a_set(snapshot: checkpoint.Snapshot) -> Iterator[bytes]:
     """Encode positions in the order of a set: by their addresses in this process's memory."""
     keys = {id(found): key for key, found in snapshot.consumption.items()}
-    ordered = [{keys[id(found)]: found} for found in set(snapshot.consumption.values())]
-    return b"".join(checkpoint._encode_consumption(replace(snapshot, consumption=each)) for each in ordered)
+    for found in set(snapshot.consumption.values()):
+        yield from checkpoint._encode_consumption(replace(snapshot, consumption={keys[id(found)]: found}))
 
 
 broker_mutant(
