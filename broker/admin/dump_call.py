@@ -14,8 +14,7 @@ from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint
 from ..config import BrokerConfig
 from ..refusals import RefusedError
 from ..replica import Replica
-from ..state.consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue
-from ..state.queue_sums import BLOCK_UNITS
+from ..state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead, ConsumeQueue
 
 logger = logging.getLogger(__name__)
 

@@ -44,14 +44,13 @@ from ledgermq.proto.entry import padded
 from ..errors import CheckpointError, CheckpointVersionError
 from ..state.codecs import pack_text, unpack_texts
 from ..state.commands import NOBODY, BrokerGroupMode, MessageType, StartPosition
-from ..state.consume_queue import ConsumeQueue, QueueKey
+from ..state.consume_queue import BLOCK_UNITS, ConsumeQueue, QueueKey, QueueSums
 from ..state.consumer_groups import ConsumerGroup
 from ..state.consumption import ConsumptionKey
 from ..state.dedup import Generation, Stream, StreamKey
 from ..state.leases import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption
 from ..state.machine import BrokerState
 from ..state.memberships import GroupMember, GroupMembership, Ownership
-from ..state.queue_sums import BLOCK_UNITS, QueueSums
 from ..state.topics import Topic
 
 MAGIC: Final = b"LMQC"

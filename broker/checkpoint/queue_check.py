@@ -29,6 +29,7 @@ from ledgermq.raft.types import LogIndex
 from ..errors import BrokerError, ConsumeQueueError
 from ..replica import Replica
 from ..state.consume_queue import (
+    BLOCK_UNITS,
     UNIT_DTYPE,
     UNIT_SIZE,
     ColdRead,
@@ -37,7 +38,7 @@ from ..state.consume_queue import (
     record_starts,
     units_of,
 )
-from ..state.queue_sums import BLOCK_UNITS, bridging_unit
+from ..state.rebuild import bridging_unit
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,8 @@ from ledgermq.raft.log.segment_keeper import LogFolders
 
 from ..errors import CheckpointError, CheckpointVersionError, ConsumeQueueError
 from ..reading.consume_queue_files import ConsumeQueueFiles
-from ..state.consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue, QueueKey, UnwrittenRun
+from ..state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead, ConsumeQueue, QueueKey, UnwrittenRun
 from ..state.machine import BrokerState
-from ..state.queue_sums import BLOCK_UNITS
 from ..state.rebuild import QueueRebuild
 from .layout import Snapshot, decode_snapshot, encode_snapshot, restore_state, take_snapshot
 

@@ -19,31 +19,27 @@ from .commands import (
     ParkMessages,
     ReleaseLeases,
     ReleaseParked,
+    SessionLost,
     SetPositions,
 )
 from .consume_queue import ConsumeQueues, QueueKey
-from .consumer_groups import ConsumerGroup
+from .consumer_groups import GroupTable
 from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, Parked, RowsResult
 from .leases import NEVER, Consumption
 
 ConsumptionKey = tuple[int, int, int]  # consumer group id, topic id, queue id
+_LeaseCommand = Ack | ChangeInvisible | ReleaseLeases | ParkMessages
 
 #: Minimum size of the session index at which sessions without leases are searched and dropped.
 SESSIONS_LOOK: Final = 1_000
 
 
-def by_queue(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (queue id, row numbers of that queue) for rows with a field `queue_id`."""
-    ids = rows["queue_id"]
-    for queue_id in np.unique(ids).tolist():
-        yield queue_id, np.flatnonzero(ids == queue_id)
-
-
 class ConsumptionTable:
     """Consumption by (consumer group, topic, queue). A key is present once it has a position."""
 
-    def __init__(self, queues: ConsumeQueues) -> None:
+    def __init__(self, queues: ConsumeQueues, groups: GroupTable) -> None:
         self._queues = queues
+        self._groups = groups
         self._table: dict[ConsumptionKey, Consumption] = {}
         # Keys in which a session may hold leases: a superset, cleaned up by `sessions`.
         self._sessions: dict[int, set[ConsumptionKey]] = {}
@@ -98,19 +94,21 @@ class ConsumptionTable:
             effects.released.add(key[:2])
         return CommitResult(accepted, fenced)
 
-    def set_positions(self, command: SetPositions) -> RowsResult:
+    def set_positions(self, command: SetPositions, effects: Effects) -> RowsResult:
         """Set positions in queues that have none yet."""
         accepted = np.zeros(len(command.rows), bool)
+        known = self._groups.get(command.group_id) is not None
         for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
             queue = self._queues.get(topic_id, queue_id)
-            if queue is not None:
+            if queue is not None and known:
                 bounded = min(max(offset, queue.begin), queue.end)
                 self._table.setdefault((command.group_id, topic_id, queue_id), Consumption(bounded))
                 accepted[place] = True
         return RowsResult(accepted)
 
-    def grant(self, command: GrantLeases, index: int, now: int) -> GrantResult:
-        """Lease the offsets that can be leased. The lease id is `index`."""
+    def grant(self, command: GrantLeases, effects: Effects) -> GrantResult:
+        """Lease the offsets that can be leased. The lease id is the index of the entry."""
+        now = effects.timestamp
         deadline = NEVER if command.session else now + command.invisible_ms
         granted = []
         for queue in command.queues:
@@ -119,73 +117,60 @@ class ConsumptionTable:
             if found is None:
                 continue
             self._table[key], offsets, attempts = found.grant(
-                queue.start, queue.end, queue.offsets, index, deadline, command.session, now
+                queue.start, queue.end, queue.offsets, effects.index, deadline, command.session, now
             )
             if len(offsets):
                 begin = self._queues.named(command.topic_id, queue.queue_id).begin if found.lost else 0
                 granted.append(GrantedQueue(queue.queue_id, offsets, attempts, found.lost, begin))
                 if command.session:
                     self._note_session(command.session, key)
-        return GrantResult(index, tuple(granted))
+        return GrantResult(effects.index, tuple(granted))
 
-    def acknowledge(self, command: Ack, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
+    def acknowledge(self, command: Ack, effects: Effects) -> RowsResult:
         """Finish leases; see Ack."""
-        accepted = np.zeros(len(command.rows), bool)
-        for queue_id, places in by_queue(command.rows):
-            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
-            found = self._table.get(key)
-            if found is None:
-                continue
+        accepted, fifo = np.zeros(len(command.rows), bool), self._is_fifo(command.group_id)
+        for key, found, places in self._queues_in(command):
+            rows = command.rows[places]
             self._table[key], accepted[places] = found.acknowledge(
-                rows["offset"], rows["lease_id"], now, force=command.force, fifo=group.fifo
+                rows["offset"], rows["lease_id"], effects.timestamp, force=command.force, fifo=fifo
             )
-            if group.fifo and not len(self._table[key].leases):
+            if fifo and not len(self._table[key].leases):
                 effects.released.add(key[:2])
         return RowsResult(accepted)
 
-    def change(self, command: ChangeInvisible, index: int, now: int, effects: Effects) -> RowsResult:
+    def change(self, command: ChangeInvisible, effects: Effects) -> RowsResult:
         """Move the deadline of leases; see ChangeInvisible."""
-        accepted = np.zeros(len(command.rows), bool)
-        for queue_id, places in by_queue(command.rows):
-            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
-            found = self._table.get(key)
-            if found is not None:
-                self._table[key], accepted[places] = found.change(
-                    rows["offset"], rows["lease_id"], rows["invisible_ms"] + now, index, now
-                )
-        if accepted.any():
-            effects.released.add((command.group_id, command.topic_id))
-        return RowsResult(accepted)
+        accepted, now = np.zeros(len(command.rows), bool), effects.timestamp
+        for key, found, places in self._queues_in(command):
+            rows = command.rows[places]
+            self._table[key], accepted[places] = found.change(
+                rows["offset"], rows["lease_id"], rows["invisible_ms"] + now, effects.index, now
+            )
+        return _released(command, accepted, effects)
 
-    def release(self, command: ReleaseLeases, now: int, effects: Effects) -> RowsResult:
+    def release(self, command: ReleaseLeases, effects: Effects) -> RowsResult:
         """End leases whose messages were never sent to the consumer; see ReleaseLeases."""
         accepted = np.zeros(len(command.rows), bool)
-        for queue_id, places in by_queue(command.rows):
-            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
-            found = self._table.get(key)
-            if found is not None:
-                self._table[key], accepted[places] = found.release(rows["offset"], rows["lease_id"], now)
-        if accepted.any():
-            effects.released.add((command.group_id, command.topic_id))
-        return RowsResult(accepted)
+        for key, found, places in self._queues_in(command):
+            rows = command.rows[places]
+            self._table[key], accepted[places] = found.release(
+                rows["offset"], rows["lease_id"], effects.timestamp
+            )
+        return _released(command, accepted, effects)
 
-    def park(self, command: ParkMessages, group: ConsumerGroup, now: int, effects: Effects) -> RowsResult:
+    def park(self, command: ParkMessages, effects: Effects) -> RowsResult:
         """Take messages out of delivery; see ParkMessages."""
-        accepted = np.zeros(len(command.rows), bool)
-        for queue_id, places in by_queue(command.rows):
-            key, rows = (command.group_id, command.topic_id, queue_id), command.rows[places]
-            found = self._table.get(key)
-            if found is None:
-                continue
-            after, accepted[places] = found.park(rows, command.reason, now, fifo=group.fifo)
+        accepted, fifo = np.zeros(len(command.rows), bool), self._is_fifo(command.group_id)
+        for key, found, places in self._queues_in(command):
+            after, accepted[places] = found.park(
+                command.rows[places], command.reason, effects.timestamp, fifo=fifo
+            )
             if count := len(after.parked) - len(found.parked):
                 self._table[key] = after
                 effects.parked.append(Parked(*key, count, len(after.parked)))
-        if accepted.any():
-            effects.released.add((command.group_id, command.topic_id))  # a FIFO queue continues behind them
-        return RowsResult(accepted)
+        return _released(command, accepted, effects)  # a FIFO queue continues behind them
 
-    def release_parked(self, command: ReleaseParked, now: int, effects: Effects) -> RowsResult:
+    def release_parked(self, command: ReleaseParked, effects: Effects) -> RowsResult:
         """Make parked messages deliverable again; see ReleaseParked."""
         accepted = np.zeros(len(command.rows), bool)
         rows = command.rows
@@ -195,17 +180,30 @@ class ConsumptionTable:
             found = self._table.get(key)
             if found is None:
                 continue
-            self._table[key], accepted[places] = found.unpark(rows["offset"][places], now)
+            self._table[key], accepted[places] = found.unpark(rows["offset"][places], effects.timestamp)
             if accepted[places].any():
                 effects.released.add(key[:2])
         return RowsResult(accepted)
 
-    def session_lost(self, session: int, deadline: int, effects: Effects) -> None:
-        """Let the leases of a session end at `deadline` (log time, ms)."""
-        for key in sorted(self._sessions.pop(session, ())):
+    def _queues_in(self, command: _LeaseCommand) -> Iterator[tuple[ConsumptionKey, Consumption, np.ndarray]]:
+        """Yield (key, state, row numbers) of each queue in which the consumer group has a position."""
+        ids = command.rows["queue_id"]
+        for queue_id in np.unique(ids).tolist():
+            key = (command.group_id, command.topic_id, queue_id)
             found = self._table.get(key)
             if found is not None:
-                self._table[key] = found.end_session(session, deadline)
+                yield key, found, np.flatnonzero(ids == queue_id)
+
+    def _is_fifo(self, group_id: int) -> bool:
+        consumer_group = self._groups.get(group_id)
+        return consumer_group is not None and consumer_group.fifo
+
+    def session_lost(self, command: SessionLost, effects: Effects) -> None:
+        """Let the leases of a session end; see SessionLost."""
+        for key in sorted(self._sessions.pop(command.session, ())):
+            found = self._table.get(key)
+            if found is not None:
+                self._table[key] = found.end_session(command.session, effects.timestamp + command.grace_ms)
                 effects.released.add(key[:2])
 
     def trim(self, begins: Mapping[QueueKey, int], effects: Effects) -> None:
@@ -244,3 +242,10 @@ class ConsumptionTable:
             for session in np.unique(found.leases["session"]).tolist():
                 if session:
                     self._sessions.setdefault(session, set()).add(key)
+
+
+def _released(command: _LeaseCommand, accepted: np.ndarray, effects: Effects) -> RowsResult:
+    """Return the result of a command that makes messages deliverable again: wake the polls."""
+    if accepted.any():
+        effects.released.add((command.group_id, command.topic_id))
+    return RowsResult(accepted)

@@ -83,8 +83,8 @@ def _apply_by_the_clock(self: Replica, entries: Any) -> None:
     _apply(self, entries)
 
 
-def _grant_by_the_clock(self: ConsumptionTable, command: GrantLeases, index: int, now: int) -> GrantResult:
-    return _grant(self, command, index, _clock[0])
+def _grant_by_the_clock(self: ConsumptionTable, command: GrantLeases, effects: Effects) -> GrantResult:
+    return _grant(self, command, replace(effects, timestamp=_clock[0]))
 
 
 broker_mutant(

@@ -16,8 +16,7 @@ from ledgermq.broker.checkpoint.schedule import Checkpointing
 from ledgermq.broker.checkpoint.store import CheckpointStore
 from ledgermq.broker.errors import ConsumeQueueError
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
-from ledgermq.broker.state.consume_queue import UNIT_SIZE, ColdRead
-from ledgermq.broker.state.queue_sums import BLOCK_UNITS
+from ledgermq.broker.state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, decode_header
 from ledgermq.raft.disk.files import RealFile, RealFileSystem
 from ledgermq.raft.node_status import CheckCounts

@@ -13,6 +13,7 @@ import pytest
 from ledgermq.broker.errors import ConsumeQueueError, QueueNotFoundError
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.state.consume_queue import (
+    BLOCK_UNITS,
     TAIL_UNITS,
     UNIT_DTYPE,
     UNIT_SIZE,
@@ -20,10 +21,10 @@ from ledgermq.broker.state.consume_queue import (
     ColdRead,
     ConsumeQueue,
     ConsumeQueues,
+    QueueSums,
     record_starts,
     units_of,
 )
-from ledgermq.broker.state.queue_sums import BLOCK_UNITS, QueueSums
 from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import record_positions
 from ledgermq.raft.disk.files import RealFile, RealFileSystem

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ledgermq.broker.state.commands import GrantLeases, QueueGrant, SetPositions, position_rows
+from ledgermq.broker.state.commands import GrantLeases, QueueGrant, SessionLost, SetPositions, position_rows
 from ledgermq.broker.state.consumption import ConsumptionTable
 from ledgermq.broker.state.effects import Effects
 from ledgermq.broker.state.leases import ACKED, NEVER, Consumption
@@ -154,11 +154,11 @@ def test_a_restored_state_still_knows_whose_leases_are_whose() -> None:
     node.fill(topic, 0, 3)
     node.command(SetPositions(group, position_rows([(topic, 0, 0)])))
     node.command(GrantLeases(group, topic, 60_000, (QueueGrant(0, 0, 3, np.arange(3, dtype=np.int64)),), 5))
-    table = ConsumptionTable(node.state.queues)
+    table = ConsumptionTable(node.state.queues, node.state.groups)
     table.restore(node.state.consumption.copy())
     assert table.sessions() == [5]
     effects = Effects(9, 1, 700)
-    table.session_lost(5, 900, effects)
+    table.session_lost(SessionLost(5, 200), effects)
     found = table.get((group, topic, 0))
     assert found is not None and found.leases["deadline"].tolist() == [900, 900, 900]
     assert effects.released == {(group, topic)}

@@ -11,9 +11,9 @@ from crc32c import crc32c
 from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint, finish_checkpoint
 from ledgermq.broker.errors import DivergedError
 from ledgermq.broker.replica import Replica
-from ledgermq.broker.state.consume_queue import UNIT_SIZE, ColdRead
+from ledgermq.broker.state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead
 from ledgermq.broker.state.machine import BrokerState
-from ledgermq.broker.state.queue_sums import BLOCK_UNITS, bridging_unit
+from ledgermq.broker.state.rebuild import bridging_unit
 from ledgermq.proto.errors import NewerFormatError
 from ledgermq.raft.disk.checked_file import read_record
 from ledgermq.raft.log.identity import Manifest, write_manifest
