@@ -43,11 +43,11 @@ class Dumps:
                 queues=None if request.without_consume_queues else self._sources(),
                 state=None if state is None else StateSource(state.index, state.size, state.read),
             )
-            if state is not None and state.log_start < point.first_index:
+            if state is not None and state.log_start < point.base.first_index:
                 raise DumpError(
                     "retention deleted what the state counts on while the dump was taken. Run the dump again."
                 )
-            async for chunk in dump_stream(point, request):
+            async for chunk in dump_stream(point):
                 yield chunk
         except (DumpError, OSError) as error:
             raise RefusedError(

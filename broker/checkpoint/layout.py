@@ -312,17 +312,9 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
             tuple(_decode_consumer_groups(shards[Shard.GROUPS])),
             np.frombuffer(shards[Shard.QUEUES], _QUEUE_DTYPE).tolist(),
             dict(_decode_consumption(shards[Shard.CONSUMPTION], lost, parked)),
-            {
-                numbers[:3]: Stream(*numbers[3:6], batches)
-                for numbers, batches in _items(shards[Shard.STREAMS], _STREAM)
-            },
+            dict(_decode_streams(shards[Shard.STREAMS])),
             list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
-            {
-                (topic_id, queue_id): (first_block, complete, open_sum)
-                for (topic_id, queue_id, first_block, _, open_sum), complete in _items(
-                    shards[Shard.QUEUE_SUMS], _SUMS, 4, count_at=3
-                )
-            },
+            dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
             dict(_decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
             _decode_mode(shards.get(Shard.MODE, b"")),
         )  # fmt: skip
@@ -382,6 +374,16 @@ def _decode_consumption(
         key = (ids[0], ids[1], ids[2])
         found = np.frombuffer(leases, LEASE_DTYPE)
         yield key, Consumption(position, found, lost.get(key, 0), parked.get(key, NO_PARKED))
+
+
+def _decode_streams(raw: bytes) -> Iterator[tuple[StreamKey, Stream]]:
+    for (producer_id, topic_id, queue_id, epoch, sequence, timestamp, _), batches in _items(raw, _STREAM):
+        yield (producer_id, topic_id, queue_id), Stream(epoch, sequence, timestamp, batches)
+
+
+def _decode_queue_sums(raw: bytes) -> Iterator[tuple[QueueKey, tuple[int, bytes, int]]]:
+    for (topic_id, queue_id, first_block, _, open_sum), complete in _items(raw, _SUMS, 4, count_at=3):
+        yield (topic_id, queue_id), (first_block, complete, open_sum)
 
 
 def _decode_message_ids(raw: bytes) -> Iterator[Generation]:

@@ -125,7 +125,8 @@ def _rows(
     def pack(command: Any) -> bytes:
         topic_id = command.topic_id if has_topic else 0
         head = _ROWS.pack(command.group_id, topic_id, getattr(command, flag) if flag else 0)
-        return head + command.rows.tobytes()
+        rows: bytes = command.rows.tobytes()
+        return head + rows
 
     def unpack(payload: memoryview) -> c.Command:
         group_id, topic_id, value = _ROWS.unpack_from(payload)
