@@ -116,16 +116,18 @@ def _inspect(folder: StoppedFolder) -> Survivor:
 def describe(survivor: Survivor, now: datetime) -> list[str]:
     """Return lines that describe a folder, and how to choose between several. `now` has a time zone."""
     identity = survivor.identity
-    behind = survivor.last_index - survivor.commit_hint
+    behind = _count(survivor.last_index - survivor.commit_hint, "entry", "entries")
+    entries = f"entries {survivor.first_index:,} to {survivor.last_index:,}"
+    names = (f"{node} (this one)" if node == identity.node_id else node for node in sorted(identity.members))
     rows = [
         ("node", f"{identity.node_id} of group {identity.group}, cluster {identity.cluster_id}"),
         ("group id", f"{identity.group_id:016x}" if identity.group_id else "never known"),
         ("term", f"{survivor.term:,}"),
         ("last entry", _last_entry(survivor, now)),
-        ("committed", f"at least to entry {survivor.commit_hint:,}; {_count(behind, 'entry', 'entries')} behind it"),
-        ("log", f"entries {survivor.first_index:,} to {survivor.last_index:,}, {survivor.log_bytes:,} bytes, all verified"),
-        ("nodes", ", ".join(f"{node} (this one)" if node == identity.node_id else node for node in sorted(identity.members))),
-    ]  # fmt: skip
+        ("committed", f"at least to entry {survivor.commit_hint:,}; {behind} behind it"),
+        ("log", f"{entries}, {survivor.log_bytes:,} bytes, all verified"),
+        ("nodes", ", ".join(names)),
+    ]
     if survivor.torn_bytes:
         rows.append(
             ("torn write", f"{survivor.torn_bytes:,} bytes behind the last entry: never finished, cut off")

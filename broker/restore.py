@@ -266,7 +266,10 @@ def _problems(dumped: DumpedLog, found: Survey, limit: Limit, begin_index: int) 
 
 def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
     """Return what two dumps that hold different logs have to do with each other, and which to name."""
-    differ = f"the dumps disagree: {other.folder} holds another entry {index:,}, or others before it, than {first.folder}."
+    differ = (
+        f"the dumps disagree: {other.folder} holds another entry {index:,}, or others before it, than"
+        f" {first.folder}."
+    )
     ids = {log.manifest.group_id for log in (first, other)}
     if len(ids) > 1 and 0 not in ids:
         return (

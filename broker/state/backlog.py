@@ -35,17 +35,10 @@ NOBODY_YET: Final = 0
 class Consumed(Protocol):
     """The part of BrokerState that this module reads."""
 
-    @property
-    def topics(self) -> TopicTable: ...
-
-    @property
-    def groups(self) -> GroupTable: ...
-
-    @property
-    def consumption(self) -> ConsumptionTable: ...
-
-    @property
-    def memberships(self) -> MembershipTable: ...
+    topics: TopicTable
+    groups: GroupTable
+    consumption: ConsumptionTable
+    memberships: MembershipTable
 
     def queues_of(self, topic: Topic) -> list[ConsumeQueue]: ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -396,26 +397,14 @@ Command = (
 )
 
 
-def position_rows(rows: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Return POSITION_DTYPE rows of (topic id, queue id, offset)."""
-    return np.array(list(rows), POSITION_DTYPE)
+def _rows(dtype: np.dtype, rows: Sequence[tuple[int, ...]]) -> np.ndarray:
+    return np.array(list(rows), dtype)
 
 
-def lease_rows(rows: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Return LEASE_ROW_DTYPE rows of (queue id, offset, lease id)."""
-    return np.array(list(rows), LEASE_ROW_DTYPE)
-
-
-def change_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Return CHANGE_DTYPE rows of (queue id, offset, lease id, invisible ms)."""
-    return np.array(list(rows), CHANGE_DTYPE)
-
-
-def park_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Return PARK_DTYPE rows of (queue id, offset, lease id, attempts)."""
-    return np.array(list(rows), PARK_DTYPE)
-
-
-def assignment_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Return ASSIGNMENT_DTYPE rows of (topic id, queue id, epoch so far, place of the member)."""
-    return np.array(list(rows), ASSIGNMENT_DTYPE)
+position_rows: Final = partial(_rows, POSITION_DTYPE)  # (topic id, queue id, offset)
+lease_rows: Final = partial(_rows, LEASE_ROW_DTYPE)  # (queue id, offset, lease id)
+change_rows: Final = partial(_rows, CHANGE_DTYPE)  # (queue id, offset, lease id, invisible ms)
+park_rows: Final = partial(_rows, PARK_DTYPE)  # (queue id, offset, lease id, attempts)
+assignment_rows: Final = partial(
+    _rows, ASSIGNMENT_DTYPE
+)  # (topic id, queue id, epoch so far, place of the member)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from ledgermq.broker.checkpoint.store import CheckpointStore
 from ledgermq.broker.checkpoint.transfer import BrokerStateTransfer
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.errors import CheckpointError, DivergedError
@@ -29,7 +29,7 @@ from tests.raft.simulated_disk import PowerCut, SimulatedDisk
 
 from ..entry_log import Node
 from ..no_observer import NoObserver
-from .test_checkpoint import DATA, bytes_of, store_on, units
+from .test_checkpoint import DATA, bytes_of, store_on, units, write
 
 STAGED = DATA / "reset" / "state"
 
@@ -67,10 +67,8 @@ class Leader:
 
     async def write_now(self) -> int:
         """Checkpointing's part."""
-        job = begin_checkpoint(self.node.state)
-        self.store.run(job)
-        finish_checkpoint(self.node.state, job)
-        self.index = job.snapshot.index
+        write(self.store, self.node.state)
+        self.index = self.node.state.applied_index
         return self.index
 
     def send(self) -> bytes:
@@ -99,8 +97,7 @@ def follower_disk(raw: bytes) -> SimulatedDisk:
     disk.make_directory(DATA)
     old, store = Node(), store_on(disk)
     old.fill(old.topic("old", queues=1), 0, 7)
-    job = begin_checkpoint(old.state)
-    store.run(job)
+    write(store, old.state)
     disk.make_directory(STAGED.parent)
     file = disk.open(STAGED, create=True)
     file.pwritev([raw], 0)
@@ -168,9 +165,7 @@ def test_nothing_of_the_log_may_be_deleted_before_a_checkpoint_counts_on_the_reb
     assert store.kept_index == 0
     take(replica, leader, leader.index)
     assert store.kept_index == 0, "the queue files are not durable yet"
-    job = begin_checkpoint(replica.state)
-    store.run(job)
-    finish_checkpoint(replica.state, job)
+    write(store, replica.state)
     assert store.kept_index == leader.index
     again, store = opened(disk.crash(random.Random(1), Keep.NONE))
     assert again.load() == leader.index

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint
 from ledgermq.broker.errors import DivergedError
 from ledgermq.broker.replica import Replica
 from ledgermq.broker.state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead
-from ledgermq.broker.state.machine import BrokerState
 from ledgermq.broker.state.rebuild import bridging_unit
 from ledgermq.proto.errors import NewerFormatError
 from ledgermq.raft.disk.checked_file import read_record
@@ -21,7 +20,7 @@ from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import PowerCut, SimulatedDisk
 
-from ..checkpoint.test_checkpoint import DATA, bytes_of, store_on, units
+from ..checkpoint.test_checkpoint import DATA, bytes_of, store_on, units, write
 from ..checkpoint.test_state_transfer import opened
 from ..entry_log import Node
 
@@ -102,12 +101,6 @@ class Trimmed:
 
 def content(disk: SimulatedDisk, path: Path) -> bytes:
     return bytes(disk.names[path].current)
-
-
-def write(store: CheckpointStore, state: BrokerState) -> None:
-    job = begin_checkpoint(state)
-    store.run(job)
-    finish_checkpoint(state, job)
 
 
 @pytest.mark.parametrize("behind", [0, 1, 7, BLOCK_UNITS - 1])
