@@ -163,12 +163,6 @@ def test_an_empty_log_gives_a_manifest_only(tmp_path: Path) -> None:
     assert list(files_of(make_point(tmp_path / "commitlog", []))) == ["manifest.json"]
 
 
-def test_offline_refuses_what_is_no_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dump.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
-    assert "is not a node's data folder" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_queue_file_that_goes_while_it_is_copied_asks_for_another_dump_not_for_a_rebuild(
     tmp_path: Path,
 ) -> None:
