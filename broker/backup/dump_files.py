@@ -86,7 +86,7 @@ class DumpPoint:
     """What to dump: everything below `end_offset`. Chosen once, on the event loop; copied afterwards."""
 
     cluster: str
-    group: str
+    broker_group: str
     node: str
     incarnation: int
     voters: tuple[str, ...]
@@ -261,7 +261,7 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "format_version": FORMAT_VERSION,
         "software": _software(),
         "cluster": point.cluster,
-        "group": point.group,
+        "group": point.broker_group,
         "node": point.node,
         "incarnation": str(point.incarnation),
         "group_id": f"{point.group_id:016x}",

@@ -84,7 +84,7 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
         commit = CommitPoint(hint.index, hint.term, hint.crc, hint.end)
     return DumpPoint(
         cluster=identity.cluster_id,
-        group=identity.group,
+        broker_group=identity.group,
         node=identity.node_id,
         incarnation=identity.incarnation,
         group_id=identity.group_id,

@@ -61,7 +61,7 @@ async def live_point(
         commit = await _commit_at(log, index)
     return DumpPoint(
         cluster=status.cluster,
-        group=status.group,
+        broker_group=status.group,
         node=status.node_id,
         incarnation=status.incarnation,
         group_id=status.group_id,

@@ -43,7 +43,7 @@ from ledgermq.proto.entry import padded
 
 from ..errors import CheckpointError, CheckpointVersionError
 from ..state.codecs import pack_text, unpack_texts
-from ..state.commands import NOBODY, BrokerGroupMode, MessageType, StartPosition
+from ..state.commands import NO_OWNER, BrokerGroupMode, MessageType, StartPosition
 from ..state.consume_queue import BLOCK_UNITS, ConsumeQueue, QueueKey, QueueSums
 from ..state.consumer_groups import ConsumerGroup
 from ..state.consumption import ConsumptionKey
@@ -116,7 +116,7 @@ class Snapshot:
     # next topic id, next consumer group id, log start (index, physical offset), feature level, evicted early
     numbers: tuple[int, int, int, int, int, int]
     topics: tuple[Topic, ...]
-    groups: tuple[ConsumerGroup, ...]
+    consumer_groups: tuple[ConsumerGroup, ...]
     queues: list[tuple[int, int, int, int]]  # topic id, queue id, begin, end
     consumption: dict[ConsumptionKey, Consumption]
     streams: dict[StreamKey, Stream]
@@ -160,8 +160,8 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
     ) = snapshot.numbers  # fmt: skip
     for topic in snapshot.topics:
         state.topics.put(topic)
-    for group in snapshot.groups:
-        state.groups.put(group)
+    for consumer_group in snapshot.consumer_groups:
+        state.groups.put(consumer_group)
     for topic_id, queue_id, begin, end in snapshot.queues:
         owner = state.topics.get(topic_id)
         assert owner is not None, "queues belong to topics"
@@ -203,7 +203,7 @@ def _encode_topics(snapshot: Snapshot) -> Iterator[bytes]:
 
 
 def _encode_consumer_groups(snapshot: Snapshot) -> Iterator[bytes]:
-    for each in snapshot.groups:
+    for each in snapshot.consumer_groups:
         name = each.name.encode()
         numbers = (each.group_id, each.start.value, each.max_attempts, each.fifo, each.version)
         yield _GROUP.pack(*numbers, len(name)) + name
@@ -244,7 +244,7 @@ def _encode_memberships(snapshot: Snapshot) -> Iterator[bytes]:
             yield _MEMBER.pack(*numbers, len(member.topics))
             yield from map(pack_text, (name, member.allocation, member.zone, member.filter, *member.topics))
         for key, owner in _by_key(membership.owners):
-            yield _OWNER.pack(*key, owner.epoch, places.get(owner.member, NOBODY))
+            yield _OWNER.pack(*key, owner.epoch, places.get(owner.member, NO_OWNER))
 
 
 def _encode_parked(snapshot: Snapshot) -> Iterator[bytes]:
@@ -410,5 +410,5 @@ def _decode_memberships(raw: bytes) -> Iterator[tuple[int, GroupMembership]]:
         for _ in range(owner_count):
             topic_id, queue_id, epoch, place = _OWNER.unpack_from(raw, position)
             position += _OWNER.size
-            owners[topic_id, queue_id] = Ownership("" if place == NOBODY else names[place], epoch)
+            owners[topic_id, queue_id] = Ownership("" if place == NO_OWNER else names[place], epoch)
         yield group_id, GroupMembership(members, owners)

@@ -187,7 +187,7 @@ class Retention:
         if bool(refused_before) != bool(watch.refusal):
             self._on_change()
 
-    def _note_group(self) -> None:
+    def _note_nodes(self) -> None:
         """On the leader, include the disks of the other nodes; `max_store_bytes` is equal on all of them."""
         use, raft = self._watch.use, self._raft.status()
         others = []
@@ -240,7 +240,7 @@ class Retention:
 
         One decision at a time: its effect on the disk must be visible before the next one.
         """
-        self._note_group()
+        self._note_nodes()
         log = self._raft.log
         kept = await self._note_hold()
         if self.view.going:
@@ -432,11 +432,11 @@ class Retention:
         for loss in losses:
             counts[loss.group_id, loss.topic_id] += loss.count
         for (group_id, topic_id), count in sorted(counts.items()):
-            topic, group = state.topics.get(topic_id), state.groups.get(group_id)
+            topic, consumer_group = state.topics.get(topic_id), state.groups.get(group_id)
             self._metrics.messages_lost.inc(count)
             logger.warning(
                 "messages deleted before they were consumed group=%s topic=%s count=%d",
-                group.name if group else group_id, topic.name if topic else topic_id, count,
+                consumer_group.name if consumer_group else group_id, topic.name if topic else topic_id, count,
             )  # fmt: skip
 
     def _unlink(self) -> None:

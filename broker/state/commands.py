@@ -24,7 +24,7 @@ CHANGE_DTYPE: Final = np.dtype(
     [("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8"), ("invisible_ms", "<i8")]
 )
 #: Rows of AssignQueues. `epoch`: the queue's epoch before the command. `place`: index of the new owner in
-#: `members`, or NOBODY.
+#: `members`, or NO_OWNER.
 ASSIGNMENT_DTYPE: Final = np.dtype(
     [("topic_id", "<u4"), ("queue_id", "<u4"), ("epoch", "<u8"), ("place", "<u4")]
 )
@@ -38,7 +38,7 @@ PARKED_MESSAGES: Final = 3
 #: Minimum feature level of SetTopicKeepUnread, and of CreateTopic with `keep_unread`.
 KEEP_UNREAD: Final = 4
 #: `place` in AssignQueues: the queue gets no owner.
-NOBODY: Final = 0xFFFFFFFF
+NO_OWNER: Final = 0xFFFFFFFF
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 _TIME_DIGITS_MAX: Final = 18  # of a time in ms, so that it fits into 64 bits

@@ -37,9 +37,9 @@ SESSIONS_LOOK: Final = 1_000
 class ConsumptionTable:
     """Consumption by (consumer group, topic, queue). A key is present once it has a position."""
 
-    def __init__(self, queues: ConsumeQueues, groups: GroupTable) -> None:
+    def __init__(self, queues: ConsumeQueues, consumer_groups: GroupTable) -> None:
         self._queues = queues
-        self._groups = groups
+        self._consumer_groups = consumer_groups
         self._table: dict[ConsumptionKey, Consumption] = {}
         # Keys in which a session may hold leases: a superset, cleaned up by `sessions`.
         self._sessions: dict[int, set[ConsumptionKey]] = {}
@@ -48,7 +48,7 @@ class ConsumptionTable:
     def get(self, key: ConsumptionKey) -> Consumption | None:
         return self._table.get(key)
 
-    def keys_of_group(self, group_id: int) -> list[ConsumptionKey]:
+    def keys_of_consumer_group(self, group_id: int) -> list[ConsumptionKey]:
         """Return the keys of a consumer group, sorted."""
         return sorted(key for key in self._table if key[0] == group_id)
 
@@ -97,7 +97,7 @@ class ConsumptionTable:
     def set_positions(self, command: SetPositions, effects: Effects) -> RowsResult:
         """Set positions in queues that have none yet."""
         accepted = np.zeros(len(command.rows), bool)
-        known = self._groups.get(command.group_id) is not None
+        known = self._consumer_groups.get(command.group_id) is not None
         for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
             queue = self._queues.get(topic_id, queue_id)
             if queue is not None and known:
@@ -195,7 +195,7 @@ class ConsumptionTable:
                 yield key, found, np.flatnonzero(ids == queue_id)
 
     def _is_fifo(self, group_id: int) -> bool:
-        consumer_group = self._groups.get(group_id)
+        consumer_group = self._consumer_groups.get(group_id)
         return consumer_group is not None and consumer_group.fifo
 
     def session_lost(self, command: SessionLost, effects: Effects) -> None:
@@ -221,7 +221,7 @@ class ConsumptionTable:
                 if count:
                     effects.losses.append(Loss(*key, count, begin))
 
-    def remove_group(self, group_id: int) -> None:
+    def remove_consumer_group(self, group_id: int) -> None:
         self._remove(lambda key: key[0] == group_id)
 
     def remove_topic(self, topic_id: int) -> None:

@@ -150,13 +150,13 @@ class BrokerState:
             effects.deleted_topics.append(topic)
         return TopicResult(topic, topic is not None)
 
-    def _delete_group(self, command: c.DeleteGroup, effects: Effects) -> CommandResult:
-        group = self.groups.delete(command.group_id)
-        if group is not None:
-            self.consumption.remove_group(group.group_id)
-            if self.memberships.remove_group(group.group_id):
-                effects.members_changed.add(group.group_id)
-        return GroupResult(group, group is not None)
+    def _delete_consumer_group(self, command: c.DeleteGroup, effects: Effects) -> CommandResult:
+        consumer_group = self.groups.delete(command.group_id)
+        if consumer_group is not None:
+            self.consumption.remove_consumer_group(consumer_group.group_id)
+            if self.memberships.remove_consumer_group(consumer_group.group_id):
+                effects.members_changed.add(consumer_group.group_id)
+        return GroupResult(consumer_group, consumer_group is not None)
 
     def _commit_offsets(self, command: c.CommitOffsets, effects: Effects) -> CommandResult:
         if self.groups.get(command.group_id) is None:
@@ -215,13 +215,13 @@ class BrokerState:
 
     # --- members of queue-exclusive consumer groups ---------------------------------------------------------
     def _join(self, command: c.JoinGroup, effects: Effects) -> CommandResult:
-        group = self.groups.get(command.group_id)
-        if group is None:
+        consumer_group = self.groups.get(command.group_id)
+        if consumer_group is None:
             return GroupResult(None, False)
         changed = self.memberships.join(command, effects.index, effects.timestamp)
         if changed:
             effects.members_changed.add(command.group_id)
-        return GroupResult(group, changed)
+        return GroupResult(consumer_group, changed)
 
     def _leave(self, command: c.LeaveGroup, effects: Effects) -> CommandResult:
         effects.members_changed.add(command.group_id)
@@ -264,7 +264,7 @@ class BrokerState:
 
     def consumed_topics(self, group_id: int) -> list[int]:
         """Return the ids of the topics in which the consumer group has a position."""
-        return sorted({topic_id for _, topic_id, _ in self.consumption.keys_of_group(group_id)})
+        return sorted({topic_id for _, topic_id, _ in self.consumption.keys_of_consumer_group(group_id)})
 
     def queues_of(self, topic: Topic) -> list[ConsumeQueue]:
         """Return the queues of a topic, ordered by id."""
@@ -310,7 +310,7 @@ _APPLY: Final[dict[type, _Apply]] = {
     c.CreateTopic: BrokerState._create_topic,
     c.DeleteTopic: BrokerState._delete_topic,
     c.CreateGroup: lambda state, command, effects: GroupResult(*state.groups.create(command, effects.index)),
-    c.DeleteGroup: BrokerState._delete_group,
+    c.DeleteGroup: BrokerState._delete_consumer_group,
     c.CommitOffsets: BrokerState._commit_offsets,
     c.SetPositions: lambda state, command, effects: state.consumption.set_positions(command, effects),
     c.GrantLeases: lambda state, command, effects: state.consumption.grant(command, effects),

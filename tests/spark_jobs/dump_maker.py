@@ -170,7 +170,7 @@ def take_dump(
     last = log.entries[commit_index - 1] if commit_index else None
     point = DumpPoint(
         cluster=cluster,
-        group=group,
+        broker_group=group,
         node=node,
         incarnation=int(node[1:]) * 1111 if incarnation is None else incarnation,
         voters=voters,

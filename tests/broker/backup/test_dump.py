@@ -29,12 +29,12 @@ SEGMENT_SIZE = 6 << 20
 
 
 def make_point(folder: Path, sizes: list[int], *, end: int | None = None) -> DumpPoint:
-    """Write a segment of entries with payloads of `sizes` bytes; the point is behind the last, or at `end`."""
+    """Write a segment of entries with payloads of `sizes` bytes; the point is behind the last or at `end`."""
     raw, prev_crc = bytearray(), 0
     for number, size in enumerate(sizes, 1):
         data = encode_entry(
-            EntryKind.RECORDS, [os.urandom(size)], section_count=1, index=number, term=1, physical_offset=len(raw),
-            timestamp=number, prev_crc=prev_crc,
+            EntryKind.RECORDS, [os.urandom(size)], section_count=1, index=number, term=1,
+            physical_offset=len(raw), timestamp=number, prev_crc=prev_crc,
         )  # fmt: skip
         prev_crc = int.from_bytes(data[4:8], "little")
         raw += data
@@ -42,8 +42,8 @@ def make_point(folder: Path, sizes: list[int], *, end: int | None = None) -> Dum
     (folder / f"{0:020d}").write_bytes(raw.ljust(SEGMENT_SIZE + 8192, b"\0"))
     commit_offset = len(raw) if end is None else end
     return DumpPoint(
-        cluster="local", group="g0", node="n1", incarnation=5, voters=("n1", "n2"), segment_size=SEGMENT_SIZE,
-        log_folder=folder, segment_starts=(0,), base=Manifest(),
+        cluster="local", broker_group="g0", node="n1", incarnation=5, voters=("n1", "n2"),
+        segment_size=SEGMENT_SIZE, log_folder=folder, segment_starts=(0,), base=Manifest(),
         commit=CommitPoint(len(sizes), 1, prev_crc, commit_offset), end_offset=commit_offset, log_time_ms=7,
         queues=(),
     )  # fmt: skip

@@ -60,7 +60,8 @@ def test_what_was_dumped_is_told_to_programs(
         "dumps": [
             {
                 "broker_group": "g0", "node": "n1", "first_index": 1, "commit_index": 50, "files": len(files),
-                "bytes": sum(path.stat().st_size for path in files), "restorable": True, "folder": str(out / "n1"),
+                "bytes": sum(path.stat().st_size for path in files), "restorable": True,
+                "folder": str(out / "n1"),
             }
         ],
         "missing": [],

@@ -57,7 +57,7 @@ def busy_node(seed: int, entries: int) -> Node:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_node_that_lost_its_power_is_the_same_after_replaying_the_log(seed: int) -> None:
-    """Queue files and checkpoints are written at random points; a cut keeps any part of what was not synced."""
+    """Queue files and checkpoints are written at random points; a cut keeps any part of unsynced bytes."""
     choose = random.Random(seed)
     full = busy_node(seed, 60)
     disk = SimulatedDisk()
@@ -197,7 +197,7 @@ def test_a_snapshot_does_not_change_while_the_state_goes_on() -> None:
 
 
 def test_on_a_full_disk_the_reserve_and_the_older_checkpoint_make_room_for_a_new_one(tmp_path: Path) -> None:
-    """Retention needs a checkpoint before it may delete anything: without this a full disk would stay full."""
+    """Retention needs a checkpoint before it may delete anything: else a full disk would stay full."""
 
     class FullDisk(RealFileSystem):
         refusals = 0

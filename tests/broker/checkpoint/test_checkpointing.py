@@ -1,4 +1,4 @@
-"""When checkpoints are written in the background, and what is deleted with them. No timers: they are asked for."""
+"""Schedule of checkpoints in the background, and the files deleted with them. The tests ask; no timer runs."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class FailingStore(CheckpointStore):
 def test_a_look_that_fails_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for the background task: if it ended, the log would grow for ever and nobody would know."""
+    """If the background task ended, the log would grow for ever without a report."""
 
     @in_loop
     async def run() -> None:

@@ -204,7 +204,7 @@ async def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
 
 
 @with_rig
-async def test_whoever_meets_damage_can_wait_and_read_again(rig: Rig) -> None:
+async def test_a_reader_that_meets_damage_can_wait_and_read_again(rig: Rig) -> None:
     flip(rig.path(0), 10 * UNIT_SIZE)
     with pytest.raises(ConsumeQueueError) as caught:
         rig.state.queues.lookup(rig.topic, 0, 10, 1)
@@ -259,7 +259,7 @@ async def test_the_block_in_which_a_queue_begins_is_made_again_without_what_rete
 async def test_a_file_with_other_contents_is_made_again_with_one_look_at_the_log_for_each_block(
     rig: Rig,
 ) -> None:
-    """A reader may meet the last block first: it waits for those before, which tell where it stands in the log."""
+    """A reader may meet the last block first: it waits for those before, which give its place in the log."""
     before = rig.stored(1).tobytes()
     rig.path(1).write_bytes(rig.path(0).read_bytes()[::-1])
     assert await rig.check.rebuilt(rig.damage(1, 1))

@@ -1,4 +1,4 @@
-"""A state travels to a follower that is being reset: it is the leader's, byte for byte, however often it crashes."""
+"""Transfer of the state to a follower that is being reset: byte for byte, however often it crashes."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_reads_are_refused_until_the_state_is_whole() -> None:
 
 
 def test_a_rebuilt_queue_that_is_not_the_received_one_stops_the_node() -> None:
-    """A unit of a leading block changed on the disk: nobody would read it, but the block's checksum tells."""
+    """A unit of a leading block changed on disk: no reader needs it, but the block's checksum covers it."""
     leader, disk = received()
     queue = next(each for each in leader.node.state.queues if each.begin % 2000)
     path = store_on(disk).files.path(queue.folder, queue.key[1], queue.begin)
@@ -246,7 +246,7 @@ def test_a_received_state_that_is_gone_is_not_replaced_by_an_empty_one() -> None
 
 
 def test_a_node_that_makes_its_queues_again_sends_no_state() -> None:
-    """Units that are missing have zeros in their place: who received them would stop, again and again."""
+    """Missing units are zeros until then: a follower that received them would stop, again and again."""
     leader, disk = received()
     replica, store = opened(disk)
 

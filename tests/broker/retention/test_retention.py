@@ -1,4 +1,4 @@
-"""What one node does about retention: when it decides, what it proposes, what it unlinks. The node is a fake; nothing waits."""
+"""Retention of one node: its decisions, proposals and deletions. The node is a fake; nothing waits."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ def test_the_daily_expiry_runs_at_its_time_of_day() -> None:
 
 
 @in_loop
-async def test_a_daily_expiry_is_made_up_for_within_an_hour_by_whoever_leads_then() -> None:
+async def test_a_daily_expiry_is_made_up_for_within_an_hour_by_the_leader_of_then() -> None:
     node = FakeNode(100, 80, 0)
     at = node.work._clean_at
     assert not node.work._follow_clock(at - timedelta(seconds=1))
     assert node.work._follow_clock(at)
-    assert node.work._follow_clock(at + timedelta(minutes=59)), "nobody has done it"
+    assert node.work._follow_clock(at + timedelta(minutes=59)), "not done yet"
     assert not node.work._follow_clock(at + timedelta(hours=1)), "too late: tomorrow"
     assert node.work._follow_clock(at + timedelta(days=1))
     assert await node.decide(due=True) == [21]
@@ -269,9 +269,9 @@ async def test_segments_are_unlinked_below_the_start_and_the_checkpoints_at_the_
 
 @in_loop
 async def test_nothing_is_unlinked_before_the_checkpoints_know_that_the_log_begins_later() -> None:
-    """A node that starts from an older one says that its log begins where nothing is any more, and can reset nobody;
+    """A node that starts from an older one could not reset a follower: its state needs deleted entries.
 
-    when the others need a reset to commit anything, the group stands still for ever.
+    If the others need a reset to commit anything, the broker group would be stuck for ever.
     """
     node = FakeNode(*[100] * 9, 0, delete_segments_per_second=100)
     start = LogStart(51, 500, position_rows([]))
@@ -300,7 +300,7 @@ async def test_after_a_start_nothing_is_unlinked_before_newer_checkpoints_are_th
 
 @in_loop
 async def test_while_segments_wait_for_checkpoints_the_start_is_said_again_now_and_then() -> None:
-    """Without entries there are no checkpoints, and a leader that took over knows nothing of the last one's plans."""
+    """Without entries there are no checkpoints, and a new leader does not know the plans of the last one."""
     node = FakeNode(100, 80, 0)
     node.floor = 1
     assert await node.decide(due=True) == [21]
@@ -317,7 +317,7 @@ async def test_while_segments_wait_for_checkpoints_the_start_is_said_again_now_a
 async def test_a_disk_that_says_nothing_for_a_moment_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody waits for the task that looks: if it ended, the disk would fill up and no message would be refused."""
+    """If the task ended, the disk would fill up and no message would be refused."""
     monkeypatch.setattr(retention, "CHECK_INTERVAL", 0.0)
     node = FakeNode(1, 1, others=750)
     looked = asyncio.Event()
@@ -358,7 +358,7 @@ async def test_a_clean_by_hand_tells_why_the_rest_stays() -> None:
 
 
 def _keeping(*ages: float, **config: Any) -> tuple[FakeNode, Node, int, int]:
-    """A leader with two messages in a topic that keeps what is unread; the segments (from 0) that hold them."""
+    """A leader with two messages in a topic that keeps unread ones, and the segments (from 0) of these."""
     log = Node()
     topic = log.topic("orders", queues=1)
     log.group("billing")

@@ -1,7 +1,7 @@
-"""Retries that come after retention deleted their originals: the offset of the first copy, or a refusal; never another one.
+"""Retries after retention deleted their originals: the offset of the first copy, or a refusal.
 
-Others kept offsets beside the log and returned wrong ones when segments went. Here both windows are replicated state: they do
-not depend on what is stored, and go with checkpoints to whoever leads next.
+Both windows are replicated state: they do not depend on the stored messages, and go with checkpoints to the
+next leader.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_a_message_id_leads_to_its_first_offset_after_that_was_deleted() -> None
 
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_is_retried_whenever_the_offset_is_right_or_none_is_given(seed: int) -> None:
-    """A random history of batches, deletions, evictions and changes of the leader against the list of what was stored."""
+    """A random history of batches, deletions, evictions and new leaders against the list of stored batches."""
     rng, node = random.Random(seed), Node()
     topic = node.topic(queues=1)
     stored: dict[int, tuple[int, int]] = {}  # base sequence → count, offset

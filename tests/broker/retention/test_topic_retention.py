@@ -1,4 +1,4 @@
-"""Hiding what topics keep no longer: which offsets the leader proposes. The log is in memory, log time is the test's."""
+"""Hiding of expired messages: the offsets that the leader proposes. The test sets the log time."""
 
 from __future__ import annotations
 

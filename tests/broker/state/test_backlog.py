@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ledgermq.broker.state import commands as c
-from ledgermq.broker.state.backlog import NOBODY_YET, Need, progress, unconsumed
+from ledgermq.broker.state.backlog import NO_CONSUMER, Need, progress, unconsumed
 from ledgermq.broker.state.effects import TopicProgress
 
 from ..entry_log import Node, filled
@@ -15,7 +15,7 @@ def commit(node: Node, group: int, *rows: tuple[int, int, int]) -> None:
     node.command(c.CommitOffsets(group, c.position_rows(rows)))
 
 
-def test_progress_counts_what_groups_have_not_finished_and_names_what_nobody_consumes() -> None:
+def test_progress_counts_unfinished_messages_and_lists_topics_without_a_consumer_group() -> None:
     node = Node()
     orders, lonely = node.topic("orders"), node.topic("lonely")
     node.topic("empty")
@@ -43,7 +43,7 @@ def test_a_group_needs_its_queues_from_where_it_stands_and_others_need_nothing()
     topic, group, idle = node.topic(queues=2), node.group("billing"), node.group("idle")
     node.fill(topic, 0, 10)
     node.fill(topic, 1, 10)
-    assert unconsumed(node.state) == {}, "nobody has ever consumed"
+    assert unconsumed(node.state) == {}, "no consumer group has a position"
     commit(node, group, (topic, 0, 4), (topic, 1, 10))
     assert unconsumed(node.state) == {(topic, 0): Need(4, group)}, "all of queue 1 is done"
     commit(node, idle, (topic, 0, 7), (topic, 1, 9))
@@ -84,7 +84,7 @@ def test_a_topic_that_keeps_what_is_unread_is_needed_by_its_consumer_groups_and_
     commit(node, group, (other, 0, 1))
     assert unconsumed(node.state, kept_only=True) == {}, "no topic asks for it"
     node.command(c.SetTopicKeepUnread(kept, True))
-    whole = {(kept, 0): Need(0, NOBODY_YET), (kept, 1): Need(0, NOBODY_YET)}
+    whole = {(kept, 0): Need(0, NO_CONSUMER), (kept, 1): Need(0, NO_CONSUMER)}
     assert unconsumed(node.state, kept_only=True) == whole
     assert unconsumed(node.state) == whole | {(other, 0): Need(1, group)}
     commit(node, group, (kept, 0, 3))

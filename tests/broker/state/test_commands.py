@@ -44,7 +44,7 @@ EXAMPLES: list[c.Command] = [
     c.CommitOffsets(1, c.position_rows([(2, 3, 4), (2, 4, 5)]), False, np.array([7, 1 << 50], np.uint64)),
     c.JoinGroup(3, "worker-ü", ("orders", "paid"), "average", "z1", "a || b", 3000, 1000),
     c.LeaveGroup(3, ("worker-1", "worker-2")),
-    c.AssignQueues(3, ("worker-1",), c.assignment_rows([(1, 0, 77, 0), (1, 1, 78, c.NOBODY)])),
+    c.AssignQueues(3, ("worker-1",), c.assignment_rows([(1, 0, 77, 0), (1, 1, 78, c.NO_OWNER)])),
     c.ParkMessages(1, 2, c.park_rows([(1, 2, 3, 17)]), c.ParkReason.FORWARDED),
     c.ReleaseParked(1, c.position_rows([(2, 3, 4)])),
     c.SetBrokerGroupMode(c.BrokerGroupMode.REMOVED, True, (("billing-ü", "orders"), ("late", "orders"))),

@@ -128,7 +128,7 @@ def test_units_written_piece_by_piece_are_the_bytes_of_one_run(tmp_path: Path) -
 
 
 def test_a_file_has_300_000_units_of_20_bytes_and_the_layout_stays(rig: Rig) -> None:
-    """A3.7 to A3.10 and A3.12: 8 bytes of offset, 4 of size, 8 of tag hash; a unit's number gives its place."""
+    """A3.7 to A3.10 and A3.12: 8 bytes of offset, 4 of size, 8 of tag hash; the number gives the place."""
     assert not rig.folder.exists(), "a queue has files when it has messages"
     units = some_units(0, 300_001)
     units[299_999] = units[300_000] = (0x0102030405060708, 0x11121314, -2)
@@ -161,7 +161,7 @@ class Cached(ConsumeQueueFiles):
 
 
 def test_units_that_left_memory_come_from_the_page_cache_a_block_at_a_time(tmp_path: Path) -> None:
-    """A3.14: what the system has cached is read without a thread, once, and a bounded number of blocks stays."""
+    """A3.14: cached pages are read without a thread, once, and a bounded number of blocks stays."""
     rig = Rig(tmp_path, files=Cached)
     rig.append(300 * BLOCK_UNITS)
     for _ in range(3):

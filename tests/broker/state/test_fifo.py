@@ -79,5 +79,5 @@ def test_what_is_left_of_a_fifo_batch_when_its_open_message_goes_is_done(how: st
         move = c.TrimQueues(c.position_rows([(topic, 0, 1)]))
     effects = node.command(move)
     assert node.state.committed_offset(group, topic, 0) == 3
-    assert (group, topic) in effects.released, "whoever waits for the queue is woken"
+    assert (group, topic) in effects.released, "waiting polls are woken"
     assert offsets(receive(node, asked)) == [(0, 3), (0, 4)]

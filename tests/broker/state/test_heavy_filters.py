@@ -1,4 +1,4 @@
-"""Filters that want little of a long queue: how much they look at in one turn, measured in messages, and who comes between."""
+"""Filters that match little of a long queue: the messages they read in one turn, and what runs in between."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def backlog(node: Node, queues: int, each: int) -> tuple[int, int]:
-    """Return (group, topic) with `each` unwanted messages in every queue, and one that is wanted behind the last."""
+    """Return (consumer group, topic): `each` unwanted messages in every queue, a wanted one behind the last."""
     topic, group = node.topic(queues=queues), node.group()
     receive(node, request(group, topic, tags=frozenset({RARE})))  # where the group begins is decided
     for queue in range(queues):

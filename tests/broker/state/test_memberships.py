@@ -24,7 +24,7 @@ def join(node: Node, group: int, *names: str, topics: tuple[str, ...] = ("orders
 def assign(node: Node, group: int, name: str, *rows: tuple[int, int, int]) -> list[bool]:
     """Rows: topic id, queue id, epoch so far."""
     command = c.AssignQueues(
-        group, (name,) if name else (), c.assignment_rows([(*row, 0 if name else c.NOBODY) for row in rows])
+        group, (name,) if name else (), c.assignment_rows([(*row, 0 if name else c.NO_OWNER) for row in rows])
     )
     result = result_of(node.command(command), RowsResult)
     return [bool(each) for each in result.accepted]
@@ -83,7 +83,7 @@ def test_the_owner_cannot_commit_backwards() -> None:
     assert node.state.committed_offset(group, topic, 0) == 7
 
 
-def test_nobody_commits_beside_the_members_of_a_group() -> None:
+def test_a_commit_without_an_epoch_is_refused_while_a_consumer_group_has_members() -> None:
     node, topic, group = ready()
     other = node.topic("other")
     node.fill(other, 0, 5)
@@ -102,7 +102,7 @@ def test_without_members_commits_need_no_epoch_and_old_epochs_are_refused() -> N
     assert commit(node, group, [(topic, 0, 4)]) == ([True], [False])
 
 
-def test_who_leaves_owns_nothing_any_more() -> None:
+def test_a_member_that_leaves_owns_nothing_any_more() -> None:
     node, topic, group = ready()
     epoch = node.state.applied_index
     node.command(c.LeaveGroup(group, ("a",)))
@@ -139,7 +139,7 @@ def test_an_assignment_of_a_leader_that_knew_another_epoch_is_refused() -> None:
     assert membership(node, group).of((topic, 0)).member == "a"
 
 
-def test_a_queue_is_not_given_to_who_is_no_member_nor_one_that_is_gone() -> None:
+def test_a_queue_is_assigned_to_members_only_and_only_if_it_exists() -> None:
     node, topic, group = ready()
     epoch = node.state.applied_index
     assert assign(node, group, "c", (topic, 0, epoch)) == [False]
@@ -147,8 +147,8 @@ def test_a_queue_is_not_given_to_who_is_no_member_nor_one_that_is_gone() -> None
     assert assign(node, 77, "b", (topic, 0, 0)) == [False]
 
 
-def test_who_comes_in_an_entry_owns_nothing_in_that_entry() -> None:
-    """Everybody leaves, one comes back and is given a queue: it could be the epoch of an owner before, all in one entry."""
+def test_a_member_that_joins_in_an_entry_owns_nothing_in_that_entry() -> None:
+    """All members leave, one returns and gets a queue: within one entry its epoch might not be unique."""
     node, topic, group = ready()
     rows = c.assignment_rows([(topic, 0, 0, 0)])
     results = node.command(
@@ -176,7 +176,7 @@ def test_coming_again_keeps_age_and_queues_and_changes_the_subscription() -> Non
     assert [member.name for member in membership(node, group).by_age()] == ["a", "b"]
 
 
-def test_nobody_joins_a_group_that_was_deleted() -> None:
+def test_a_deleted_consumer_group_takes_no_member() -> None:
     node = Node()
     assert node.command(c.JoinGroup(9, "a", ())).results == [GroupResult(None, False)]
     assert node.state.memberships.group_ids() == []
@@ -194,7 +194,7 @@ def test_deleting_a_group_or_a_topic_ends_what_was_owned() -> None:
     assert node.command(c.DeleteTopic(other)).members_changed == set()
 
 
-# --- checkpoints ----------------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------------
 def test_memberships_survive_a_checkpoint() -> None:
     node, topic, group = ready()
     node.command(c.JoinGroup(group, "c", (), "average", "zone-ä", "a||b", 60_000, 30_000))

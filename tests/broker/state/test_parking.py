@@ -1,4 +1,4 @@
-"""Messages that failed for the last time: out of delivery, in sight, and back when somebody says so."""
+"""Parked messages: out of delivery after their last failure, visible, and delivered again on release."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_released_message_comes_again_with_all_its_attempts() -> None:
         c.ReleaseParked(group, c.position_rows([(topic, 0, 0), (topic, 0, 7), (99, 0, 0)]))
     )
     assert effects.results[0].accepted.tolist() == [True, False, False]  # type: ignore[union-attr]
-    assert effects.released == {(group, topic)}, "who polls is woken"
+    assert effects.released == {(group, topic)}, "waiting polls are woken"
     assert [(item.queue_offset, item.attempt) for item in fail(node, asked, 1)] == [(0, 1)]
     (item,) = receive(node, asked)
     assert ack(node, asked, [item]) == [True]
@@ -131,7 +131,7 @@ def test_a_released_message_comes_again_with_all_its_attempts() -> None:
 
 
 def test_beyond_the_bound_of_a_queue_messages_are_delivered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is skipped unseen: who parks a thousand messages has another problem than a poison message."""
+    """No message is skipped silently: a thousand parked ones are no poison messages but another fault."""
     monkeypatch.setattr(leases, "PARKED_MAX", 2)
     monkeypatch.setattr(selection, "PARKED_MAX", 2)
     node, topic, group = parking_node(4)
@@ -186,14 +186,14 @@ def test_only_the_current_lease_can_be_parked() -> None:
         rows = c.park_rows([(0, item.queue_offset, item.lease_id, 17)])
         return accepted(node, c.ParkMessages(group, topic, rows, c.ParkReason.FORWARDED))
 
-    assert park(first) == [False], "somebody else has it"
+    assert park(first) == [False], "another consumer has it"
     assert park(second) == [True]
     assert parked(node, topic, group) == [(0, 17, c.ParkReason.FORWARDED)], "what the consumer counted"
     assert park(second) == [False]
     assert ack(node, asked, [second]) == [False], "too late: it comes again when it is released"
 
 
-# --- in order -----------------------------------------------------------------------------------------------------
+# --- in order -------------------------------------------------------------------------------------------
 def test_in_order_the_first_of_a_batch_is_parked_and_those_behind_it_begin_anew() -> None:
     node, topic, group = parking_node(4, fifo=True)
     asked = request(group, topic, 3)
@@ -226,7 +226,7 @@ def test_in_order_a_forwarded_message_frees_its_queue() -> None:
     assert receive(node, other) == []
     rows = c.park_rows([(0, 0, item.lease_id, 17)])
     effects = node.command(c.ParkMessages(group, topic, rows, c.ParkReason.FORWARDED))
-    assert effects.released == {(group, topic)}, "who polls is woken"
+    assert effects.released == {(group, topic)}, "waiting polls are woken"
     assert offsets(receive(node, other)) == [(0, 1)]
 
 
@@ -252,7 +252,7 @@ def test_an_ordered_queue_full_of_parked_messages_goes_on_as_before(monkeypatch:
     assert [item.attempt for item in fail(node, request(group, topic, 1), 4)] == [4]
 
 
-# --- what else happens to a group ---------------------------------------------------------------------------------
+# --- other events of a consumer group -------------------------------------------------------------------
 def test_parked_messages_are_in_checkpoints() -> None:
     node, topic, group = parking_node(3)
     before = restarted(node)
@@ -311,7 +311,7 @@ def test_parked_messages_go_with_their_topic_and_with_their_group() -> None:
     ) == [False]
 
 
-def test_what_nobody_asks_for_any_more_is_parked_by_the_housekeeping() -> None:
+def test_messages_that_no_consumer_requests_any_more_are_parked_by_the_housekeeping() -> None:
     node, topic, group = parking_node(2)
     fail(node, request(group, topic))
     assert node.view.housekeeping(node.log.now + 1_000) == [], "not each second"

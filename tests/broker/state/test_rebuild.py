@@ -1,4 +1,4 @@
-"""Queue files that are lost are made again from the log, as the state says they were, also when the log was trimmed."""
+"""Lost queue files are rebuilt from the log as the state describes them, also when the log was trimmed."""
 
 from __future__ import annotations
 

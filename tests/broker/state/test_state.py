@@ -64,7 +64,7 @@ def test_records_extend_their_queue_and_their_units_point_at_them() -> None:
 
 
 def test_one_log_holds_the_messages_of_all_topics_and_queues() -> None:
-    """A3.1, A3.6, A3.11: they stand in it in the order in which they came, and each queue says where its own are."""
+    """A3.1, A3.6, A3.11: in the order of their arrival; each queue knows the places of its own messages."""
     node = Node()
     topics = [node.topic(name, queues=2) for name in ("orders", "paid")]
     places = []
@@ -192,7 +192,7 @@ def test_a_group_is_told_once_what_retention_took_and_commits_end_it() -> None:
     assert node.state.lost_count(group, topic, 0) == 4
     nothing = c.GrantLeases(group, topic, 1000, (c.QueueGrant(0, 5, 5, np.array([], np.int64)),))
     node.command(nothing)
-    assert node.state.lost_count(group, topic, 0) == 4, "nobody got anything: nobody was told"
+    assert node.state.lost_count(group, topic, 0) == 4, "no message was granted, so the loss was not reported"
     granted = c.GrantLeases(group, topic, 1000, (c.QueueGrant(0, 5, 7, np.array([5, 6])),))
     result = result_of(node.command(granted), GrantResult)
     assert [(queue.lost, queue.begin) for queue in result.queues] == [(4, 5)]

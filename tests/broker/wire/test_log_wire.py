@@ -22,7 +22,7 @@ def section(
     before: int = 0,
     keys: int = 0,
 ) -> bytearray:
-    """Return a section whose last record has so many bytes of labels, and so many keys; the others have none."""
+    """Return a section whose last record has so many bytes of labels and so many keys; the others none."""
     parts, distance = [], 64
     for labels in [0] * (records - 1) + [1]:
         record = encode_record(

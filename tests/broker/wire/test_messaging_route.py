@@ -26,7 +26,9 @@ def test_the_queues_of_several_groups_alternate() -> None:
     assert [(q.id, q.broker.name) for q in queues] == [(0, "g0.n1"), (0, "g1.n2"), (1, "g0.n1")]
 
 
-def test_an_ordered_topic_lists_each_queue_once_so_that_a_hash_meets_the_same_group_whoever_lives() -> None:
+def test_an_ordered_topic_lists_each_queue_once_so_a_hash_meets_one_broker_group_whichever_nodes_live() -> (
+    None
+):
     def groups_of(nodes: routes.LiveNodes) -> list[str]:
         groups = [routes.GroupQueues("g0", 3, nodes), routes.GroupQueues("g1", 3, NODES)]
         return [q.broker.name[:2] for q in routes.route(TOPIC, groups, TopicMessageType.FIFO)]

@@ -106,8 +106,8 @@ def test_a_record_that_is_no_protobuf_or_has_no_topic_is_delivered_with_what_can
     system: bytes, before_body: bytes
 ) -> None:
     raw = encode_record(
-        system, before_body + b"body", section_distance=SECTION_HEADER_SIZE, body_offset_in_rest=len(before_body),
-        body_size=4, message_id=bytes(16), born_timestamp=1 << 62,
+        system, before_body + b"body", section_distance=SECTION_HEADER_SIZE,
+        body_offset_in_rest=len(before_body), body_size=4, message_id=bytes(16), born_timestamp=1 << 62,
     )  # fmt: skip
     delivery = wire.OutgoingDelivery(3, 77, 1_000, "127.0.0.1:8081", "handle", 1, "orders")
     message = v2.Message.FromString(wire.delivered_message(decode_record(raw), delivery))
