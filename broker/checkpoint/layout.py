@@ -46,9 +46,8 @@ from ..state.codecs import pack_text, unpack_texts
 from ..state.commands import NO_OWNER, BrokerGroupMode, MessageType, StartPosition
 from ..state.consume_queue import BLOCK_UNITS, ConsumeQueue, QueueKey, QueueSums
 from ..state.consumer_groups import ConsumerGroup
-from ..state.consumption import ConsumptionKey
+from ..state.consumption import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption, ConsumptionKey
 from ..state.dedup import Generation, Stream, StreamKey
-from ..state.leases import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption
 from ..state.machine import BrokerState
 from ..state.memberships import GroupMember, GroupMembership, Ownership
 from ..state.topics import Topic

@@ -16,7 +16,7 @@ from typing import Final
 
 from ..cluster.members import ON_THE_WAY_SECONDS
 from ..state.commands import ReleaseLeases, lease_rows
-from ..state.leases import Consumption
+from ..state.consumption import Consumption
 from .leader_view import Delivery, ReceiveRequest
 
 #: Time for which a repeated attempt is recognised.

@@ -30,8 +30,7 @@ from ..state.commands import (
 )
 from ..state.consume_queue import UNIT_DTYPE, ColdRead, ConsumeQueue
 from ..state.consumer_groups import ConsumerGroup
-from ..state.consumption import ConsumptionKey
-from ..state.leases import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consumption
+from ..state.consumption import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consumption, ConsumptionKey
 from ..state.machine import BrokerState
 from .grant_plan import GrantPlan, ReceiveRequest, deliveries_of
 

@@ -22,9 +22,8 @@ from typing import Final, Protocol
 from .commands import LATEST
 from .consume_queue import ConsumeQueue, QueueKey
 from .consumer_groups import ConsumerGroup, GroupTable
-from .consumption import ConsumptionKey, ConsumptionTable
+from .consumption import Consumption, ConsumptionKey, ConsumptionTable
 from .effects import TopicProgress
-from .leases import Consumption
 from .memberships import MembershipTable
 from .topics import TRACE_TOPIC, Topic, TopicTable
 

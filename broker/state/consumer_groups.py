@@ -1,7 +1,7 @@
 """Consumer group table: names, numeric ids, delivery settings.
 
-Owns: the consumer groups and the next free id.   Must not: know offsets or leases (`leases.py`), or enforce
-`max_attempts` (`broker/leader/selection.py`, `exhausted`).
+Owns: the consumer groups and the next free id.   Must not: know offsets or leases (`consumption.py`), or
+enforce `max_attempts` (`broker/leader/selection.py`, `exhausted`).
 Invariant: an id is never reused.
 """
 

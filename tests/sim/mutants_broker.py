@@ -22,9 +22,8 @@ from ledgermq.broker.official.receive_at_leader import ReceiveWork
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.replica import Replica
 from ledgermq.broker.state.commands import CommitOffsets, GrantLeases
-from ledgermq.broker.state.consumption import ConsumptionTable
+from ledgermq.broker.state.consumption import Consumption, ConsumptionTable
 from ledgermq.broker.state.effects import Effects, GrantResult, RowsResult
-from ledgermq.broker.state.leases import Consumption
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.broker.state.memberships import MembershipTable
 from ledgermq.proto.record import SectionHeader

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ledgermq.broker.state.commands import GrantLeases, QueueGrant, SessionLost, SetPositions, position_rows
-from ledgermq.broker.state.consumption import ConsumptionTable
+from ledgermq.broker.state.consumption import ACKED, NEVER, Consumption, ConsumptionTable
 from ledgermq.broker.state.effects import Effects
-from ledgermq.broker.state.leases import ACKED, NEVER, Consumption
 
 from ..entry_log import filled
 

@@ -13,7 +13,7 @@ from ledgermq.broker.leader import selection
 from ledgermq.broker.leader.leader_view import Delivery, ReceiveRequest
 from ledgermq.broker.official.receive_at_leader import COMMAND_BYTES, MESSAGE_BYTES
 from ledgermq.broker.state import commands as c
-from ledgermq.broker.state import leases
+from ledgermq.broker.state import consumption
 from ledgermq.broker.state.backlog import Need, progress, unconsumed
 from ledgermq.broker.state.codecs import encode
 from ledgermq.broker.state.effects import Effects, ModeResult, Parked
@@ -132,7 +132,7 @@ def test_a_released_message_comes_again_with_all_its_attempts() -> None:
 
 def test_beyond_the_bound_of_a_queue_messages_are_delivered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """No message is skipped silently: a thousand parked ones are no poison messages but another fault."""
-    monkeypatch.setattr(leases, "PARKED_MAX", 2)
+    monkeypatch.setattr(consumption, "PARKED_MAX", 2)
     monkeypatch.setattr(selection, "PARKED_MAX", 2)
     node, topic, group = parking_node(4)
     asked = request(group, topic)
@@ -246,7 +246,7 @@ def test_in_order_a_released_message_does_not_bring_an_acknowledged_one_back() -
 
 
 def test_an_ordered_queue_full_of_parked_messages_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "PARKED_MAX", 0)
+    monkeypatch.setattr(consumption, "PARKED_MAX", 0)
     monkeypatch.setattr(selection, "PARKED_MAX", 0)
     node, topic, group = parking_node(2, fifo=True)
     assert [item.attempt for item in fail(node, request(group, topic, 1), 4)] == [4]
