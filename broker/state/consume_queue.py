@@ -26,9 +26,15 @@ from typing import Final, Protocol
 import numpy as np
 from crc32c import crc32c
 
-from ledgermq.proto.entry import Buffer
+from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind
 from ledgermq.proto.errors import CorruptError
-from ledgermq.proto.record import RECORD_HEADER_SIZE
+from ledgermq.proto.record import (
+    RECORD_HEADER_SIZE,
+    SECTION_HEADER_SIZE,
+    SectionHeader,
+    SectionKind,
+    walk_sections,
+)
 
 from ..errors import ConsumeQueueError, QueueNotFoundError
 
@@ -77,6 +83,18 @@ def record_starts(body: Buffer, count: int) -> np.ndarray:
         if position == end:
             return np.array(starts, np.int64) * 4
     raise CorruptError("records do not fill their section", 4 * position)
+
+
+def record_sections(
+    header: EntryHeader, payload: memoryview
+) -> Iterator[tuple[SectionHeader, memoryview, int]]:
+    """Yield (header, body, physical offset of the body) of the sections of records in a committed entry."""
+    if header.kind is EntryKind.RECORDS:
+        for position, section in walk_sections(payload, header.section_count):
+            if section.kind is SectionKind.RECORDS:
+                start = position + SECTION_HEADER_SIZE
+                body = payload[start : start + section.size]
+                yield section, body, header.physical_offset + HEADER_SIZE + start
 
 
 def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarray:

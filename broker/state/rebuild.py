@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from crc32c import crc32c
 
-from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind
-from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionHeader, SectionKind, walk_sections
+from ledgermq.proto.entry import EntryHeader
+from ledgermq.proto.record import SectionHeader
 
 from ..errors import DivergedError
 from .consume_queue import (
@@ -32,6 +32,7 @@ from .consume_queue import (
     QueueKey,
     QueueSums,
     UnwrittenRun,
+    record_sections,
     record_starts,
     units_of,
 )
@@ -119,12 +120,8 @@ class QueueRebuild:
         """Extend the queues by the sections of the next entry. Raises: DivergedError, CorruptError."""
         if header.index != self.applied_index + 1:
             raise DivergedError(f"the next entry to rebuild from is {self.applied_index + 1}", header.index)
-        if header.kind is EntryKind.RECORDS:
-            for position, section in walk_sections(payload, header.section_count):
-                if section.kind is SectionKind.RECORDS:
-                    start = position + SECTION_HEADER_SIZE
-                    body = payload[start : start + section.size]
-                    self._extend(section, body, header.physical_offset + HEADER_SIZE + start, header.index)
+        for section, body, physical_offset in record_sections(header, payload):
+            self._extend(section, body, physical_offset, header.index)
         self.applied_index = header.index
         self._check_if_whole()
 
