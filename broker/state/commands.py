@@ -371,30 +371,11 @@ class AssignQueues:
 
 
 Command = (
-    CreateTopic
-    | DeleteTopic
-    | CreateGroup
-    | DeleteGroup
-    | CommitOffsets
-    | SetPositions
-    | GrantLeases
-    | Ack
-    | ChangeInvisible
-    | ReleaseLeases
-    | SessionLost
-    | EvictDedup
-    | LogStart
-    | FeatureLevel
-    | SetTopicRetention
-    | SetTopicKeepUnread
-    | TrimQueues
-    | JoinGroup
-    | LeaveGroup
-    | AssignQueues
-    | SetBrokerGroupMode
-    | ParkMessages
-    | ReleaseParked
-)
+    CreateTopic | DeleteTopic | SetTopicRetention | SetTopicKeepUnread | CreateGroup | DeleteGroup
+    | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible | ReleaseLeases | ParkMessages
+    | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues | FeatureLevel | SetBrokerGroupMode
+    | JoinGroup | LeaveGroup | AssignQueues
+)  # fmt: skip
 
 
 def _rows(dtype: np.dtype, rows: Sequence[tuple[int, ...]]) -> np.ndarray:

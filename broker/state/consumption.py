@@ -25,23 +25,13 @@ from typing import Final
 
 import numpy as np
 
-from .commands import (
-    Ack,
-    ChangeInvisible,
-    CommitOffsets,
-    GrantLeases,
-    ParkMessages,
-    ReleaseLeases,
-    ReleaseParked,
-    SessionLost,
-    SetPositions,
-)
+from . import commands as c
 from .consume_queue import ConsumeQueues, QueueKey
 from .consumer_groups import GroupTable
 from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, Parked, RowsResult
 
 ConsumptionKey = tuple[int, int, int]  # consumer group id, topic id, queue id
-_LeaseCommand = Ack | ChangeInvisible | ReleaseLeases | ParkMessages
+_LeaseCommand = c.Ack | c.ChangeInvisible | c.ReleaseLeases | c.ParkMessages
 
 #: Minimum size of the session index at which sessions without leases are searched and dropped.
 SESSIONS_LOOK: Final = 1_000
@@ -394,7 +384,7 @@ class ConsumptionTable:
         return found is not None and bool((found.leases["session"] == session).any())
 
     # --- commands -------------------------------------------------------------------------------------------
-    def commit(self, command: CommitOffsets, fenced: np.ndarray, effects: Effects) -> CommitResult:
+    def commit(self, command: c.CommitOffsets, fenced: np.ndarray, effects: Effects) -> CommitResult:
         """Move positions except in `fenced` rows (bool per row); see CommitOffsets."""
         accepted = np.zeros(len(command.rows), bool)
         for place, (topic_id, queue_id, offset) in enumerate(command.rows.tolist()):
@@ -413,7 +403,7 @@ class ConsumptionTable:
             effects.released.add(key[:2])
         return CommitResult(accepted, fenced)
 
-    def set_positions(self, command: SetPositions, effects: Effects) -> RowsResult:
+    def set_positions(self, command: c.SetPositions, effects: Effects) -> RowsResult:
         """Set positions in queues that have none yet."""
         accepted = np.zeros(len(command.rows), bool)
         known = self._consumer_groups.get(command.group_id) is not None
@@ -425,7 +415,7 @@ class ConsumptionTable:
                 accepted[place] = True
         return RowsResult(accepted)
 
-    def grant(self, command: GrantLeases, effects: Effects) -> GrantResult:
+    def grant(self, command: c.GrantLeases, effects: Effects) -> GrantResult:
         """Lease the offsets that can be leased. The lease id is the index of the entry."""
         now = effects.timestamp
         deadline = NEVER if command.session else now + command.invisible_ms
@@ -445,7 +435,7 @@ class ConsumptionTable:
                     self._note_session(command.session, key)
         return GrantResult(effects.index, tuple(granted))
 
-    def acknowledge(self, command: Ack, effects: Effects) -> RowsResult:
+    def acknowledge(self, command: c.Ack, effects: Effects) -> RowsResult:
         """Finish leases; see Ack."""
         accepted, fifo = np.zeros(len(command.rows), bool), self._is_fifo(command.group_id)
         for key, found, places in self._queues_in(command):
@@ -457,7 +447,7 @@ class ConsumptionTable:
                 effects.released.add(key[:2])
         return RowsResult(accepted)
 
-    def change(self, command: ChangeInvisible, effects: Effects) -> RowsResult:
+    def change(self, command: c.ChangeInvisible, effects: Effects) -> RowsResult:
         """Move the deadline of leases; see ChangeInvisible."""
         accepted, now = np.zeros(len(command.rows), bool), effects.timestamp
         for key, found, places in self._queues_in(command):
@@ -467,7 +457,7 @@ class ConsumptionTable:
             )
         return _released(command, accepted, effects)
 
-    def release(self, command: ReleaseLeases, effects: Effects) -> RowsResult:
+    def release(self, command: c.ReleaseLeases, effects: Effects) -> RowsResult:
         """End leases whose messages were never sent to the consumer; see ReleaseLeases."""
         accepted = np.zeros(len(command.rows), bool)
         for key, found, places in self._queues_in(command):
@@ -477,7 +467,7 @@ class ConsumptionTable:
             )
         return _released(command, accepted, effects)
 
-    def park(self, command: ParkMessages, effects: Effects) -> RowsResult:
+    def park(self, command: c.ParkMessages, effects: Effects) -> RowsResult:
         """Take messages out of delivery; see ParkMessages."""
         accepted, fifo = np.zeros(len(command.rows), bool), self._is_fifo(command.group_id)
         for key, found, places in self._queues_in(command):
@@ -489,7 +479,7 @@ class ConsumptionTable:
                 effects.parked.append(Parked(*key, count, len(after.parked)))
         return _released(command, accepted, effects)  # a FIFO queue continues behind them
 
-    def release_parked(self, command: ReleaseParked, effects: Effects) -> RowsResult:
+    def release_parked(self, command: c.ReleaseParked, effects: Effects) -> RowsResult:
         """Make parked messages deliverable again; see ReleaseParked."""
         accepted = np.zeros(len(command.rows), bool)
         rows = command.rows
@@ -517,7 +507,7 @@ class ConsumptionTable:
         consumer_group = self._consumer_groups.get(group_id)
         return consumer_group is not None and consumer_group.fifo
 
-    def session_lost(self, command: SessionLost, effects: Effects) -> None:
+    def session_lost(self, command: c.SessionLost, effects: Effects) -> None:
         """Let the leases of a session end; see SessionLost."""
         for key in sorted(self._sessions.pop(command.session, ())):
             found = self._table.get(key)

@@ -117,14 +117,8 @@ class BrokerState:
         starts = record_starts(body, section.count)
         self.queues.append(queue, units_of(body, starts, physical_offset))
         if section.producer_id:
-            self.streams.record(
-                (section.producer_id, topic_id, queue_id),
-                section.producer_epoch,
-                section.base_sequence,
-                section.count,
-                base,
-                self.timestamp,
-            )
+            key, epoch = (section.producer_id, topic_id, queue_id), section.producer_epoch
+            self.streams.record(key, epoch, section.base_sequence, section.count, base, self.timestamp)
         else:
             ids, wanted = message_ids(body, starts)
             self.message_ids.record(topic_id, queue_id, base, ids, wanted, self.timestamp)

@@ -67,9 +67,7 @@ class GroupQueues:
     writable: bool = True  # False: the broker group is being drained; producers obey the permission
 
 
-def route(
-    topic: v2.Resource, broker_groups: Sequence[GroupQueues], message_type: int
-) -> list[v2.MessageQueue]:
+def route(topic: v2.Resource, parts: Sequence[GroupQueues], message_type: int) -> list[v2.MessageQueue]:
     """Return the queues of a route.
 
     Broker groups and nodes alternate, so a client that retries with the next queue reaches another node.
@@ -84,16 +82,14 @@ def route(
             broker=_broker(each.broker_group, node_id, addresses),
             accept_message_types=types,
         )
-        for queue_id in range(max((each.queue_count for each in broker_groups), default=0))
-        for each in broker_groups
+        for queue_id in range(max((each.queue_count for each in parts), default=0))
+        for each in parts
         if queue_id < each.queue_count
         for node_id, addresses in ([each.nodes[queue_id % len(each.nodes)]] if ordered else each.nodes)
     ]
 
 
-def assignments(
-    topic: v2.Resource, broker_groups: Sequence[GroupQueues], *, fifo: bool
-) -> list[v2.Assignment]:
+def assignments(topic: v2.Resource, parts: Sequence[GroupQueues], *, fifo: bool) -> list[v2.Assignment]:
     """Return the assignments of a push consumer: "any queue" (-1) of each live node.
 
     FIFO: each queue of one node.
@@ -107,7 +103,7 @@ def assignments(
                 broker=_broker(each.broker_group, node_id, addresses),
             )
         )
-        for each in broker_groups
+        for each in parts
         for queue_id, (node_id, addresses) in _polled(each, fifo)
     ]
 

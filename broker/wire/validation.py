@@ -203,12 +203,8 @@ def _check_tag(tag: str) -> None:
         raise StatusError(v2.ILLEGAL_MESSAGE_TAG, 'tag is blank, has "|" or a control character')
 
 
-def _check_message_group(message_group: str) -> None:
-    if (
-        not message_group.strip()
-        or len(message_group.encode()) > MAX_MESSAGE_GROUP_SIZE
-        or _CONTROL.search(message_group)
-    ):
+def _check_message_group(name: str) -> None:
+    if not name.strip() or len(name.encode()) > MAX_MESSAGE_GROUP_SIZE or _CONTROL.search(name):
         raise StatusError(
             v2.ILLEGAL_MESSAGE_GROUP,
             f"message group is blank, longer than {MAX_MESSAGE_GROUP_SIZE} bytes, or has a control character",
