@@ -16,20 +16,20 @@ from ledgermq.broker.state import commands as c
 from ledgermq.broker.state import consumption
 from ledgermq.broker.state.backlog import Need, progress, unconsumed
 from ledgermq.broker.state.codecs import encode
-from ledgermq.broker.state.effects import Effects, ModeResult, Parked
+from ledgermq.broker.state.effects import Effects, ModeResult, Parked, RowsResult
 from ledgermq.proto import admin_pb2
 
 from ..entry_log import Node, checkpoint, filled, restored, result_of
 from ..receiving import accepted, ack, change, deliveries, offsets, receive, request
 
 
-def parking_node(messages: int = 1, **group: Any) -> tuple[Node, int, int]:
+def parking_node(messages: int = 1, **group: Any) -> tuple[Node, int, int, ReceiveRequest]:
     """A node whose group knows parking; a topic of one queue, and a consumer group."""
     node = Node()
     node.command(c.FeatureLevel(c.PARKED_MESSAGES))
     topic, number = node.topic(queues=1), node.group(**{"max_attempts": 2, **group})
     node.fill(topic, 0, messages)
-    return node, topic, number
+    return node, topic, number, request(number, topic)
 
 
 def fail(node: Node, asked: ReceiveRequest, times: int = 2) -> list[Delivery]:
@@ -56,8 +56,7 @@ def restarted(node: Node) -> bytes:
 
 
 def test_a_message_that_failed_for_the_last_time_is_parked_and_comes_no_more() -> None:
-    node, topic, group = parking_node(3)
-    asked = request(group, topic)
+    node, topic, group, asked = parking_node(3)
     first = receive(node, asked)
     ack(node, asked, first[1:])
     node.log.now += 1_000
@@ -76,8 +75,7 @@ def test_a_message_that_failed_for_the_last_time_is_parked_and_comes_no_more() -
 
 
 def test_other_expired_messages_come_with_the_selection_that_parks() -> None:
-    node, topic, group = parking_node(2)
-    asked = request(group, topic)
+    node, topic, group, asked = parking_node(2)
     receive(node, asked)
     node.log.now += 1_000
     again = receive(node, request(group, topic, 1))
@@ -94,8 +92,7 @@ def test_other_expired_messages_come_with_the_selection_that_parks() -> None:
 
 
 def test_a_message_that_was_given_back_or_delayed_is_judged_by_its_deliveries() -> None:
-    node, topic, group = parking_node()
-    asked = request(group, topic)
+    node, topic, group, asked = parking_node()
     (item,) = receive(node, asked)
     assert change(node, asked, item, 0) == [True], "not acknowledged: at once, please"
     node.log.now += 1
@@ -115,13 +112,12 @@ def test_nothing_is_parked_before_every_node_knows_how() -> None:
 
 
 def test_a_released_message_comes_again_with_all_its_attempts() -> None:
-    node, topic, group = parking_node()
-    asked = request(group, topic)
+    node, topic, group, asked = parking_node()
     fail(node, asked, 3)
     effects = node.command(
         c.ReleaseParked(group, c.position_rows([(topic, 0, 0), (topic, 0, 7), (99, 0, 0)]))
     )
-    assert effects.results[0].accepted.tolist() == [True, False, False]  # type: ignore[union-attr]
+    assert result_of(effects, RowsResult).accepted.tolist() == [True, False, False]
     assert effects.released == {(group, topic)}, "waiting polls are woken"
     assert [(item.queue_offset, item.attempt) for item in fail(node, asked, 1)] == [(0, 1)]
     (item,) = receive(node, asked)
@@ -134,8 +130,7 @@ def test_beyond_the_bound_of_a_queue_messages_are_delivered_again(monkeypatch: p
     """No message is skipped silently: a thousand parked ones are no poison messages but another fault."""
     monkeypatch.setattr(consumption, "PARKED_MAX", 2)
     monkeypatch.setattr(selection, "PARKED_MAX", 2)
-    node, topic, group = parking_node(4)
-    asked = request(group, topic)
+    node, topic, group, asked = parking_node(4)
     fail(node, asked)
     assert offsets(receive(node, asked)) == [(0, 2), (0, 3)]
     assert len(parked(node, topic, group)) == 2
@@ -154,8 +149,7 @@ def test_one_selection_parks_a_bounded_number_and_renews_none_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(selection, "MAX_PARKED", 2)
-    node, topic, group = parking_node(5)
-    asked = request(group, topic)
+    node, topic, group, asked = parking_node(5)
     fail(node, asked)
     assert receive(node, asked) == []
     assert len(parked(node, topic, group)) == 2
@@ -176,8 +170,7 @@ def test_a_selection_adds_no_more_to_a_turn_than_it_says() -> None:
 
 
 def test_only_the_current_lease_can_be_parked() -> None:
-    node, topic, group = parking_node()
-    asked = request(group, topic)
+    node, topic, group, asked = parking_node()
     (first,) = receive(node, asked)
     node.log.now += 1_000
     (second,) = receive(node, asked)
@@ -195,7 +188,7 @@ def test_only_the_current_lease_can_be_parked() -> None:
 
 # --- in order -------------------------------------------------------------------------------------------
 def test_in_order_the_first_of_a_batch_is_parked_and_those_behind_it_begin_anew() -> None:
-    node, topic, group = parking_node(4, fifo=True)
+    node, topic, group, _ = parking_node(4, fifo=True)
     asked = request(group, topic, 3)
     fail(node, asked)
     assert receive(node, asked) == []
@@ -207,7 +200,7 @@ def test_in_order_the_first_of_a_batch_is_parked_and_those_behind_it_begin_anew(
 
 
 def test_in_order_what_was_acknowledged_behind_a_parked_message_does_not_come_again() -> None:
-    node, topic, group = parking_node(3, fifo=True)
+    node, topic, group, _ = parking_node(3, fifo=True)
     asked = request(group, topic, 3)
     fail(node, asked, 1)
     again = receive(node, asked)
@@ -219,7 +212,7 @@ def test_in_order_what_was_acknowledged_behind_a_parked_message_does_not_come_ag
 
 
 def test_in_order_a_forwarded_message_frees_its_queue() -> None:
-    node, topic, group = parking_node(2, fifo=True)
+    node, topic, group, _ = parking_node(2, fifo=True)
     asked = request(group, topic, 1, session=7)
     (item,) = receive(node, asked)
     other = request(group, topic, 1, session=8)
@@ -232,7 +225,7 @@ def test_in_order_a_forwarded_message_frees_its_queue() -> None:
 
 def test_in_order_a_released_message_does_not_bring_an_acknowledged_one_back() -> None:
     """It waits in front of the batch that is out, and is no part of it."""
-    node, topic, group = parking_node(4, fifo=True)
+    node, topic, group, _ = parking_node(4, fifo=True)
     asked = request(group, topic, 1, attempt_id="a")
     fail(node, asked, 2)
     receive(node, asked)
@@ -248,13 +241,13 @@ def test_in_order_a_released_message_does_not_bring_an_acknowledged_one_back() -
 def test_an_ordered_queue_full_of_parked_messages_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumption, "PARKED_MAX", 0)
     monkeypatch.setattr(selection, "PARKED_MAX", 0)
-    node, topic, group = parking_node(2, fifo=True)
+    node, topic, group, _ = parking_node(2, fifo=True)
     assert [item.attempt for item in fail(node, request(group, topic, 1), 4)] == [4]
 
 
 # --- other events of a consumer group -------------------------------------------------------------------
 def test_parked_messages_are_in_checkpoints() -> None:
-    node, topic, group = parking_node(3)
+    node, topic, group, _ = parking_node(3)
     before = restarted(node)
     fail(node, request(group, topic, 1), 3)
     raw = restarted(node)
@@ -266,8 +259,8 @@ def test_parked_messages_are_in_checkpoints() -> None:
 
 
 def test_a_reset_delivers_what_is_parked_behind_it_and_leaves_the_rest_parked() -> None:
-    node, topic, group = parking_node(4)
-    fail(node, request(group, topic), 3)
+    node, topic, group, asked = parking_node(4)
+    fail(node, asked, 3)
     assert len(parked(node, topic, group)) == 4
     node.commit_offsets(group, (topic, 0, 2), reset=True)
     assert [offset for offset, _, _ in parked(node, topic, group)] == [0, 1]
@@ -275,8 +268,8 @@ def test_a_reset_delivers_what_is_parked_behind_it_and_leaves_the_rest_parked() 
 
 
 def test_retention_takes_parked_messages_and_says_so() -> None:
-    node, topic, group = parking_node(4)
-    fail(node, request(group, topic), 3)
+    node, topic, group, asked = parking_node(4)
+    fail(node, asked, 3)
     effects: Effects = node.trim((topic, 0, 3))
     (loss,) = effects.losses
     assert (loss.count, loss.begin) == (3, 3)
@@ -286,7 +279,7 @@ def test_retention_takes_parked_messages_and_says_so() -> None:
 
 
 def test_a_group_still_needs_what_is_parked_for_it() -> None:
-    node, topic, group = parking_node(3)
+    node, topic, group, _ = parking_node(3)
     asked = request(group, topic, 1)
     fail(node, asked, 3)
     ack(node, asked, receive(node, request(group, topic)))
@@ -297,12 +290,12 @@ def test_a_group_still_needs_what_is_parked_for_it() -> None:
 
 
 def test_parked_messages_go_with_their_topic_and_with_their_group() -> None:
-    node, topic, group = parking_node(1)
-    fail(node, request(group, topic), 3)
+    node, topic, group, asked = parking_node(1)
+    fail(node, asked, 3)
     node.command(c.DeleteTopic(topic))
     assert node.state.consumption.get((group, topic, 0)) is None
-    node, topic, group = parking_node(1)
-    fail(node, request(group, topic), 3)
+    node, topic, group, asked = parking_node(1)
+    fail(node, asked, 3)
     node.command(c.DeleteGroup(group))
     rows = c.position_rows([(topic, 0, 0)])
     assert accepted(node, c.ReleaseParked(group, rows)) == [False]
@@ -312,8 +305,8 @@ def test_parked_messages_go_with_their_topic_and_with_their_group() -> None:
 
 
 def test_messages_that_no_consumer_requests_any_more_are_parked_by_the_housekeeping() -> None:
-    node, topic, group = parking_node(2)
-    fail(node, request(group, topic))
+    node, topic, group, asked = parking_node(2)
+    fail(node, asked)
     assert node.view.housekeeping(node.log.now + 1_000) == [], "not each second"
     (command,) = node.view.housekeeping(node.log.now + 15_000)
     assert isinstance(command, c.ParkMessages)
@@ -323,9 +316,9 @@ def test_messages_that_no_consumer_requests_any_more_are_parked_by_the_housekeep
 
 
 def test_a_topic_is_described_with_who_lost_messages_of_it_and_for_whom_some_are_parked() -> None:
-    node, topic, group = parking_node(4)
-    node.command(c.CommitOffsets(node.group("quick"), c.position_rows([(topic, 0, 4)])))
-    fail(node, request(group, topic), 3)
+    node, topic, _, asked = parking_node(4)
+    node.commit_offsets(node.group("quick"), (topic, 0, 4))
+    fail(node, asked, 3)
     node.trim((topic, 0, 3))
     described = describe_topic(node.state, admin_pb2.DescribeTopicRequest(topic="orders"))
     assert [(each.group, each.lost, each.parked) for each in described.consumers] == [("billing", 3, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,7 @@ def test_flags_without_a_meaning_and_marks_of_brokers_are_refused(records: int) 
 @pytest.mark.parametrize(
     "labels", [{"system": 20_000}, {"before": 20_000}, {"system": 10_000, "before": 10_000}]
 )
-def test_labels_above_16_kib_are_refused(records: int, labels: dict[str, int]) -> None:
+def test_labels_above_16_kib_are_refused(records: int, labels: dict[str, Any]) -> None:
     check_refused(section(records, **labels), "have more than 16384 bytes")
 
 
