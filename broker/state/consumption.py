@@ -350,7 +350,7 @@ class ConsumptionTable:
         self._queues = queues
         self._consumer_groups = consumer_groups
         self._table: dict[ConsumptionKey, Consumption] = {}
-        # Keys in which a session may hold leases: a superset, cleaned up by `sessions`.
+        # Keys in which a session may hold leases: a superset, cleaned up by `drop_idle_sessions`.
         self._sessions: dict[int, set[ConsumptionKey]] = {}
         self._look_at = SESSIONS_LOOK  # size of the session index at which it is cleaned up next
 
@@ -361,8 +361,8 @@ class ConsumptionTable:
         """Return the keys of a consumer group, sorted."""
         return sorted(key for key in self._table if key[0] == group_id)
 
-    def sessions(self) -> list[int]:
-        """Return the sessions that hold leases, and drop the others from the index."""
+    def drop_idle_sessions(self) -> list[int]:
+        """Drop sessions without leases from the index; return the others."""
         held = []
         for session, keys in list(self._sessions.items()):
             keys = {key for key in keys if self._holds(key, session)}
@@ -377,7 +377,7 @@ class ConsumptionTable:
         self._sessions.setdefault(session, set()).add(key)
         if len(self._sessions) >= self._look_at:
             # Most clients end without a lease, and no event reports that.
-            self._look_at = max(SESSIONS_LOOK, 2 * len(self.sessions()))
+            self._look_at = max(SESSIONS_LOOK, 2 * len(self.drop_idle_sessions()))
 
     def _holds(self, key: ConsumptionKey, session: int) -> bool:
         found = self._table.get(key)

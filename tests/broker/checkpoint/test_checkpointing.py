@@ -1,4 +1,4 @@
-"""Schedule of checkpoints in the background, and the files deleted with them. The tests ask; no timer runs."""
+"""Schedule of checkpoints in the background, and the files deleted with them. No timer runs."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_message_id_leads_to_its_first_offset_after_that_was_deleted() -> None
 
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_is_retried_whenever_the_offset_is_right_or_none_is_given(seed: int) -> None:
-    """A random history of batches, deletions, evictions and new leaders against the list of stored batches."""
+    """A random history of batches, deletions, evictions and new leaders against a list of batches."""
     rng, node = random.Random(seed), Node()
     topic = node.topic(queues=1)
     stored: dict[int, tuple[int, int]] = {}  # base sequence → count, offset

@@ -212,8 +212,8 @@ def test_a_person_is_told_what_is_kept_and_for_whom() -> None:
         protected_segments=2, protected_bytes=2048, protected_for="consumer group billing in topic orders (s)"
     )
     assert view.protection == (
-        "2 expired segments (2,048 bytes) have not been consumed and are kept for consumer group billing in topic"
-        " orders (s)"
+        "2 expired segments (2,048 bytes) have not been consumed and are kept for consumer group billing in"
+        " topic orders (s)"
     )
     view.hold = "The log is held."
     assert view.protection == "The log is held.", "unexpired ones, too: it is nearly full"

@@ -47,7 +47,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def backlog(node: Node, queues: int, each: int) -> tuple[int, int]:
-    """Return (consumer group, topic): `each` unwanted messages in every queue, a wanted one behind the last."""
+    """Return (consumer group, topic): `each` unwanted messages per queue, a wanted one behind the last."""
     topic, group = node.topic(queues=queues), node.group()
     receive(node, request(group, topic, tags=frozenset({RARE})))  # where the group begins is decided
     for queue in range(queues):

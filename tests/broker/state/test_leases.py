@@ -149,7 +149,7 @@ def test_a_restored_state_still_knows_whose_leases_are_whose() -> None:
     node.command(GrantLeases(group, topic, 60_000, (QueueGrant(0, 0, 3, np.arange(3, dtype=np.int64)),), 5))
     table = ConsumptionTable(node.state.queues, node.state.groups)
     table.restore(node.state.consumption.copy())
-    assert table.sessions() == [5]
+    assert table.drop_idle_sessions() == [5]
     effects = Effects(9, 1, 700)
     table.session_lost(SessionLost(5, 200), effects)
     found = table.get((group, topic, 0))
