@@ -61,7 +61,6 @@ PURE: dict[str, tuple[str, ...]] = {
     ),
     "broker": (
         "checkpoint/layout",
-        "checkpoint/membership_shard",
         "cluster/members",
         "errors",
         "leader/allocation",

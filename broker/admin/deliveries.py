@@ -28,8 +28,8 @@ from ..refusals import RefusedError
 from ..replica import Replica
 from ..state.commands import ReleaseParked, position_rows
 from ..state.consumer_groups import ConsumerGroup
+from ..state.consumption import ACKED, PARKED_MAX, Consumption
 from ..state.effects import Parked
-from ..state.leases import ACKED, PARKED_MAX, Consumption
 from ..state.machine import BrokerState
 from ..state.topics import Topic
 from ..wire.official import message_id_text

@@ -15,8 +15,7 @@ from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint
 from ..config import BrokerConfig
 from ..refusals import RefusedError
 from ..replica import Replica
-from ..state.consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue
-from ..state.queue_sums import BLOCK_UNITS
+from ..state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead, ConsumeQueue
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +42,11 @@ class Dumps:
                 queues=None if request.without_consume_queues else self._sources(),
                 state=None if state is None else StateSource(state.index, state.size, state.read),
             )
-            if state is not None and state.log_start < point.first_index:
+            if state is not None and state.log_start < point.base.first_index:
                 raise DumpError(
                     "retention deleted what the state counts on while the dump was taken. Run the dump again."
                 )
-            async for chunk in dump_stream(point, request):
+            async for chunk in dump_stream(point):
                 yield chunk
         except (DumpError, OSError) as error:
             raise RefusedError(

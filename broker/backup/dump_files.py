@@ -13,8 +13,8 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,14 +25,14 @@ from crc32c import crc32c
 from ledgermq.proto.dump_manifest import FORMAT, FORMAT_VERSION, MANIFEST
 from ledgermq.proto.entry import ALIGNMENT, HEADER_SIZE, MAGIC_WORD
 from ledgermq.raft.errors import StateTransferError
+from ledgermq.raft.log.identity import Manifest
 
 from ..errors import BrokerError, ConsumeQueueError
+from ..state.consume_queue import UNIT_SIZE, UNITS_PER_FILE
 
 BLOCK_SIZE: Final = 4 << 20  # bytes per checksum of the log
 CHUNK_SIZE: Final = 1 << 20  # most bytes per chunk of the stream
-QUEUE_UNIT_SIZE: Final = 20  # bytes
-#: Bytes of a full consume queue file: 300,000 units.
-QUEUE_FILE_SIZE: Final = 300_000 * QUEUE_UNIT_SIZE
+_QUEUE_FILE_SIZE: Final = UNITS_PER_FILE * UNIT_SIZE
 #: magic, size, index, physical offset of an entry header
 _PROBE: Final = struct.Struct("<I4xI4xQ8xQ24x")
 assert _PROBE.size == HEADER_SIZE
@@ -71,45 +71,44 @@ class StateSource:
     read: Callable[[], Iterator[bytes]]  # yields the bytes, from any thread
 
 
+@dataclass(frozen=True, slots=True)
+class CommitPoint:
+    """Last committed entry of a dump."""
+
+    index: int
+    term: int  # 0: the entry is damaged, or there is none
+    crc: int
+    end: int  # physical offset
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpPoint:
     """What to dump: everything below `end_offset`. Chosen once, on the event loop; copied afterwards."""
 
     cluster: str
-    group: str
+    broker_group: str
     node: str
     incarnation: int
     voters: tuple[str, ...]
     segment_size: int
     log_folder: Path
-    segment_starts: tuple[int, ...]  # start offsets of the segments that hold bytes below `end_offset`
-    first_index: int
-    first_offset: int
-    commit_index: int
-    commit_term: int
-    commit_crc: int
-    commit_offset: int  # end of the entry at `commit_index`
-    end_offset: int  # commit_offset; higher only for a stopped node, which knows a lower bound of commit
+    segment_starts: tuple[int, ...]  # start offsets of the segments, ascending
+    base: Manifest
+    commit: CommitPoint
+    end_offset: int  # commit.end; higher only for a stopped node, which knows a lower bound of commit
     log_time_ms: int
     queues: tuple[QueueSource, ...] | None  # None: left out
     queues_complete: bool = True
     group_id: int = 0  # distinguishes broker groups of one name; 0: not known
     former_group_ids: tuple[int, ...] = ()  # of this broker group before a recovery or promotion
-    prev_term: int = 0  # term of the entry before the first one
-    prev_crc: int = 0  # checksum that the first entry chains to
-    prev_timestamp: int = 0  # log time (ms) of the entry before the first one
     state: StateSource | None = None  # of a log whose beginning was deleted
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all files except the manifest."""
-        queues = sum((queue.end - queue.begin) * QUEUE_UNIT_SIZE for queue in self.queues or ())
+        queues = sum((queue.end - queue.begin) * UNIT_SIZE for queue in self.queues or ())
         state = 0 if self.state is None else self.state.size
         return sum(end - start for start, end in self.segments()) + state + queues
-
-    def without_queues(self) -> DumpPoint:
-        """Return the same point without the consume queues."""
-        return replace(self, queues=None)
 
     def segments(self) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each segment's part of the dump, as physical offsets."""
@@ -133,9 +132,9 @@ def dump_chunks(point: DumpPoint) -> Generator[Chunk, None, None]:
             yield chunk
     for queue in point.queues or ():
         end = queue.begin
-        for chunk in _copy_queue(queue, point.commit_offset):
+        for chunk in _copy_queue(queue, point.commit.end):
             notes.sizes[chunk.path] = chunk.offset + len(chunk.data)
-            end += len(chunk.data) // QUEUE_UNIT_SIZE
+            end += len(chunk.data) // UNIT_SIZE
             yield chunk
         notes.queues.append([queue.topic, queue.topic_id, queue.queue_id, queue.begin, end])
     yield Chunk(MANIFEST, 0, (json.dumps(_manifest(point, notes), indent=1) + "\n").encode())
@@ -224,13 +223,13 @@ def _state_path(state: StateSource) -> str:
 def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
     """Yield a queue's units that point below `commit_offset`, split into files like the node's own."""
     folder = f"consumequeue/{queue.topic}@{queue.topic_id}/{queue.queue_id}"
-    file_start = position = queue.begin * QUEUE_UNIT_SIZE
-    while position < queue.end * QUEUE_UNIT_SIZE:
-        file_end = position - position % QUEUE_FILE_SIZE + QUEUE_FILE_SIZE
-        units = CHUNK_SIZE // QUEUE_UNIT_SIZE * QUEUE_UNIT_SIZE
-        stop = min(file_end, position + units, queue.end * QUEUE_UNIT_SIZE)
+    file_start = position = queue.begin * UNIT_SIZE
+    while position < queue.end * UNIT_SIZE:
+        file_end = position - position % _QUEUE_FILE_SIZE + _QUEUE_FILE_SIZE
+        units = CHUNK_SIZE // UNIT_SIZE * UNIT_SIZE
+        stop = min(file_end, position + units, queue.end * UNIT_SIZE)
         try:
-            data = queue.read(position // QUEUE_UNIT_SIZE, stop // QUEUE_UNIT_SIZE)
+            data = queue.read(position // UNIT_SIZE, stop // UNIT_SIZE)
         except ConsumeQueueError as error:
             raise DumpError(
                 f"{error.path}: {error.reason}. "
@@ -248,11 +247,11 @@ def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
 
 def _below(data: bytes, commit_offset: int) -> tuple[bytes, bool]:
     """Cut off the last units that point at or above the dump's end; return whether nothing was cut."""
-    offsets = np.ndarray((len(data) // QUEUE_UNIT_SIZE,), "<i8", data, strides=(QUEUE_UNIT_SIZE,))
+    offsets = np.ndarray((len(data) // UNIT_SIZE,), "<i8", data, strides=(UNIT_SIZE,))
     count = len(offsets)
     while count and offsets[count - 1] >= commit_offset:
         count -= 1
-    return data[: count * QUEUE_UNIT_SIZE], count == len(offsets) and bool(data)
+    return data[: count * UNIT_SIZE], count == len(offsets) and bool(data)
 
 
 def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
@@ -262,7 +261,7 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "format_version": FORMAT_VERSION,
         "software": _software(),
         "cluster": point.cluster,
-        "group": point.group,
+        "group": point.broker_group,
         "node": point.node,
         "incarnation": str(point.incarnation),
         "group_id": f"{point.group_id:016x}",
@@ -270,20 +269,20 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "voters": list(point.voters),
         "segment_size": point.segment_size,
         "first": {
-            "index": point.first_index,
-            "offset": point.first_offset,
-            "prev_term": point.prev_term,
-            "prev_crc": point.prev_crc,
-            "prev_timestamp": point.prev_timestamp,
+            "index": point.base.first_index,
+            "offset": point.base.first_offset,
+            "prev_term": point.base.prev_term,
+            "prev_crc": point.base.prev_crc,
+            "prev_timestamp": point.base.prev_timestamp,
         },
         "state": None
         if point.state is None
         else {"index": point.state.index, "path": _state_path(point.state)},
         "commit": {
-            "index": point.commit_index,
-            "term": point.commit_term,
-            "crc": point.commit_crc,
-            "end_offset": point.commit_offset,
+            "index": point.commit.index,
+            "term": point.commit.term,
+            "crc": point.commit.crc,
+            "end_offset": point.commit.end,
         },
         "end_offset": point.end_offset,
         "log_time_ms": point.log_time_ms,
@@ -354,8 +353,3 @@ def _sync(paths: Iterable[Path]) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def covering(starts: Sequence[int], end: int) -> tuple[int, ...]:
-    """Return the segment starts below `end`, in order."""
-    return tuple(start for start in sorted(starts) if start < end)

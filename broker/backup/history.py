@@ -41,7 +41,7 @@ class LogHistory:
     """Collects events. Pass it every entry after its initial state (empty: from the log's first entry on)."""
 
     topics: TopicTable = field(default_factory=TopicTable)
-    groups: GroupTable = field(default_factory=GroupTable)
+    consumer_groups: GroupTable = field(default_factory=GroupTable)
     state_index: int = 0  # the initial tables include the entries up to here
     events: list[LogEvent] = field(default_factory=list)
 
@@ -71,12 +71,12 @@ class LogHistory:
             topic = self.topics.delete(command.topic_id)
             return f"topic {topic.name} was deleted" if topic else ""
         if isinstance(command, c.CreateGroup):
-            _, created = self.groups.create(command, header.index)
+            _, created = self.consumer_groups.create(command, header.index)
             return f"consumer group {command.name} was created" if created else ""
         if isinstance(command, c.DeleteGroup):
-            group = self.groups.delete(command.group_id)
-            return f"consumer group {group.name} was deleted" if group else ""
+            consumer_group = self.consumer_groups.delete(command.group_id)
+            return f"consumer group {consumer_group.name} was deleted" if consumer_group else ""
         if isinstance(command, c.CommitOffsets) and command.reset:
-            group = self.groups.get(command.group_id)
-            return f"consumer group {group.name} was reset" if group else ""
+            consumer_group = self.consumer_groups.get(command.group_id)
+            return f"consumer group {consumer_group.name} was reset" if consumer_group else ""
         return ""

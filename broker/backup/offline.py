@@ -9,7 +9,7 @@ committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,8 @@ from ..checkpoint.store import CheckpointStore
 from ..checkpoint.transfer import open_state
 from ..errors import CheckpointError
 from ..reading.consume_queue_files import ConsumeQueueFiles
-from .dump_files import QUEUE_UNIT_SIZE, DumpError, DumpPoint, QueueSource, StateSource, covering
+from ..state.consume_queue import UNIT_SIZE
+from .dump_files import CommitPoint, DumpError, DumpPoint, QueueSource, StateSource
 
 _MAGIC: Final = MAGIC + bytes([VERSION])
 
@@ -73,15 +74,17 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
     base = read_manifest(files, folders.manifest, identity.node_id)
     state_file = HardStateFile.open(files, folders.hard_state, writable=False)
     state_file.close()
-    starts = [int(name) for name in files.list_directory(folders.segments) if name.isdecimal()]
-    starts = sorted(start for start in starts if start >= base.first_offset)
+    starts = sorted(int(name) for name in files.list_directory(folders.segments) if name.isdecimal())
+    starts = [start for start in starts if start >= base.first_offset]
     log = _StoppedLog(folders.segments, identity.segment_size, starts)
     last = log.last()
-    commit = log.at_or_before(state_file.state.hard.commit_hint)
-    end = last.end if last else base.first_offset
+    hint = log.last(state_file.state.hard.commit_hint)
+    commit = CommitPoint(base.first_index - 1, base.prev_term, base.prev_crc, base.first_offset)
+    if hint is not None:
+        commit = CommitPoint(hint.index, hint.term, hint.crc, hint.end)
     return DumpPoint(
         cluster=identity.cluster_id,
-        group=identity.group,
+        broker_group=identity.group,
         node=identity.node_id,
         incarnation=identity.incarnation,
         group_id=identity.group_id,
@@ -89,20 +92,13 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
         voters=tuple(sorted(identity.members)) or (identity.node_id,),
         segment_size=identity.segment_size,
         log_folder=folders.segments,
-        segment_starts=covering(starts, end),
-        first_index=base.first_index,
-        first_offset=base.first_offset,
-        commit_index=commit.index if commit else base.first_index - 1,
-        commit_term=commit.term if commit else base.prev_term,
-        commit_crc=commit.crc if commit else base.prev_crc,
-        commit_offset=commit.end if commit else base.first_offset,
-        end_offset=end,
+        segment_starts=tuple(starts),
+        base=base,
+        commit=commit,
+        end_offset=last.end if last else base.first_offset,
         log_time_ms=last.timestamp if last else base.prev_timestamp,
         queues=tuple(_queues(data / "consumequeue")) if with_queues else None,
         queues_complete=False,
-        prev_term=base.prev_term,
-        prev_crc=base.prev_crc,
-        prev_timestamp=base.prev_timestamp,
         state=_state(data, files, base.first_index),
     )
 
@@ -136,22 +132,12 @@ class _StoppedLog:
     segment_size: int  # bytes
     starts: Sequence[int]  # physical offsets of the segments, ascending
 
-    def last(self) -> EntryHeader | None:
-        """Return the last intact entry of the log."""
+    def last(self, index: int | None = None) -> EntryHeader | None:
+        """Return the last intact entry of the log, or the intact one at `index` or nearest before it."""
         for start in reversed(self.starts):
             found = None
             for header in self._entries(start):
-                found = header
-            if found is not None:
-                return found
-        return None
-
-    def at_or_before(self, index: int) -> EntryHeader | None:
-        """Return the intact entry at `index`, or the nearest one before it."""
-        for start in reversed(self.starts):
-            found = None
-            for header in self._entries(start):
-                if header.index > index:
+                if index is not None and header.index > index:
                     break
                 found = header
             if found is not None:
@@ -193,21 +179,21 @@ def _queues(folder: Path) -> Iterator[QueueSource]:
         files = sorted((int(path.name), path) for path in queue.iterdir() if path.name.isdecimal())
         if not (files and topic_id.isdecimal() and queue.name.isdecimal()):
             continue
-        begin = files[0][0] // QUEUE_UNIT_SIZE
-        end = (files[-1][0] + files[-1][1].stat().st_size) // QUEUE_UNIT_SIZE
-        yield QueueSource(topic, int(topic_id), int(queue.name), begin, end, _Reader(tuple(files)))
+        begin = files[0][0] // UNIT_SIZE
+        end = (files[-1][0] + files[-1][1].stat().st_size) // UNIT_SIZE
+        yield QueueSource(topic, int(topic_id), int(queue.name), begin, end, _reader(files))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads units from a queue's files; bytes that no file has are zeros."""
+def _reader(files: Sequence[tuple[int, Path]]) -> Callable[[int, int], bytes]:
+    """Return a function that reads units from a queue's files; bytes that no file has are zeros.
 
-    files: tuple[tuple[int, Path], ...]  # (start in bytes, file), ascending
+    `files`: (start in bytes, file), ascending.
+    """
 
-    def __call__(self, first: int, last: int) -> bytes:
-        lo, hi = first * QUEUE_UNIT_SIZE, last * QUEUE_UNIT_SIZE
+    def read(first: int, behind: int) -> bytes:
+        lo, hi = first * UNIT_SIZE, behind * UNIT_SIZE
         out = bytearray(hi - lo)
-        for start, path in self.files:
+        for start, path in files:
             end = start + path.stat().st_size
             if start < hi and lo < end:
                 with path.open("rb") as file:
@@ -216,3 +202,5 @@ class _Reader:
                 at = max(lo, start) - lo
                 out[at : at + len(data)] = data
         return bytes(out)
+
+    return read

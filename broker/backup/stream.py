@@ -13,10 +13,9 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from ledgermq.proto.admin_pb2 import DumpChunk, DumpRequest
+from ledgermq.proto.admin_pb2 import DumpChunk
 from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
 from ledgermq.proto.foreign_text import safe_json
 from ledgermq.raft.errors import DamagedLogError, RaftError
@@ -25,11 +24,11 @@ from ledgermq.raft.node_status import RaftStatus
 from ledgermq.raft.types import LogIndex
 
 from .dump_files import (
+    CommitPoint,
     DumpError,
     DumpPoint,
     QueueSource,
     StateSource,
-    covering,
     dump_chunks,
     remove_dump,
     write_dump,
@@ -54,20 +53,15 @@ async def live_point(
     `applied_index` or behind it. Raises: RaftError subclasses (the log could not be read, or changed
     meanwhile: ask again).
     """
-    index = min(status.applied_index, status.durable_index)
-    first_index, first_offset, log_time, base = (
-        log.first_index,
-        log.first_offset,
-        log.last_timestamp,
-        log.base,
-    )
-    starts = [info.start_offset for info in log.segments()]
-    commit = _Commit(LogIndex(first_index - 1), 0, 0, first_offset)
-    if index >= first_index:
-        commit = await _commit_at(log, LogIndex(index))
+    index = LogIndex(min(status.applied_index, status.durable_index))
+    base, log_time = log.base, log.last_timestamp
+    starts = tuple(info.start_offset for info in log.segments())
+    commit = CommitPoint(base.first_index - 1, 0, 0, base.first_offset)
+    if index >= base.first_index:
+        commit = await _commit_at(log, index)
     return DumpPoint(
         cluster=status.cluster,
-        group=status.group,
+        broker_group=status.group,
         node=status.node_id,
         incarnation=status.incarnation,
         group_id=status.group_id,
@@ -75,34 +69,18 @@ async def live_point(
         voters=tuple(voters),
         segment_size=log.segment_size,
         log_folder=log_folder,
-        segment_starts=covering(starts, commit.end),
-        first_index=first_index,
-        first_offset=first_offset,
-        commit_index=commit.index,
-        commit_term=commit.term,
-        commit_crc=commit.crc,
-        commit_offset=commit.end,
+        segment_starts=starts,
+        base=base,
+        commit=commit,
         end_offset=commit.end,
         log_time_ms=log_time,
         queues=None if queues is None else tuple(queues),
-        prev_term=base.prev_term,
-        prev_crc=base.prev_crc,
-        prev_timestamp=base.prev_timestamp,
         state=state,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Commit:
-    index: LogIndex
-    term: int  # 0: the entry is damaged, or there is none
-    crc: int
-    end: int  # physical offset
-
-
-async def _commit_at(log: CommitLog, index: LogIndex) -> _Commit:
+async def _commit_at(log: CommitLog, index: LogIndex) -> CommitPoint:
     """Return the last entry to dump. A damaged one is dumped, too: its end follows from the next entry."""
-
     try:
         header = await log.header_at(index)
     except DamagedLogError:
@@ -110,18 +88,16 @@ async def _commit_at(log: CommitLog, index: LogIndex) -> _Commit:
             raise
         after = await log.header_at(LogIndex(index + 1))
         ends = {info.last_index: info.end_offset for info in log.segments()}
-        return _Commit(index, 0, after.prev_crc, ends.get(index, after.physical_offset))
-    return _Commit(index, header.term, header.crc, header.end)
+        return CommitPoint(index, 0, after.prev_crc, ends.get(index, after.physical_offset))
+    return CommitPoint(index, header.term, header.crc, header.end)
 
 
-async def dump_stream(point: DumpPoint, request: DumpRequest) -> AsyncIterator[DumpChunk]:
+async def dump_stream(point: DumpPoint) -> AsyncIterator[DumpChunk]:
     """Yield the dump of `point` with one chunk in memory at a time; a thread reads the disk.
 
     The next chunk is read after the receiver has taken the last one, so a slow receiver costs nothing.
     Raises: DumpError, OSError.
     """
-    if request.without_consume_queues:
-        point = point.without_queues()
     chunks = dump_chunks(point)
     total = point.total_bytes
     try:
@@ -154,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dumps = [{**manifest.summary(), "folder": str(folder)}]
         sys.stdout.write(safe_json(json.dumps({"dumps": dumps, "missing": []}, indent=2)) + "\n")
     else:
-        sys.stdout.write(f"{point.node} -> {folder} ({written:,} bytes, to index {point.commit_index:,})\n")
+        sys.stdout.write(f"{point.node} -> {folder} ({written:,} bytes, to index {point.commit.index:,})\n")
     return 0
 
 

@@ -8,14 +8,19 @@ Little-endian. A file is a header, shards, and a manifest at the end:
     end       u32 shard count · u32 crc32c of header and manifest · "LMQCEND\\n"
 
 Kinds: 1 numbers · 2 topics · 3 queues · 4 consumer groups · 5 consumption · 6 producer streams · 7 message
-ids ·
-8 checksums of the blocks of queue units, from the block with the queue's begin on (queue_sums.py) · 9
-retention of topics · 10 messages lost by consumer groups · 11 members and owners of queue-exclusive consumer
-groups (membership_shard.py) · 12 mode of the broker group, while it is drained or removed · 13 parked
-messages · 14 topics that keep unread messages. Everything is sorted by its key. Message ids keep the order in
-which they were applied, which is the same on all nodes. Kinds 9 to 14 are optional: they are present only if
-not empty. The version is that of the highest kind present: 2 (9, 10), 3 (11), 4 (12), 5 (13), 6 (14), else 1.
-Older nodes can read lower versions.
+ids · 8 checksums of the blocks of queue units, from the block with the queue's begin on · 9 retention of
+topics · 10 messages lost by consumer groups · 11 members and owners of queue-exclusive consumer groups · 12
+mode of the broker group, while it is drained or removed · 13 parked messages · 14 topics that keep unread
+messages. Everything is sorted by its key. Message ids keep the order in which they were applied, which is the
+same on all nodes. Kinds 9 to 14 are optional: they are present only if not empty. The version is that of the
+highest kind present: 2 (9, 10), 3 (11), 4 (12), 5 (13), 6 (14), else 1. Older nodes can read lower versions.
+
+Kind 11. Texts are encoded as in commands:
+
+    consumer group  u32 id · u32 members · u32 owners
+    member          u64 joined · i64 joined at (ms) · u32 session timeout · u32 release (ms) · u16 topics ·
+                    texts: name, allocation, zone, filter, topics
+    owner           u32 topic id · u32 queue id · u64 epoch · u32 index of the member, or all ones: no owner
 
 A checkpoint at an index also states that the ConsumeQueue files durably hold all units up to the queue ends
 in it: the writer syncs them first (checkpoint/store.py). Recovery therefore replays the log from index + 1
@@ -26,7 +31,7 @@ Owns: the bytes.   Must not: touch files.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -37,17 +42,15 @@ from crc32c import crc32c
 from ledgermq.proto.entry import padded
 
 from ..errors import CheckpointError, CheckpointVersionError
-from ..state.commands import BrokerGroupMode, MessageType, StartPosition
-from ..state.consume_queue import ConsumeQueue, QueueKey
+from ..state.codecs import pack_text, unpack_texts
+from ..state.commands import NO_OWNER, BrokerGroupMode, MessageType, StartPosition
+from ..state.consume_queue import BLOCK_UNITS, ConsumeQueue, QueueKey, QueueSums
 from ..state.consumer_groups import ConsumerGroup
-from ..state.consumption import ConsumptionKey
+from ..state.consumption import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption, ConsumptionKey
 from ..state.dedup import Generation, Stream, StreamKey
-from ..state.leases import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption
 from ..state.machine import BrokerState
-from ..state.memberships import GroupMembership
-from ..state.queue_sums import BLOCK_UNITS, QueueSums
+from ..state.memberships import GroupMember, GroupMembership, Ownership
 from ..state.topics import Topic
-from .membership_shard import decode_memberships, encode_memberships
 
 MAGIC: Final = b"LMQC"
 VERSION: Final = 6
@@ -68,6 +71,9 @@ _KEEP_UNREAD: Final = struct.Struct("<I")
 _LOST: Final = struct.Struct("<IIIQ")
 _MODE: Final = struct.Struct("<Bq")
 _PARKED: Final = struct.Struct("<IIII")
+_MEMBERSHIP: Final = struct.Struct("<III")
+_MEMBER: Final = struct.Struct("<QqIIH")
+_OWNER: Final = struct.Struct("<IIQI")
 _ID_SIZE: Final = 20
 
 
@@ -109,7 +115,7 @@ class Snapshot:
     # next topic id, next consumer group id, log start (index, physical offset), feature level, evicted early
     numbers: tuple[int, int, int, int, int, int]
     topics: tuple[Topic, ...]
-    groups: tuple[ConsumerGroup, ...]
+    consumer_groups: tuple[ConsumerGroup, ...]
     queues: list[tuple[int, int, int, int]]  # topic id, queue id, begin, end
     consumption: dict[ConsumptionKey, Consumption]
     streams: dict[StreamKey, Stream]
@@ -153,8 +159,8 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
     ) = snapshot.numbers  # fmt: skip
     for topic in snapshot.topics:
         state.topics.put(topic)
-    for group in snapshot.groups:
-        state.groups.put(group)
+    for consumer_group in snapshot.consumer_groups:
+        state.groups.put(consumer_group)
     for topic_id, queue_id, begin, end in snapshot.queues:
         owner = state.topics.get(topic_id)
         assert owner is not None, "queues belong to topics"
@@ -173,14 +179,14 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
 # --- encoding -------------------------------------------------------------------------------------------
 def encode_snapshot(snapshot: Snapshot) -> Iterator[bytes]:
     """Yield the bytes of the checkpoint: the header, one piece per shard, the manifest."""
-    optional = {kind: _ENCODERS[kind](snapshot) for kind in _OPTIONAL}
+    optional = {kind: b"".join(_ENCODERS[kind](snapshot)) for kind in _OPTIONAL}
     wanted = [kind for kind in _ENCODERS if optional.get(kind) != b""]
     version = max((_OPTIONAL[kind] for kind, payload in optional.items() if payload), default=1)
     header = _HEADER.pack(MAGIC, version, snapshot.index, snapshot.term, snapshot.timestamp)
     yield header
     position, table = len(header), b""
     for kind in wanted:
-        payload = optional[kind] if kind in optional else _ENCODERS[kind](snapshot)
+        payload = optional[kind] if kind in optional else b"".join(_ENCODERS[kind](snapshot))
         table += _SHARD.pack(kind, crc32c(payload), position, len(payload))
         piece = payload.ljust(padded(len(payload)), b"\0")
         position += len(piece)
@@ -188,118 +194,89 @@ def encode_snapshot(snapshot: Snapshot) -> Iterator[bytes]:
     yield table + _END.pack(len(wanted), crc32c(table, crc32c(header)), _END_MAGIC)
 
 
-def _encode_numbers(snapshot: Snapshot) -> bytes:
-    return _NUMBERS.pack(*snapshot.numbers)
-
-
-def _encode_topics(snapshot: Snapshot) -> bytes:
-    out = []
+def _encode_topics(snapshot: Snapshot) -> Iterator[bytes]:
     for topic in snapshot.topics:
         name = topic.name.encode()
-        out.append(
-            _TOPIC.pack(
-                topic.topic_id,
-                topic.queue_count,
-                topic.message_type,
-                topic.version,
-                topic.created_at,
-                len(name),
-            )
-        )
-        out.append(name)
-    return b"".join(out)
+        numbers = (topic.topic_id, topic.queue_count, topic.message_type, topic.version, topic.created_at)
+        yield _TOPIC.pack(*numbers, len(name)) + name
 
 
-def _encode_groups(snapshot: Snapshot) -> bytes:
-    out = []
-    for group in snapshot.groups:
-        name = group.name.encode()
-        out.append(
-            _GROUP.pack(
-                group.group_id, group.start.value, group.max_attempts, group.fifo, group.version, len(name)
-            )
-        )
-        out.append(name)
-    return b"".join(out)
+def _encode_consumer_groups(snapshot: Snapshot) -> Iterator[bytes]:
+    for each in snapshot.consumer_groups:
+        name = each.name.encode()
+        numbers = (each.group_id, each.start.value, each.max_attempts, each.fifo, each.version)
+        yield _GROUP.pack(*numbers, len(name)) + name
 
 
-def _encode_queues(snapshot: Snapshot) -> bytes:
-    return np.array(sorted(snapshot.queues), _QUEUE_DTYPE).tobytes()
+def _encode_consumption(snapshot: Snapshot) -> Iterator[bytes]:
+    for key, found in _by_key(snapshot.consumption):
+        yield _CONSUMPTION.pack(*key, len(found.leases), found.position)
+        yield found.leases.tobytes()
 
 
-def _encode_consumption(snapshot: Snapshot) -> bytes:
-    out = []
-    for key, found in sorted(snapshot.consumption.items(), key=lambda item: item[0]):
-        out.append(_CONSUMPTION.pack(*key, len(found.leases), found.position))
-        out.append(found.leases.tobytes())
-    return b"".join(out)
+def _encode_streams(snapshot: Snapshot) -> Iterator[bytes]:
+    for key, stream in _by_key(snapshot.streams):
+        size = len(stream.batches)
+        yield _STREAM.pack(*key, stream.epoch, stream.next_sequence, stream.timestamp, size) + stream.batches
 
 
-def _encode_streams(snapshot: Snapshot) -> bytes:
-    out = []
-    for key, stream in sorted(snapshot.streams.items(), key=lambda item: item[0]):
-        out.append(
-            _STREAM.pack(*key, stream.epoch, stream.next_sequence, stream.timestamp, len(stream.batches))
-        )
-        out.append(stream.batches)
-    return b"".join(out)
-
-
-def _encode_message_ids(snapshot: Snapshot) -> bytes:
-    out = []
+def _encode_message_ids(snapshot: Snapshot) -> Iterator[bytes]:
     for generation in snapshot.generations:
         places = generation.places
-        out.append(_GENERATION.pack(generation.first_timestamp, generation.last_timestamp, len(places)))
-        out.append(b"".join(places))
-        out.append(np.fromiter(places.values(), "<u8", len(places)).tobytes())
-    return b"".join(out)
+        yield _GENERATION.pack(generation.first_timestamp, generation.last_timestamp, len(places))
+        yield b"".join(places)
+        yield np.fromiter(places.values(), "<u8", len(places)).tobytes()
 
 
-def _encode_queue_sums(snapshot: Snapshot) -> bytes:
-    out = []
-    for key, (first_block, complete, open_sum) in sorted(snapshot.sums.items()):
-        out.append(_SUMS.pack(*key, first_block, len(complete) // 4, open_sum))
-        out.append(complete)
-    return b"".join(out)
+def _encode_queue_sums(snapshot: Snapshot) -> Iterator[bytes]:
+    for key, (first_block, complete, open_sum) in _by_key(snapshot.sums):
+        yield _SUMS.pack(*key, first_block, len(complete) // 4, open_sum) + complete
 
 
-def _encode_topic_retention(snapshot: Snapshot) -> bytes:
-    kept = ((topic.topic_id, topic.retention_ms) for topic in snapshot.topics if topic.retention_ms)
-    return b"".join(_RETENTION.pack(*row) for row in sorted(kept))
+def _encode_memberships(snapshot: Snapshot) -> Iterator[bytes]:
+    for group_id, membership in _by_key(snapshot.memberships):
+        yield _MEMBERSHIP.pack(group_id, len(membership.members), len(membership.owners))
+        places = {name: place for place, name in enumerate(sorted(membership.members))}
+        for name in places:
+            member = membership.members[name]
+            numbers = (member.joined, member.joined_at, member.session_timeout_ms, member.release_ms)
+            yield _MEMBER.pack(*numbers, len(member.topics))
+            yield from map(pack_text, (name, member.allocation, member.zone, member.filter, *member.topics))
+        for key, owner in _by_key(membership.owners):
+            yield _OWNER.pack(*key, owner.epoch, places.get(owner.member, NO_OWNER))
 
 
-def _encode_keep_unread(snapshot: Snapshot) -> bytes:
-    return b"".join(_KEEP_UNREAD.pack(topic.topic_id) for topic in snapshot.topics if topic.keep_unread)
-
-
-def _encode_lost(snapshot: Snapshot) -> bytes:
-    lost = ((*key, found.lost) for key, found in snapshot.consumption.items() if found.lost)
-    return b"".join(_LOST.pack(*row) for row in sorted(lost))
-
-
-def _encode_parked(snapshot: Snapshot) -> bytes:
-    out = []
-    for key, found in sorted(snapshot.consumption.items(), key=lambda item: item[0]):
+def _encode_parked(snapshot: Snapshot) -> Iterator[bytes]:
+    for key, found in _by_key(snapshot.consumption):
         if len(found.parked):
-            out += [_PARKED.pack(*key, len(found.parked)), found.parked.tobytes()]
-    return b"".join(out)
+            yield _PARKED.pack(*key, len(found.parked)) + found.parked.tobytes()
 
 
-_ENCODERS: Final[dict[Shard, Callable[[Snapshot], bytes]]] = {
-    Shard.NUMBERS: _encode_numbers,
+def _by_key(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    return sorted(table.items(), key=lambda item: item[0])
+
+
+_ENCODERS: Final[dict[Shard, Callable[[Snapshot], Iterable[bytes]]]] = {
+    Shard.NUMBERS: lambda snapshot: [_NUMBERS.pack(*snapshot.numbers)],
     Shard.TOPICS: _encode_topics,
-    Shard.QUEUES: _encode_queues,
-    Shard.GROUPS: _encode_groups,
+    Shard.QUEUES: lambda snapshot: [np.array(sorted(snapshot.queues), _QUEUE_DTYPE).tobytes()],
+    Shard.GROUPS: _encode_consumer_groups,
     Shard.CONSUMPTION: _encode_consumption,
     Shard.STREAMS: _encode_streams,
     Shard.MESSAGE_IDS: _encode_message_ids,
     Shard.QUEUE_SUMS: _encode_queue_sums,
-    Shard.TOPIC_RETENTION: _encode_topic_retention,
-    Shard.LOST: _encode_lost,
-    Shard.MEMBERSHIPS: lambda snapshot: encode_memberships(snapshot.memberships),
-    Shard.MODE: lambda snapshot: _MODE.pack(*snapshot.mode) if snapshot.mode[0] else b"",
+    Shard.TOPIC_RETENTION: lambda snapshot: (
+        _RETENTION.pack(each.topic_id, each.retention_ms) for each in snapshot.topics if each.retention_ms
+    ),
+    Shard.LOST: lambda snapshot: (
+        _LOST.pack(*key, found.lost) for key, found in _by_key(snapshot.consumption) if found.lost
+    ),
+    Shard.MEMBERSHIPS: _encode_memberships,
+    Shard.MODE: lambda snapshot: [_MODE.pack(*snapshot.mode)] if snapshot.mode[0] else [],
     Shard.PARKED: _encode_parked,
-    Shard.KEEP_UNREAD: _encode_keep_unread,
+    Shard.KEEP_UNREAD: lambda snapshot: (
+        _KEEP_UNREAD.pack(each.topic_id) for each in snapshot.topics if each.keep_unread
+    ),
 }
 
 
@@ -323,18 +300,21 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
         retention = dict(_RETENTION.iter_unpack(shards.get(Shard.TOPIC_RETENTION, b"")))
         unread = {row[0] for row in _KEEP_UNREAD.iter_unpack(shards.get(Shard.KEEP_UNREAD, b""))}
         lost = {row[:3]: row[3] for row in _LOST.iter_unpack(shards.get(Shard.LOST, b""))}
-        parked = dict(_decode_parked(shards.get(Shard.PARKED, b"")))
+        parked = {
+            numbers[:3]: np.frombuffer(rows, PARKED_DTYPE)
+            for numbers, rows in _items(shards.get(Shard.PARKED, b""), _PARKED, PARKED_DTYPE.itemsize)
+        }
         topics = tuple(_decode_topics(shards[Shard.TOPICS], retention, unread))
         numbers: Any = _NUMBERS.unpack(shards[Shard.NUMBERS])
         return Snapshot(
             index, term, timestamp, numbers, topics,
-            tuple(_decode_groups(shards[Shard.GROUPS])),
+            tuple(_decode_consumer_groups(shards[Shard.GROUPS])),
             np.frombuffer(shards[Shard.QUEUES], _QUEUE_DTYPE).tolist(),
             dict(_decode_consumption(shards[Shard.CONSUMPTION], lost, parked)),
             dict(_decode_streams(shards[Shard.STREAMS])),
             list(_decode_message_ids(shards[Shard.MESSAGE_IDS])),
             dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
-            dict(decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
+            dict(_decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
             _decode_mode(shards.get(Shard.MODE, b"")),
         )  # fmt: skip
     except (LookupError, struct.error, ValueError) as error:
@@ -351,82 +331,83 @@ def _shards(raw: bytes, table: bytes, path: str) -> dict[int, bytes]:
     return shards
 
 
+def _items(
+    raw: bytes, head: struct.Struct, item_size: int = 1, count_at: int = -1
+) -> Iterator[tuple[tuple[Any, ...], bytes]]:
+    """Yield the numbers of each head in a shard, and the bytes behind it.
+
+    `count_at`: place of the number that says how many items of `item_size` bytes follow.
+    Raises: struct.error, ValueError.
+    """
+    position = 0
+    while position < len(raw):
+        numbers = head.unpack_from(raw, position)
+        start = position + head.size
+        position = start + numbers[count_at] * item_size
+        if position > len(raw):
+            raise ValueError("a shard is cut short")
+        yield numbers, raw[start:position]
+
+
 def _decode_mode(raw: bytes) -> tuple[int, int]:
     mode, since = _MODE.unpack(raw) if raw else (BrokerGroupMode.ACTIVE, 0)
     return BrokerGroupMode(mode), since
 
 
 def _decode_topics(raw: bytes, retention: Mapping[int, int], unread: Set[int]) -> Iterator[Topic]:
-    position = 0
-    while position < len(raw):
-        topic_id, queues, kind, version, created_at, size = _TOPIC.unpack_from(raw, position)
-        position += _TOPIC.size
-        name = raw[position : position + size].decode()
+    for (topic_id, queues, kind, version, created_at, _), name in _items(raw, _TOPIC):
         kept = retention.get(topic_id, 0)
         kind = MessageType(kind)
-        yield Topic(topic_id, name, queues, kind, version, created_at, kept, topic_id in unread)
-        position += size
+        yield Topic(topic_id, name.decode(), queues, kind, version, created_at, kept, topic_id in unread)
 
 
-def _decode_groups(raw: bytes) -> Iterator[ConsumerGroup]:
-    position = 0
-    while position < len(raw):
-        group_id, start, attempts, fifo, version, size = _GROUP.unpack_from(raw, position)
-        position += _GROUP.size
-        name = raw[position : position + size].decode()
-        yield ConsumerGroup(group_id, name, StartPosition(start), attempts, bool(fifo), version)
-        position += size
-
-
-def _decode_parked(raw: bytes) -> Iterator[tuple[ConsumptionKey, np.ndarray]]:
-    position = 0
-    while position < len(raw):
-        group_id, topic_id, queue_id, count = _PARKED.unpack_from(raw, position)
-        position += _PARKED.size
-        yield (group_id, topic_id, queue_id), np.frombuffer(raw, PARKED_DTYPE, count, position)
-        position += count * PARKED_DTYPE.itemsize
+def _decode_consumer_groups(raw: bytes) -> Iterator[ConsumerGroup]:
+    for (group_id, start, attempts, fifo, version, _), name in _items(raw, _GROUP):
+        yield ConsumerGroup(group_id, name.decode(), StartPosition(start), attempts, bool(fifo), version)
 
 
 def _decode_consumption(
     raw: bytes, lost: Mapping[ConsumptionKey, int], parked: Mapping[ConsumptionKey, np.ndarray]
 ) -> Iterator[tuple[ConsumptionKey, Consumption]]:
-    position = 0
-    while position < len(raw):
-        *names, count, at = _CONSUMPTION.unpack_from(raw, position)
-        position += _CONSUMPTION.size
-        leases = np.frombuffer(raw, LEASE_DTYPE, count, position)
-        key = (names[0], names[1], names[2])
-        yield key, Consumption(at, leases, lost.get(key, 0), parked.get(key, NO_PARKED))
-        position += count * LEASE_DTYPE.itemsize
+    for (*ids, _, position), leases in _items(raw, _CONSUMPTION, LEASE_DTYPE.itemsize, count_at=3):
+        key = (ids[0], ids[1], ids[2])
+        found = np.frombuffer(leases, LEASE_DTYPE)
+        yield key, Consumption(position, found, lost.get(key, 0), parked.get(key, NO_PARKED))
 
 
 def _decode_streams(raw: bytes) -> Iterator[tuple[StreamKey, Stream]]:
-    position = 0
-    while position < len(raw):
-        producer_id, topic_id, queue_id, epoch, sequence, timestamp, size = _STREAM.unpack_from(raw, position)
-        position += _STREAM.size
-        batches = raw[position : position + size]
+    for (producer_id, topic_id, queue_id, epoch, sequence, timestamp, _), batches in _items(raw, _STREAM):
         yield (producer_id, topic_id, queue_id), Stream(epoch, sequence, timestamp, batches)
-        position += size
-
-
-def _decode_message_ids(raw: bytes) -> Iterator[Generation]:
-    position = 0
-    while position < len(raw):
-        first, last, count = _GENERATION.unpack_from(raw, position)
-        position += _GENERATION.size
-        ids = raw[position : position + count * _ID_SIZE]
-        position += count * _ID_SIZE
-        places = np.frombuffer(raw, "<u8", count, position).tolist()
-        position += 8 * count
-        keys = (ids[i : i + _ID_SIZE] for i in range(0, len(ids), _ID_SIZE))
-        yield Generation(first, last, dict(zip(keys, places, strict=True)))
 
 
 def _decode_queue_sums(raw: bytes) -> Iterator[tuple[QueueKey, tuple[int, bytes, int]]]:
+    for (topic_id, queue_id, first_block, _, open_sum), complete in _items(raw, _SUMS, 4, count_at=3):
+        yield (topic_id, queue_id), (first_block, complete, open_sum)
+
+
+def _decode_message_ids(raw: bytes) -> Iterator[Generation]:
+    for (first, last, count), items in _items(raw, _GENERATION, _ID_SIZE + 8):
+        places = np.frombuffer(items, "<u8", count, count * _ID_SIZE).tolist()
+        keys = (items[i : i + _ID_SIZE] for i in range(0, count * _ID_SIZE, _ID_SIZE))
+        yield Generation(first, last, dict(zip(keys, places, strict=True)))
+
+
+def _decode_memberships(raw: bytes) -> Iterator[tuple[int, GroupMembership]]:
     position = 0
     while position < len(raw):
-        topic_id, queue_id, first_block, count, open_sum = _SUMS.unpack_from(raw, position)
-        position += _SUMS.size
-        yield (topic_id, queue_id), (first_block, raw[position : position + 4 * count], open_sum)
-        position += 4 * count
+        group_id, member_count, owner_count = _MEMBERSHIP.unpack_from(raw, position)
+        position += _MEMBERSHIP.size
+        members = {}
+        for _ in range(member_count):
+            joined, joined_at, timeout, release, topic_count = _MEMBER.unpack_from(raw, position)
+            texts, position = unpack_texts(raw, position + _MEMBER.size, 4 + topic_count)
+            name, allocation, zone, tags, *topics = texts
+            members[name] = GroupMember(
+                name, joined, joined_at, tuple(topics), allocation, zone, tags, timeout, release
+            )
+        names, owners = list(members), {}
+        for _ in range(owner_count):
+            topic_id, queue_id, epoch, place = _OWNER.unpack_from(raw, position)
+            position += _OWNER.size
+            owners[topic_id, queue_id] = Ownership("" if place == NO_OWNER else names[place], epoch)
+        yield group_id, GroupMembership(members, owners)

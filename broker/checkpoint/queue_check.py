@@ -17,8 +17,6 @@ from typing import Final
 
 import numpy as np
 
-from ledgermq.proto.entry import HEADER_SIZE, EntryKind
-from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, walk_sections
 from ledgermq.raft.errors import DamagedLogError, LogCompactedError, StorageFailedError
 from ledgermq.raft.log.commit_log import CommitLog
 from ledgermq.raft.log.segment import segment_start
@@ -29,15 +27,17 @@ from ledgermq.raft.types import LogIndex
 from ..errors import BrokerError, ConsumeQueueError
 from ..replica import Replica
 from ..state.consume_queue import (
+    BLOCK_UNITS,
     UNIT_DTYPE,
     UNIT_SIZE,
     ColdRead,
     ConsumeQueue,
     UnwrittenRun,
+    record_sections,
     record_starts,
     units_of,
 )
-from ..state.queue_sums import BLOCK_UNITS, bridging_unit
+from ..state.rebuild import bridging_unit
 
 logger = logging.getLogger(__name__)
 
@@ -216,23 +216,12 @@ class QueueCheck:
                 continue
             for header, payload in entries:
                 index = LogIndex(header.index + 1)
-                if header.kind is not EntryKind.RECORDS:
-                    continue
-                for position, section in walk_sections(payload, header.section_count):
-                    if section.kind is not SectionKind.RECORDS or queue.key != (
-                        section.topic_id,
-                        section.queue_id,
-                    ):
+                for section, body, physical_offset in record_sections(header, payload):
+                    base = section.base_queue_offset
+                    lo, hi = max(base, start), min(base + section.count, stop)
+                    if queue.key != (section.topic_id, section.queue_id) or lo >= hi:
                         continue
-                    base, end = section.base_queue_offset, section.base_queue_offset + section.count
-                    lo, hi = max(base, start), min(end, stop)
-                    if lo >= hi:
-                        continue
-                    at = position + SECTION_HEADER_SIZE
-                    body = payload[at : at + section.size]
-                    found = units_of(
-                        body, record_starts(body, section.count), header.physical_offset + HEADER_SIZE + at
-                    )
+                    found = units_of(body, record_starts(body, section.count), physical_offset)
                     units[lo - start : hi - start] = found[lo - base : hi - base]
                     known_from, done = min(known_from, lo), hi
             await asyncio.sleep(0)

@@ -24,7 +24,7 @@ from ..reading.consume_queue_files import bounds_of
 from ..replica import Replica
 from ..state.consume_queue import UnwrittenRun
 from ..state.effects import Effects
-from .store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from .store import CheckpointStore, begin_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class Checkpointing:
         except StorageFailedError as error:
             self._on_failed(str(error))
             return
-        finish_checkpoint(state, job)
+        state.queues.mark_written(job.runs)
         self._last_index = job.snapshot.index
         self.floor = kept + 1
         await self._remove_useless()

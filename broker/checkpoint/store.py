@@ -2,7 +2,7 @@
 
     job = begin_checkpoint(state)                 # on the loop; cheap
     await to_thread(store.run, job)               # writes queues, syncs them, writes the checkpoint
-    finish_checkpoint(state, job)                 # on the loop
+    state.queues.mark_written(job.runs)           # on the loop
 
 The record file `rebuild` marks incomplete queue files: after a reset (D8) the received checkpoint precedes
 them, and at start some may be missing or cut short. They are rebuilt from the log (rebuild.py). The first
@@ -30,9 +30,8 @@ from ledgermq.raft.log.segment_keeper import LogFolders
 
 from ..errors import CheckpointError, CheckpointVersionError, ConsumeQueueError
 from ..reading.consume_queue_files import ConsumeQueueFiles
-from ..state.consume_queue import UNIT_SIZE, ColdRead, ConsumeQueue, QueueKey, UnwrittenRun
+from ..state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead, ConsumeQueue, QueueKey, UnwrittenRun
 from ..state.machine import BrokerState
-from ..state.queue_sums import BLOCK_UNITS
 from ..state.rebuild import QueueRebuild
 from .layout import Snapshot, decode_snapshot, encode_snapshot, restore_state, take_snapshot
 
@@ -43,9 +42,8 @@ _PARTIAL: Final = ".part"
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
 _REBUILD: Final = "rebuild"
-_REBUILD_VERSION: Final = (
-    2  # of files that were lost: a former build expects those of a reset, with their leading units
-)
+#: Version of the record for lost files. A former build would expect those of a reset, with leading units.
+_REBUILD_VERSION: Final = 2
 _RESET_VERSION: Final = 1
 #: Suffix of an unusable checkpoint, added when the node starts without it.
 _DAMAGED: Final = ".damaged"
@@ -64,18 +62,13 @@ def begin_checkpoint(state: BrokerState) -> CheckpointJob:
     return CheckpointJob(take_snapshot(state), state.queues.unwritten())
 
 
-def finish_checkpoint(state: BrokerState, job: CheckpointJob) -> None:
-    """Mark the units of the job as written."""
-    state.queues.mark_written(job.runs)
-
-
 class CheckpointStore:
     """Folder `checkpoint/`. Only the background worker that also writes the queue files calls `run`."""
 
     def __init__(self, filesystem: FileSystem, folder: Path, files: ConsumeQueueFiles) -> None:
-        self._filesystem = filesystem
+        self.filesystem = filesystem
         self._folder = folder
-        self._files = files
+        self.files = files
         #: After `load`: rebuild that must be whole before the state may serve; None: the queue files are
         #: whole.
         self.rebuild: QueueRebuild | None = None
@@ -84,11 +77,6 @@ class CheckpointStore:
         self.counts_on_log_to = 0
         #: True until a checkpoint covers the rebuilt queue files. The log must not be deleted before.
         self.rebuilding = False
-
-    @property
-    def files(self) -> ConsumeQueueFiles:
-        """The queue files."""
-        return self._files
 
     @property
     def kept_index(self) -> int:
@@ -101,7 +89,7 @@ class CheckpointStore:
     @property
     def indexes(self) -> list[int]:
         """Indexes of the kept checkpoints, ascending."""
-        return [int(name) for name in self._filesystem.list_directory(self._folder) if name.isdecimal()]
+        return [int(name) for name in self.filesystem.list_directory(self._folder) if name.isdecimal()]
 
     def path(self, index: int) -> Path:
         """Return the path of the checkpoint at an index."""
@@ -125,47 +113,47 @@ class CheckpointStore:
         return size
 
     def _run(self, job: CheckpointJob) -> int:
-        self._files.write(job.runs)
+        self.files.write(job.runs)
         if self.rebuilding and self.rebuild is not None:
-            self._files.write(self.rebuild.bridges)
-        self._files.sync()
+            self.files.write(self.rebuild.bridges)
+        self.files.sync()
         size = self._write(job.snapshot.index, encode_snapshot(job.snapshot))
         self._end_rebuild()
         for index in self.indexes[:-_KEPT]:
-            self._filesystem.unlink(self.path(index))
+            self.filesystem.unlink(self.path(index))
         return size
 
     def _make_room(self) -> None:
         _log.warning("disk full, older checkpoints make room path=%s", self._folder)
         dispensable = {f"{index:020d}" for index in self.indexes[:-1]}
-        for name in self._filesystem.list_directory(self._folder):
+        for name in self.filesystem.list_directory(self._folder):
             if name in dispensable or name == _RESERVE or name.endswith(_PARTIAL):
-                self._filesystem.unlink(self._folder / name)
+                self.filesystem.unlink(self._folder / name)
 
     def _keep_reserve(self) -> None:
         """Create the reserve file unless it exists. A disk without room for it is not an error."""
         path = self._folder / _RESERVE
-        if self._filesystem.exists(path):
+        if self.filesystem.exists(path):
             return
-        self._filesystem.make_directory(self._folder)
-        file = self._filesystem.open(path, create=True)
+        self.filesystem.make_directory(self._folder)
+        file = self.filesystem.open(path, create=True)
         try:
             write_zeros(file, 0, _RESERVE_SIZE)
         except OSError as error:
             if not is_full(error):
                 raise
-            self._filesystem.unlink(path)
+            self.filesystem.unlink(path)
         finally:
             file.close()
 
     def _write(self, index: int, pieces: Iterable[bytes]) -> int:
         """Write one file under a temporary name, sync it, then rename it; return its size."""
-        self._filesystem.make_directory(self._folder)
+        self.filesystem.make_directory(self._folder)
         path = self.path(index)
         partial = path.with_name(path.name + _PARTIAL)
-        if self._filesystem.exists(partial):
-            self._filesystem.unlink(partial)
-        file = self._filesystem.open(partial, create=True)
+        if self.filesystem.exists(partial):
+            self.filesystem.unlink(partial)
+        file = self.filesystem.open(partial, create=True)
         try:
             position = 0
             for piece in pieces:
@@ -174,9 +162,9 @@ class CheckpointStore:
             file.fdatasync()
         finally:
             file.close()
-        self._filesystem.rename(partial, path)
-        self._filesystem.sync_directory(self._folder)
-        self._filesystem.sync_directory(self._folder.parent)
+        self.filesystem.rename(partial, path)
+        self.filesystem.sync_directory(self._folder)
+        self.filesystem.sync_directory(self._folder.parent)
         return position
 
     # --- start ----------------------------------------------------------------------------------------------
@@ -190,20 +178,20 @@ class CheckpointStore:
         first_index = self._log_first_index()
         state = self._load_newest(first_index)
         self._begin_rebuild(state, first_index)
-        for name in self._filesystem.list_directory(self._folder):
+        for name in self.filesystem.list_directory(self._folder):
             if name.endswith(_PARTIAL):
-                self._filesystem.unlink(self._folder / name)
-        self._files.remove_orphans({topic.folder for topic in state.topics})
+                self.filesystem.unlink(self._folder / name)
+        self.files.remove_orphans({topic.folder for topic in state.topics})
         self._keep_reserve()
-        state.queues.attach(self._files)
+        state.queues.attach(self.files)
         return state
 
     def _log_first_index(self) -> int:
         """Return the index of the first entry that retention left in this node's log."""
         path = LogFolders(self._folder.parent).manifest
-        if not self._filesystem.exists(path):  # no log yet, so nothing was deleted
+        if not self.filesystem.exists(path):  # no log yet, so nothing was deleted
             return 1
-        return read_manifest(self._filesystem, path, str(self._folder.parent)).first_index
+        return read_manifest(self.filesystem, path, str(self._folder.parent)).first_index
 
     def _load_newest(self, first_index: int) -> BrokerState:
         failures: list[CheckpointError] = []
@@ -221,11 +209,11 @@ class CheckpointStore:
             raise _lost(failures[0] if failures else None, self._folder, first_index)
         for failure in failures:
             _log.warning("checkpoint set aside path=%s reason=%s", failure.path, failure.reason)
-            self._filesystem.rename(Path(failure.path), Path(failure.path + _DAMAGED))
+            self.filesystem.rename(Path(failure.path), Path(failure.path + _DAMAGED))
         return state if state is not None else BrokerState()
 
     def _read(self, path: Path) -> bytes:
-        file = self._filesystem.open(path, writable=False)
+        file = self.filesystem.open(path, writable=False)
         try:
             return file.pread(file.size(), 0)
         except OSError as error:
@@ -248,17 +236,17 @@ class CheckpointStore:
         Idempotent. The other units are rebuilt from the log after entry `base_index`.
         Raises: CheckpointError, OSError.
         """
-        for name in self._filesystem.list_directory(self._folder):
+        for name in self.filesystem.list_directory(self._folder):
             if name != _RESERVE:
-                self._filesystem.unlink(self._folder / name)
-        self._files.remove_orphans(set())
-        self._filesystem.make_directory(self._folder)
+                self.filesystem.unlink(self._folder / name)
+        self.files.remove_orphans(set())
+        self.filesystem.make_directory(self._folder)
         fields = {"base_index": base_index, "state_index": index}
-        write_record(self._filesystem, self._folder / _REBUILD, "rebuild", _RESET_VERSION, fields)
+        write_record(self.filesystem, self._folder / _REBUILD, "rebuild", _RESET_VERSION, fields)
         self._write(index, pieces())
         path = self.path(index)
-        self._files.write(leading(decode_snapshot(self._read(path), str(path))))
-        self._files.sync()
+        self.files.write(leading(decode_snapshot(self._read(path), str(path))))
+        self.files.sync()
 
     # --- incomplete queue files -----------------------------------------------------------------------------
     def _begin_rebuild(self, state: BrokerState, first_index: int) -> None:
@@ -282,7 +270,7 @@ class CheckpointStore:
                     self.rebuild = self._rebuild_received(state, base_index)
                 return
             self._end_rebuild()  # a later checkpoint exists, so the queue files were whole
-        damage = {queue.key: error for queue in state.queues if (error := self._files.damage(queue))}
+        damage = {queue.key: error for queue in state.queues if (error := self.files.damage(queue))}
         if damage:
             first = next(iter(damage.values()))
             _log.warning(
@@ -291,7 +279,7 @@ class CheckpointStore:
                 len(damage), first.path, first.reason,
             )  # fmt: skip
             fields = {"state_index": state.applied_index}
-            write_record(self._filesystem, self._folder / _REBUILD, "rebuild", _REBUILD_VERSION, fields)
+            write_record(self.filesystem, self._folder / _REBUILD, "rebuild", _REBUILD_VERSION, fields)
             self.rebuilding = True
             self._rebuild_lost(state, first_index, damage.keys())
 
@@ -305,7 +293,7 @@ class CheckpointStore:
         """Return (index of the state, base index after a reset or None) of a pending rebuild; None: none."""
         path = self._folder / _REBUILD
         try:
-            fields = read_record(self._filesystem, path, "rebuild", _REBUILD_VERSION)
+            fields = read_record(self.filesystem, path, "rebuild", _REBUILD_VERSION)
             base_index = fields.get("base_index")
             return int(fields["state_index"]), int(base_index) if base_index is not None else None
         except FileNotFoundError:
@@ -329,25 +317,27 @@ class CheckpointStore:
         block, count = divmod(queue.begin, BLOCK_UNITS)
         if not count:
             return b""
-        raw = self._files.load(ColdRead(queue.key, queue.folder, block))[: count * UNIT_SIZE]
+        raw = self.files.load(ColdRead(queue.key, queue.folder, block))[: count * UNIT_SIZE]
         if len(raw) < count * UNIT_SIZE:
-            raise self._files.damaged(queue.folder, queue.key[1], block * BLOCK_UNITS, "it is cut short")
+            raise self.files.damaged(queue.folder, queue.key[1], block * BLOCK_UNITS, "it is cut short")
         return raw
 
     def _end_rebuild(self) -> None:
         if self.rebuilding:
-            self._filesystem.unlink(self._folder / _REBUILD)
-            self._filesystem.sync_directory(self._folder)
+            self.filesystem.unlink(self._folder / _REBUILD)
+            self.filesystem.sync_directory(self._folder)
             self.rebuilding = False
 
 
 def _lost(failure: CheckpointError | None, folder: Path, first_index: int) -> CheckpointError:
     """Return the error for a node without a usable checkpoint whose log does not reach back to entry 1."""
+    path, reason = str(folder), "there is no checkpoint"
+    if failure is not None:
+        path, reason = failure.path, f"{failure.reason}, and no other checkpoint is usable"
     return CheckpointError(
-        failure.path if failure is not None else str(folder),
-        f"{failure.reason + ', and no other checkpoint is usable' if failure is not None else 'there is no checkpoint'}"
-        f". The log begins at entry {first_index}, so topics, offsets and leases cannot be made again from it;"
-        " nothing was changed. Put the folder `checkpoint` back if it was moved; else let the other nodes"
-        " send everything: ledgermq broker --rejoin. A broker group of one node has only its dumps and"
+        path,
+        f"{reason}. The log begins at entry {first_index}, so topics, offsets and leases cannot be made again"
+        " from it; nothing was changed. Put the folder `checkpoint` back if it was moved; else let the other"
+        " nodes send everything: ledgermq broker --rejoin. A broker group of one node has only its dumps and"
         f" backups; its messages can still be read: ledgermq dump --data {folder.parent} DIR",
     )

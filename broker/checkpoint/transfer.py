@@ -31,8 +31,7 @@ from ledgermq.raft.types import LogIndex
 
 from ..errors import CheckpointError, ConsumeQueueError
 from ..replica import Replica
-from ..state.consume_queue import UNIT_DTYPE, UNIT_SIZE, ColdRead, UnwrittenRun
-from ..state.queue_sums import BLOCK_UNITS
+from ..state.consume_queue import BLOCK_UNITS, UNIT_DTYPE, UNIT_SIZE, ColdRead, UnwrittenRun
 from .layout import Snapshot, decode_snapshot
 from .schedule import Checkpointing
 from .store import CheckpointStore

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..state.commands import NOBODY, AssignQueues, LeaveGroup, SetPositions, assignment_rows, position_rows
+from ..state.commands import NO_OWNER, AssignQueues, LeaveGroup, SetPositions, assignment_rows, position_rows
 from ..state.consume_queue import QueueKey
 from ..state.machine import BrokerState
 from ..state.memberships import GroupMember, GroupMembership, Ownership
@@ -228,7 +228,7 @@ class Coordinator:
         for start in range(0, len(ready), ROWS_MAX):
             part = ready[start : start + ROWS_MAX]
             names = sorted({moves[key] for key in part} - {""})
-            places = {"": NOBODY} | {name: place for place, name in enumerate(names)}
+            places = {"": NO_OWNER} | {name: place for place, name in enumerate(names)}
             rows = [(*key, membership.of(key).epoch, places[moves[key]]) for key in part]
             wishes.append(AssignQueues(self._group_id, tuple(names), assignment_rows(rows)))
         return wishes

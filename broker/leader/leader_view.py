@@ -418,7 +418,7 @@ class LeaderView:
         again.
         """
         due: list[Command] = []
-        held = set(self._state.consumption.sessions())
+        held = set(self._state.consumption.drop_idle_sessions())
         for session in sorted(held):
             if now - self._sessions.setdefault(session, self._since) >= SESSION_TIMEOUT_MS:
                 due.append(SessionLost(session))

@@ -33,7 +33,7 @@ from ledgermq.raft.errors import NotLeaderError
 from ..cluster.known_leader import Leadership
 from ..cluster.members import ON_THE_WAY_SECONDS
 from ..state.commands import ReleaseLeases, lease_rows
-from ..state.leases import Consumption
+from ..state.consumption import Consumption
 from ..state.machine import BrokerState
 from .pipeline import Applied, TooManyRequestsError, settle_error
 from .selection import Delivery, ReceiveRequest

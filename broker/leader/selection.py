@@ -31,9 +31,8 @@ from ..state.commands import (
 )
 from ..state.consume_queue import UNIT_DTYPE, ColdRead, ConsumeQueue
 from ..state.consumer_groups import ConsumerGroup
-from ..state.consumption import ConsumptionKey
+from ..state.consumption import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consumption, ConsumptionKey
 from ..state.effects import GrantResult
-from ..state.leases import ACKED, NEVER, NO_LEASES, PARKED_MAX, RELEASED, Consumption
 from ..state.machine import BrokerState
 
 #: Maximum of units that a filter scans in one selection, over all queues. A later turn continues.

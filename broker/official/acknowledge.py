@@ -29,7 +29,7 @@ from ..state.commands import (
     lease_rows,
     park_rows,
 )
-from ..state.leases import PARKED_MAX
+from ..state.consumption import PARKED_MAX
 from ..wire.receipt_handle import ReceiptHandle, parse_handle
 from ..wire.status import StatusError, ok, overall
 from ..wire.validation import MAX_ENTRIES, MAX_INVISIBLE_MS, check_group, check_topic

@@ -66,7 +66,7 @@ class TopicAnswers:
         if own is not None:
             broker_groups.append(self._own_queues(own, listener))
         message_type = int(own.message_type) if own is not None else others[0][1]
-        return RoutedTopic(sorted(broker_groups, key=lambda each: each.group), message_type)
+        return RoutedTopic(sorted(broker_groups, key=lambda each: each.broker_group), message_type)
 
     def _own_queues(self, topic: Topic, listener: str) -> GroupQueues:
         nodes = sorted(self._members.alive(listener), key=lambda node: node[0])

@@ -22,8 +22,7 @@ from ledgermq.raft.disk.files import File, FileSystem, is_full
 from ledgermq.raft.errors import StorageFailedError
 
 from ..errors import ConsumeQueueError
-from ..state.consume_queue import UNIT_SIZE, UNITS_PER_FILE, ColdRead, ConsumeQueue, UnwrittenRun
-from ..state.queue_sums import BLOCK_UNITS
+from ..state.consume_queue import BLOCK_UNITS, UNIT_SIZE, UNITS_PER_FILE, ColdRead, ConsumeQueue, UnwrittenRun
 
 _OPEN_FILES: Final = 64  # per role: readers and the writer
 FILE_SIZE: Final = UNITS_PER_FILE * UNIT_SIZE

@@ -187,7 +187,7 @@ class Retention:
         if bool(refused_before) != bool(watch.refusal):
             self._on_change()
 
-    def _note_group(self) -> None:
+    def _note_nodes(self) -> None:
         """On the leader, include the disks of the other nodes; `max_store_bytes` is equal on all of them."""
         use, raft = self._watch.use, self._raft.status()
         others = []
@@ -240,21 +240,21 @@ class Retention:
 
         One decision at a time: its effect on the disk must be visible before the next one.
         """
-        self._note_group()
+        self._note_nodes()
         log = self._raft.log
         kept = await self._note_hold()
         if self.view.going:
             await self._push_on()
             return
         if due or self._fullest >= DiskStep.DELETE_EXPIRED:
-            first_kept = await self._first_unexpired(self._keep_ms)
+            first_kept = await self._judge_segments(self._keep_ms)
             if first_kept is not None:
                 await self._begin_at(first_kept, "expired")
             self._make_up_until = None
             if first_kept is not None:
                 return
         elif time.monotonic() - self._protection_looked >= PROTECTION_INTERVAL:
-            await self._first_unexpired(self._keep_ms)
+            await self._judge_segments(self._keep_ms)
         if self._hindering >= DiskStep.DELETE_OLDEST and self._config.delete_unexpired:
             floor = self._raft.applied_index + 1
             first_kept = oldest_before(
@@ -276,8 +276,8 @@ class Retention:
         self.view.hold = self._watch.hold = kept.hold if kept and holds else ""
         return kept
 
-    async def _first_unexpired(self, keep_ms: int, *, protect: bool = True) -> SegmentInfo | None:
-        """Return the first segment to keep (None: none may be deleted), and record the protected segments.
+    async def _judge_segments(self, keep_ms: int, *, protect: bool = True) -> SegmentInfo | None:
+        """Note the protected segments; return the first segment to keep (None: none may be deleted).
 
         `protect` False: protect only topics that keep unread messages.
         """
@@ -351,7 +351,7 @@ class Retention:
         Without new entries, no node would write one.
         """
         state, now = self._replica.state, time.monotonic()
-        deletable = min(self._in_checkpoints(), self._checkpoints.floor)
+        deletable = min(self._advance_known_start(), self._checkpoints.floor)
         waits = self._raft.log.deleting == 0 and deletable < state.log_start_index
         if waits and now - self._proposed_at >= PUSH_INTERVAL:
             self._proposed_at = now
@@ -377,7 +377,7 @@ class Retention:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, "an age cannot be negative")
         keep_ms = 0 if request.even_unexpired else request.older_than_ms or self._keep_ms
         segments = list(self._raft.log.segments())
-        first_kept = await self._first_unexpired(keep_ms, protect=not request.even_unexpired)
+        first_kept = await self._judge_segments(keep_ms, protect=not request.even_unexpired)
         answer = admin_pb2.CleanResponse(
             log_start_index=self._replica.state.log_start_index,
             note=self._note(segments, first_kept, keep_ms),
@@ -419,8 +419,8 @@ class Retention:
             self._wanted_start = start
             self._starts.append((said_at, start))
 
-    def _in_checkpoints(self) -> int:
-        """Return the start of the log that every kept checkpoint records."""
+    def _advance_known_start(self) -> int:
+        """Follow the checkpoints; return the start of the log that every kept one records."""
         floor = self._checkpoints.floor
         while self._starts and self._starts[0][0] < floor:
             self._known_start = self._starts.popleft()[1]
@@ -432,17 +432,17 @@ class Retention:
         for loss in losses:
             counts[loss.group_id, loss.topic_id] += loss.count
         for (group_id, topic_id), count in sorted(counts.items()):
-            topic, group = state.topics.get(topic_id), state.groups.get(group_id)
+            topic, consumer_group = state.topics.get(topic_id), state.groups.get(group_id)
             self._metrics.messages_lost.inc(count)
             logger.warning(
                 "messages deleted before they were consumed group=%s topic=%s count=%d",
-                group.name if group else group_id, topic.name if topic else topic_id, count,
+                consumer_group.name if consumer_group else group_id, topic.name if topic else topic_id, count,
             )  # fmt: skip
 
     def _unlink(self) -> None:
         """Unlink segments below the replicated start, as far as the checkpoints and the rate allow."""
         raft = self._raft
-        below = min(self._in_checkpoints(), self._checkpoints.floor)
+        below = min(self._advance_known_start(), self._checkpoints.floor)
         if below <= raft.first_index or raft.log.deleting:
             return
         ready = [segment for segment in raft.log.segments()[:-1] if segment.last_index < below]

@@ -24,7 +24,9 @@ class Protection:
     """Part of the log that is protected because a consumer group needs messages in it."""
 
     physical_offset: int  # the log is needed from here on
-    group: str  # consumer group that needs the first message; "": no consumer group consumes the topic
+    consumer_group: (
+        str  # consumer group that needs the first message; "": no consumer group consumes the topic
+    )
     topic: str  # of that message
     parked: bool = False  # that message is parked
     keep_unread: bool = False  # the topic keeps unread messages, even if the disk is full
@@ -38,11 +40,11 @@ class Protection:
     def hold(self) -> str:
         """Text for an operator: the topic that holds the log on a full disk, and the remedies."""
         consume, delete = "create a consumer group and let it consume", ""
-        if self.group:
-            consume = f"let {self.group} consume"
+        if self.consumer_group:
+            consume = f"let {self.consumer_group} consume"
             if self.parked:
-                consume = f"release or consume what is parked (ledgermq group release {self.group})"
-            delete = f"ledgermq group delete {self.group} (when another one consumes the topic), "
+                consume = f"release or consume what is parked (ledgermq group release {self.consumer_group})"
+            delete = f"ledgermq group delete {self.consumer_group} (when another one consumes the topic), "
         return (
             f"The log, which all topics of the broker group share, is held by {self}: that topic keeps what"
             f" is unread. To free it: {consume} (not while all writes are refused), {delete}or ledgermq topic"
@@ -50,14 +52,14 @@ class Protection:
         )
 
     def __str__(self) -> str:
-        if not self.group:
+        if not self.consumer_group:
             return f"topic {self.topic}, which no consumer group consumes"
         if self.parked:
             return (
-                f"consumer group {self.group} in topic {self.topic}, for which messages there are parked"
-                f" (ledgermq group describe {self.group})"
+                f"consumer group {self.consumer_group} in topic {self.topic}, for which messages there are"
+                f" parked (ledgermq group describe {self.consumer_group})"
             )
-        return f"consumer group {self.group} in topic {self.topic}"
+        return f"consumer group {self.consumer_group} in topic {self.topic}"
 
 
 def protection(
@@ -83,8 +85,9 @@ def protection(
                 continue
             position = known[key, need.offset] = int(unit["physical_offset"][0])
         if first is None or position < first.physical_offset:
-            topic, group = state.topics.get(key[0]), state.groups.get(need.group_id)
+            topic = state.topics.get(key[0])
+            consumer_group = state.groups.get(need.group_id)
             assert topic is not None, "unconsumed() names those that are there"
-            name = group.name if group is not None else ""
+            name = consumer_group.name if consumer_group is not None else ""
             first = Protection(position, name, topic.name, need.parked, topic.keep_unread)
     return cold or first

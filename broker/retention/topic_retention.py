@@ -27,7 +27,6 @@ from ..service.disk_steps import DiskStep, RetentionView
 from ..state.backlog import unconsumed
 from ..state.commands import TrimQueues, position_rows
 from ..state.consume_queue import ConsumeQueue, QueueKey
-from ..state.topics import Topic
 from .policy import age_clock
 
 logger = logging.getLogger(__name__)
@@ -89,8 +88,10 @@ class TopicRetention:
         """
         now = age_clock(self._raft.next_timestamp(), time.time() * 1000)
         old: list[tuple[ConsumeQueue, int]] = []
-        for topic in [topic for topic in self._replica.state.topics if topic.retention_ms]:
-            for queue in self._queues_of(topic):
+        state = self._replica.state
+        for topic in [topic for topic in state.topics if topic.retention_ms]:
+            still_there = state.topics.get(topic.topic_id) is not None
+            for queue in state.queues_of(topic) if still_there else ():
                 begin = await self._begin(queue, now - topic.retention_ms)
                 if begin > queue.begin:
                     old.append((queue, begin))
@@ -122,11 +123,6 @@ class TopicRetention:
                 rows.append((*queue.key, begin))
                 count += begin - queue.begin
         return rows, count
-
-    def _queues_of(self, topic: Topic) -> list[ConsumeQueue]:
-        """Return the queues of a topic; none if it was deleted meanwhile."""
-        state = self._replica.state
-        return state.queues_of(topic) if state.topics.get(topic.topic_id) is not None else []
 
     async def _begin(self, queue: ConsumeQueue, before: int) -> int:
         """Return the first offset in a queue whose message was stored at or after `before` (log time, ms)."""

@@ -22,41 +22,33 @@ from typing import Final, Protocol
 from .commands import LATEST
 from .consume_queue import ConsumeQueue, QueueKey
 from .consumer_groups import ConsumerGroup, GroupTable
-from .consumption import ConsumptionKey, ConsumptionTable
+from .consumption import Consumption, ConsumptionKey, ConsumptionTable
 from .effects import TopicProgress
-from .leases import Consumption
 from .memberships import MembershipTable
 from .topics import TRACE_TOPIC, Topic, TopicTable
 
 #: `Need.group_id` of a topic that no consumer group consumes; ids of consumer groups begin at 1.
-NOBODY_YET: Final = 0
+NO_CONSUMER: Final = 0
 
 
 class Consumed(Protocol):
     """The part of BrokerState that this module reads."""
 
-    @property
-    def topics(self) -> TopicTable: ...
-
-    @property
-    def groups(self) -> GroupTable: ...
-
-    @property
-    def consumption(self) -> ConsumptionTable: ...
-
-    @property
-    def memberships(self) -> MembershipTable: ...
+    topics: TopicTable
+    groups: GroupTable
+    consumption: ConsumptionTable
+    memberships: MembershipTable
 
     def queues_of(self, topic: Topic) -> list[ConsumeQueue]: ...
 
 
 def progress(
-    state: Consumed, group: str = "", topic: str = "", *, consumers: Iterable[tuple[str, str]] = ()
+    state: Consumed, consumer_group: str = "", topic: str = "", *, consumers: Iterable[tuple[str, str]] = ()
 ) -> list[TopicProgress]:
     """Return the progress of each consumer group in each topic that it consumes.
 
     A topic with messages that no consumer group consumes has a row, too.
-    Sorted by topic, then consumer group. `group`, `topic`: return only these; "" means all.
+    Sorted by topic, then consumer group. `consumer_group`, `topic`: return only these; "" means all.
     `consumers`: further pairs (consumer group, topic) to count. They may have no position here; then all
     messages of the topic are ahead of them.
     """
@@ -74,10 +66,12 @@ def progress(
             if (one := state.groups.get(group_id)) is not None:
                 known[one.name] = one
         queues = state.queues_of(each)
-        if not known and not group:
+        if not known and not consumer_group:
             found += _untouched(queues, each)
         found += [
-            _of(table, name, known[name], queues, each) for name in sorted(known) if group in ("", name)
+            _of(table, name, known[name], queues, each)
+            for name in sorted(known)
+            if consumer_group in ("", name)
         ]
     return found
 
@@ -113,28 +107,30 @@ def _untouched(queues: list[ConsumeQueue], topic: Topic) -> Iterator[TopicProgre
 def _of(
     table: dict[ConsumptionKey, Consumption],
     name: str,
-    group: ConsumerGroup | None,
+    consumer_group: ConsumerGroup | None,
     queues: list[ConsumeQueue],
     topic: Topic,
 ) -> TopicProgress:
-    """Return the row of one consumer group. `group` None: it consumes only in other broker groups."""
+    """Return the row of a consumer group. `consumer_group` None: it consumes only in other broker groups."""
     count = behind = leased = lost = parked = 0
     for queue in queues:
-        known = table.get((group.group_id, *queue.key)) if group is not None else None
+        known = table.get((consumer_group.group_id, *queue.key)) if consumer_group is not None else None
         if known is not None:
             leased += known.leased_count
             lost += known.lost
             parked += len(known.parked)
-        left = queue.end - (_begin(group, queue) if known is None else max(known.committed, queue.begin))
+        left = queue.end - (
+            _begin(consumer_group, queue) if known is None else max(known.committed, queue.begin)
+        )
         if left > 0:
             count += 1
             behind += left
     return TopicProgress(name, topic.name, count, behind, leased, lost, parked)
 
 
-def _begin(group: ConsumerGroup | None, queue: ConsumeQueue) -> int:
-    """Return the start offset of `group` in a queue in which it has no position."""
-    return queue.end if group is not None and group.start == LATEST else queue.begin
+def _begin(consumer_group: ConsumerGroup | None, queue: ConsumeQueue) -> int:
+    """Return the start offset of `consumer_group` in a queue in which it has no position."""
+    return queue.end if consumer_group is not None and consumer_group.start == LATEST else queue.begin
 
 
 def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicProgress]:
@@ -152,7 +148,7 @@ class Need:
     """Lowest queue offset that some consumer group still needs."""
 
     offset: int
-    group_id: int  # NOBODY_YET: no consumer group has a position in the topic, which keeps unread messages
+    group_id: int  # NO_CONSUMER: no consumer group has a position in the topic, which keeps unread messages
     parked: bool = False  # the message at `offset` is parked for that consumer group
 
 
@@ -168,21 +164,21 @@ def unconsumed(state: Consumed, *, kept_only: bool = False) -> dict[QueueKey, Ne
     table = state.consumption.copy() if topics else {}
     here = _with_position(table)
     for topic in topics:
-        groups = [
-            group
+        consumer_groups = [
+            consumer_group
             for group_id in sorted(here.get(topic.topic_id, ()))
-            if (group := state.groups.get(group_id)) is not None
+            if (consumer_group := state.groups.get(group_id)) is not None
         ]
-        for queue in state.queues_of(topic) if groups or topic.keep_unread else ():
-            needs = [_need(group, table.get((group.group_id, *queue.key)), queue) for group in groups]
-            need = min(needs or [Need(queue.begin, NOBODY_YET)], key=lambda need: need.offset)
+        for queue in state.queues_of(topic) if consumer_groups or topic.keep_unread else ():
+            needs = [_need(each, table.get((each.group_id, *queue.key)), queue) for each in consumer_groups]
+            need = min(needs or [Need(queue.begin, NO_CONSUMER)], key=lambda need: need.offset)
             if need.offset < queue.end:
                 lowest[queue.key] = need
     return lowest
 
 
-def _need(group: ConsumerGroup, known: Consumption | None, queue: ConsumeQueue) -> Need:
+def _need(consumer_group: ConsumerGroup, known: Consumption | None, queue: ConsumeQueue) -> Need:
     if known is None:
-        return Need(_begin(group, queue), group.group_id)
+        return Need(_begin(consumer_group, queue), consumer_group.group_id)
     offset = max(known.first_needed, queue.begin)
-    return Need(offset, group.group_id, offset < known.committed)
+    return Need(offset, consumer_group.group_id, offset < known.committed)

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,85 +23,38 @@ from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import encode_command
 
 from ..errors import UnknownCommandError
-from .commands import (
-    ASSIGNMENT_DTYPE,
-    CHANGE_DTYPE,
-    LEASE_ROW_DTYPE,
-    PARK_DTYPE,
-    POSITION_DTYPE,
-    Ack,
-    AssignQueues,
-    BrokerGroupMode,
-    ChangeInvisible,
-    Command,
-    CommitOffsets,
-    CreateGroup,
-    CreateTopic,
-    DeleteGroup,
-    DeleteTopic,
-    EvictDedup,
-    FeatureLevel,
-    GrantLeases,
-    JoinGroup,
-    LeaveGroup,
-    LogStart,
-    MessageType,
-    ParkMessages,
-    ParkReason,
-    QueueGrant,
-    ReleaseLeases,
-    ReleaseParked,
-    SessionLost,
-    SetBrokerGroupMode,
-    SetPositions,
-    SetTopicKeepUnread,
-    SetTopicRetention,
-    StartPosition,
-    TrimQueues,
+from . import commands as c
+
+#: Consumer group, topic (0: none), flag. Rows follow.
+_ROWS: Final = struct.Struct("<IIB")
+_GROUP: Final = struct.Struct("<qIB")
+_GRANT: Final = struct.Struct("<IIqQI")
+_QUEUE_GRANT: Final = struct.Struct("<IqqI")
+_LOG_START: Final = struct.Struct("<QQ")
+_JOIN: Final = struct.Struct("<IIIH")
+_TEXTS: Final = struct.Struct("<IH")
+_MODE: Final = struct.Struct("<B")
+_MODE_2: Final = struct.Struct("<BI")
+#: Rows of CommitOffsets, version 2.
+_OWNED_POSITION_DTYPE: Final = np.dtype(
+    [("topic_id", "<u4"), ("queue_id", "<u4"), ("offset", "<i8"), ("epoch", "<u8")]
 )
 
 
-class CommandType(IntEnum):
-    CREATE_TOPIC = 1
-    DELETE_TOPIC = 2
-    CREATE_GROUP = 3
-    DELETE_GROUP = 4
-    COMMIT_OFFSETS = 5
-    SET_POSITIONS = 6
-    GRANT_LEASES = 7
-    ACK = 8
-    CHANGE_INVISIBLE = 9
-    RELEASE_LEASES = 10
-    SESSION_LOST = 11
-    EVICT_DEDUP = 12
-    LOG_START = 13
-    FEATURE_LEVEL = 14
-    SET_TOPIC_RETENTION = 15
-    TRIM_QUEUES = 16
-    JOIN_GROUP = 17
-    LEAVE_GROUP = 18
-    ASSIGN_QUEUES = 19
-    SET_BROKER_GROUP_MODE = 20
-    PARK_MESSAGES = 21
-    RELEASE_PARKED = 22
-    SET_TOPIC_KEEP_UNREAD = 23
-
-
-def encode(command: Command) -> bytes:
+def encode(command: c.Command) -> bytes:
     """Return the bytes of the command in a COMMANDS section (padded)."""
-    codec = _BY_CLASS[type(command)]
-    if isinstance(command, CreateTopic) and command.keep_unread:
-        codec = _CREATE_TOPIC_3
-    elif isinstance(command, CreateTopic) and command.retention_ms:
-        codec = _CREATE_TOPIC_2
-    elif isinstance(command, CommitOffsets) and command.epochs is not None:
-        codec = _COMMIT_OFFSETS_2
-    elif isinstance(command, SetBrokerGroupMode) and command.if_consumed:
-        codec = _SET_BROKER_GROUP_MODE_2
-    return encode_command(codec.number, codec.version, codec.pack(command))
+    version = 1
+    if isinstance(command, c.CreateTopic):
+        version = 3 if command.keep_unread else 2 if command.retention_ms else 1
+    elif isinstance(command, c.CommitOffsets):
+        version = 1 if command.epochs is None else 2
+    elif isinstance(command, c.SetBrokerGroupMode):
+        version = 2 if command.if_consumed else 1
+    codec = _BY_CLASS[type(command), version]
+    return encode_command(codec.number, version, codec.pack(command))
 
 
-def decode(command_type: int, version: int, payload: memoryview, index: int) -> Command:
+def decode(command_type: int, version: int, payload: memoryview, index: int) -> c.Command:
     """Return the command. `index`: index of its entry. Raises: UnknownCommandError, CorruptError."""
     codec = _BY_TYPE.get((command_type, version))
     if codec is None:
@@ -115,34 +67,11 @@ def decode(command_type: int, version: int, payload: memoryview, index: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    number: CommandType
-    kind: type[Command]
+    number: int
+    kind: type[Any]
     pack: Callable[..., bytes]
-    unpack: Callable[[memoryview], Command]
-    version: int = field(default=1)
-
-
-_U32: Final = struct.Struct("<I")
-_TOPIC: Final = struct.Struct("<IB")
-_TOPIC_2: Final = struct.Struct("<IBq")
-_TOPIC_3: Final = struct.Struct("<IBq?")
-_GROUP: Final = struct.Struct("<qIB")
-_ROWS: Final = struct.Struct("<IIB")
-_GRANT: Final = struct.Struct("<IIqQI")
-_QUEUE_GRANT: Final = struct.Struct("<IqqI")
-_LOG_START: Final = struct.Struct("<QQ")
-_PAIR: Final = struct.Struct("<qq")
-_SESSION: Final = struct.Struct("<Qq")
-_RETENTION: Final = struct.Struct("<Iq")
-_KEEP_UNREAD: Final = struct.Struct("<I?")
-_JOIN: Final = struct.Struct("<IIIH")
-_TEXTS: Final = struct.Struct("<IH")
-_MODE: Final = struct.Struct("<B")
-_MODE_2: Final = struct.Struct("<BI")
-#: Rows of CommitOffsets, version 2.
-_OWNED_POSITION_DTYPE: Final = np.dtype(
-    [*((name, POSITION_DTYPE[name]) for name in POSITION_DTYPE.names or ()), ("epoch", "<u8")]
-)
+    unpack: Callable[[memoryview], c.Command]
+    version: int = 1
 
 
 def pack_text(text: str) -> bytes:
@@ -170,33 +99,71 @@ def unpack_texts(payload: Buffer, position: int, count: int) -> tuple[list[str],
     return texts, position
 
 
-def _rows(payload: memoryview, position: int, dtype: np.dtype) -> np.ndarray:
+def _array(payload: memoryview, position: int, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(payload[position:], dtype).copy()
 
 
-def _unpack_topic(payload: memoryview) -> Command:
-    count, kind = _TOPIC.unpack_from(payload)
-    return CreateTopic(unpack_text(payload, _TOPIC.size), count, MessageType(kind))
+def _numbers(number: int, kind: type[Any], layout: str) -> _Codec:
+    """Return the codec of a command that consists of numbers, in the order of its fields."""
+    fixed, names = struct.Struct(layout), [each.name for each in fields(kind)]
 
+    def unpack(payload: memoryview) -> c.Command:
+        command: c.Command = kind(*fixed.unpack_from(payload))
+        return command
 
-def _unpack_topic_2(payload: memoryview) -> Command:
-    count, kind, retention_ms = _TOPIC_2.unpack_from(payload)
-    return CreateTopic(unpack_text(payload, _TOPIC_2.size), count, MessageType(kind), retention_ms)
-
-
-def _unpack_topic_3(payload: memoryview) -> Command:
-    count, kind, retention_ms, keep_unread = _TOPIC_3.unpack_from(payload)
-    return CreateTopic(
-        unpack_text(payload, _TOPIC_3.size), count, MessageType(kind), retention_ms, keep_unread
+    return _Codec(
+        number, kind, lambda command: fixed.pack(*(getattr(command, name) for name in names)), unpack
     )
 
 
-def _unpack_group(payload: memoryview) -> Command:
+def _rows(
+    number: int, kind: type[Any], dtype: np.dtype, flag: str = "", flag_type: type[int] = bool
+) -> _Codec:
+    """Return the codec of a command for rows of a consumer group. `flag`: name of a field behind the rows."""
+    has_topic = any(each.name == "topic_id" for each in fields(kind))
+
+    def pack(command: Any) -> bytes:
+        topic_id = command.topic_id if has_topic else 0
+        head = _ROWS.pack(command.group_id, topic_id, getattr(command, flag) if flag else 0)
+        rows: bytes = command.rows.tobytes()
+        return head + rows
+
+    def unpack(payload: memoryview) -> c.Command:
+        group_id, topic_id, value = _ROWS.unpack_from(payload)
+        names = (group_id, topic_id) if has_topic else (group_id,)
+        command: c.Command = kind(
+            *names, _array(payload, _ROWS.size, dtype), *((flag_type(value),) if flag else ())
+        )
+        return command
+
+    return _Codec(number, kind, pack, unpack)
+
+
+def _create_topic(version: int, layout: str) -> _Codec:
+    """Return the codec of a version of CreateTopic. Each has one number more than the one before."""
+    fixed = struct.Struct(layout)
+
+    def pack(command: c.CreateTopic) -> bytes:
+        numbers = (command.queue_count, command.message_type, command.retention_ms, command.keep_unread)
+        return fixed.pack(*numbers[: version + 1]) + pack_text(command.name)
+
+    def unpack(payload: memoryview) -> c.Command:
+        count, kind, *later = fixed.unpack_from(payload)
+        return c.CreateTopic(unpack_text(payload, fixed.size), count, c.MessageType(kind), *later)
+
+    return _Codec(1, c.CreateTopic, pack, unpack, version)
+
+
+def _pack_group(command: c.CreateGroup) -> bytes:
+    return _GROUP.pack(command.start.value, command.max_attempts, command.fifo) + pack_text(command.name)
+
+
+def _unpack_group(payload: memoryview) -> c.Command:
     start, attempts, fifo = _GROUP.unpack_from(payload)
-    return CreateGroup(unpack_text(payload, _GROUP.size), StartPosition(start), attempts, bool(fifo))
+    return c.CreateGroup(unpack_text(payload, _GROUP.size), c.StartPosition(start), attempts, bool(fifo))
 
 
-def _pack_grant(command: GrantLeases) -> bytes:
+def _pack_grant(command: c.GrantLeases) -> bytes:
     parts = [
         _GRANT.pack(
             command.group_id, command.topic_id, command.invisible_ms, command.session, len(command.queues)
@@ -208,7 +175,7 @@ def _pack_grant(command: GrantLeases) -> bytes:
     return b"".join(parts)
 
 
-def _unpack_grant(payload: memoryview) -> Command:
+def _unpack_grant(payload: memoryview) -> c.Command:
     group_id, topic_id, invisible_ms, session, count = _GRANT.unpack_from(payload)
     position, queues = _GRANT.size, []
     for _ in range(count):
@@ -216,26 +183,11 @@ def _unpack_grant(payload: memoryview) -> Command:
         position += _QUEUE_GRANT.size
         offsets = np.frombuffer(payload, "<i8", size, position).copy()
         position += 8 * size
-        queues.append(QueueGrant(queue_id, start, end, offsets))
-    return GrantLeases(group_id, topic_id, invisible_ms, tuple(queues), session)
+        queues.append(c.QueueGrant(queue_id, start, end, offsets))
+    return c.GrantLeases(group_id, topic_id, invisible_ms, tuple(queues), session)
 
 
-def _pack_rows(
-    command: CommitOffsets | SetPositions | Ack | ChangeInvisible | ReleaseLeases | ReleaseParked,
-) -> bytes:
-    topic_id = 0 if isinstance(command, CommitOffsets | SetPositions | ReleaseParked) else command.topic_id
-    flag = (isinstance(command, CommitOffsets) and command.reset) or (
-        isinstance(command, Ack) and command.force
-    )
-    return _ROWS.pack(command.group_id, topic_id, flag) + command.rows.tobytes()
-
-
-def _unpack_commit(payload: memoryview) -> Command:
-    group_id, _, reset = _ROWS.unpack_from(payload)
-    return CommitOffsets(group_id, _rows(payload, _ROWS.size, POSITION_DTYPE), bool(reset))
-
-
-def _pack_commit_2(command: CommitOffsets) -> bytes:
+def _pack_commit_2(command: c.CommitOffsets) -> bytes:
     rows = np.empty(len(command.rows), _OWNED_POSITION_DTYPE)
     for name in ("topic_id", "queue_id", "offset"):
         rows[name] = command.rows[name]
@@ -243,178 +195,106 @@ def _pack_commit_2(command: CommitOffsets) -> bytes:
     return _ROWS.pack(command.group_id, 0, command.reset) + rows.tobytes()
 
 
-def _unpack_commit_2(payload: memoryview) -> Command:
+def _unpack_commit_2(payload: memoryview) -> c.Command:
     group_id, _, reset = _ROWS.unpack_from(payload)
-    found = _rows(payload, _ROWS.size, _OWNED_POSITION_DTYPE)
-    rows = np.empty(len(found), POSITION_DTYPE)
+    found = _array(payload, _ROWS.size, _OWNED_POSITION_DTYPE)
+    rows = np.empty(len(found), c.POSITION_DTYPE)
     for name in ("topic_id", "queue_id", "offset"):
         rows[name] = found[name]
-    return CommitOffsets(group_id, rows, bool(reset), found["epoch"].copy())
+    return c.CommitOffsets(group_id, rows, bool(reset), found["epoch"].copy())
 
 
-def _unpack_positions(payload: memoryview) -> Command:
-    group_id, _, _ = _ROWS.unpack_from(payload)
-    return SetPositions(group_id, _rows(payload, _ROWS.size, POSITION_DTYPE))
+def _pack_log_start(command: c.LogStart) -> bytes:
+    return _LOG_START.pack(command.index, command.physical_offset) + command.rows.tobytes()
 
 
-def _unpack_release_parked(payload: memoryview) -> Command:
-    group_id, _, _ = _ROWS.unpack_from(payload)
-    return ReleaseParked(group_id, _rows(payload, _ROWS.size, POSITION_DTYPE))
-
-
-def _unpack_park(payload: memoryview) -> Command:
-    group_id, topic_id, reason = _ROWS.unpack_from(payload)
-    return ParkMessages(group_id, topic_id, _rows(payload, _ROWS.size, PARK_DTYPE), ParkReason(reason))
-
-
-def _unpack_ack(payload: memoryview) -> Command:
-    group_id, topic_id, force = _ROWS.unpack_from(payload)
-    return Ack(group_id, topic_id, _rows(payload, _ROWS.size, LEASE_ROW_DTYPE), bool(force))
-
-
-def _unpack_change(payload: memoryview) -> Command:
-    group_id, topic_id, _ = _ROWS.unpack_from(payload)
-    return ChangeInvisible(group_id, topic_id, _rows(payload, _ROWS.size, CHANGE_DTYPE))
-
-
-def _unpack_release(payload: memoryview) -> Command:
-    group_id, topic_id, _ = _ROWS.unpack_from(payload)
-    return ReleaseLeases(group_id, topic_id, _rows(payload, _ROWS.size, LEASE_ROW_DTYPE))
-
-
-def _unpack_trim(payload: memoryview) -> Command:
-    return TrimQueues(_rows(payload, 0, POSITION_DTYPE))
-
-
-def _unpack_log_start(payload: memoryview) -> Command:
+def _unpack_log_start(payload: memoryview) -> c.Command:
     index, physical_offset = _LOG_START.unpack_from(payload)
-    return LogStart(index, physical_offset, _rows(payload, _LOG_START.size, POSITION_DTYPE))
+    return c.LogStart(index, physical_offset, _array(payload, _LOG_START.size, c.POSITION_DTYPE))
 
 
-def _pack_join(command: JoinGroup) -> bytes:
+def _pack_join(command: c.JoinGroup) -> bytes:
     head = _JOIN.pack(command.group_id, command.session_timeout_ms, command.release_ms, len(command.topics))
     texts = (command.member, command.allocation, command.zone, command.filter, *command.topics)
     return head + b"".join(map(pack_text, texts))
 
 
-def _unpack_join(payload: memoryview) -> Command:
+def _unpack_join(payload: memoryview) -> c.Command:
     group_id, session_timeout_ms, release_ms, count = _JOIN.unpack_from(payload)
     (member, allocation, zone, tags, *topics), _ = unpack_texts(payload, _JOIN.size, 4 + count)
-    return JoinGroup(group_id, member, tuple(topics), allocation, zone, tags, session_timeout_ms, release_ms)
+    return c.JoinGroup(
+        group_id, member, tuple(topics), allocation, zone, tags, session_timeout_ms, release_ms
+    )
 
 
-def _pack_members(command: LeaveGroup | AssignQueues) -> bytes:
+def _pack_members(command: c.LeaveGroup | c.AssignQueues) -> bytes:
     head = _TEXTS.pack(command.group_id, len(command.members))
     return head + b"".join(map(pack_text, command.members))
 
 
-def _unpack_leave(payload: memoryview) -> Command:
-    group_id, count = _TEXTS.unpack_from(payload)
-    return LeaveGroup(group_id, tuple(unpack_texts(payload, _TEXTS.size, count)[0]))
-
-
-def _unpack_assign(payload: memoryview) -> Command:
+def _unpack_members(payload: memoryview) -> tuple[int, tuple[str, ...], int]:
+    """Return the consumer group, the names of members, and the position behind them."""
     group_id, count = _TEXTS.unpack_from(payload)
     members, position = unpack_texts(payload, _TEXTS.size, count)
-    return AssignQueues(group_id, tuple(members), _rows(payload, position, ASSIGNMENT_DTYPE))
+    return group_id, tuple(members), position
 
 
-def _unpack_mode(payload: memoryview) -> Command:
-    (mode,) = _MODE.unpack_from(payload)
-    return SetBrokerGroupMode(BrokerGroupMode(mode))
+def _unpack_assign(payload: memoryview) -> c.Command:
+    group_id, members, position = _unpack_members(payload)
+    return c.AssignQueues(group_id, members, _array(payload, position, c.ASSIGNMENT_DTYPE))
 
 
-def _pack_mode_2(command: SetBrokerGroupMode) -> bytes:
+def _unpack_mode(payload: memoryview) -> c.Command:
+    return c.SetBrokerGroupMode(c.BrokerGroupMode(*_MODE.unpack_from(payload)))
+
+
+def _pack_mode_2(command: c.SetBrokerGroupMode) -> bytes:
     texts = (text for consumer in command.consumers for text in consumer)
     return _MODE_2.pack(command.mode, len(command.consumers)) + b"".join(map(pack_text, texts))
 
 
-def _unpack_mode_2(payload: memoryview) -> Command:
+def _unpack_mode_2(payload: memoryview) -> c.Command:
     mode, count = _MODE_2.unpack_from(payload)
     texts, _ = unpack_texts(payload, _MODE_2.size, 2 * count)
     consumers = tuple(zip(texts[::2], texts[1::2], strict=True))
-    return SetBrokerGroupMode(BrokerGroupMode(mode), True, consumers)
+    return c.SetBrokerGroupMode(c.BrokerGroupMode(mode), True, consumers)
 
 
 _CODECS: Final = (
+    _create_topic(1, "<IB"),
+    _create_topic(2, "<IBq"),
+    _create_topic(3, "<IBq?"),
+    _numbers(2, c.DeleteTopic, "<I"),
+    _Codec(3, c.CreateGroup, _pack_group, _unpack_group),
+    _numbers(4, c.DeleteGroup, "<I"),
+    _rows(5, c.CommitOffsets, c.POSITION_DTYPE, "reset"),
+    _Codec(5, c.CommitOffsets, _pack_commit_2, _unpack_commit_2, version=2),
+    _rows(6, c.SetPositions, c.POSITION_DTYPE),
+    _Codec(7, c.GrantLeases, _pack_grant, _unpack_grant),
+    _rows(8, c.Ack, c.LEASE_ROW_DTYPE, "force"),
+    _rows(9, c.ChangeInvisible, c.CHANGE_DTYPE),
+    _rows(10, c.ReleaseLeases, c.LEASE_ROW_DTYPE),
+    _numbers(11, c.SessionLost, "<Qq"),
+    _numbers(12, c.EvictDedup, "<qq"),
+    _Codec(13, c.LogStart, _pack_log_start, _unpack_log_start),
+    _numbers(14, c.FeatureLevel, "<I"),
+    _numbers(15, c.SetTopicRetention, "<Iq"),
     _Codec(
-        CommandType.CREATE_TOPIC, CreateTopic,
-        lambda c: _TOPIC.pack(c.queue_count, c.message_type) + pack_text(c.name), _unpack_topic,
+        16,
+        c.TrimQueues,
+        lambda command: command.rows.tobytes(),
+        lambda payload: c.TrimQueues(_array(payload, 0, c.POSITION_DTYPE)),
     ),
+    _Codec(17, c.JoinGroup, _pack_join, _unpack_join),
+    _Codec(18, c.LeaveGroup, _pack_members, lambda payload: c.LeaveGroup(*_unpack_members(payload)[:2])),
     _Codec(
-        CommandType.DELETE_TOPIC, DeleteTopic,
-        lambda c: _U32.pack(c.topic_id), lambda p: DeleteTopic(*_U32.unpack_from(p)),
+        19, c.AssignQueues, lambda command: _pack_members(command) + command.rows.tobytes(), _unpack_assign
     ),
-    _Codec(
-        CommandType.CREATE_GROUP, CreateGroup,
-        lambda c: _GROUP.pack(c.start.value, c.max_attempts, c.fifo) + pack_text(c.name), _unpack_group,
-    ),
-    _Codec(
-        CommandType.DELETE_GROUP, DeleteGroup,
-        lambda c: _U32.pack(c.group_id), lambda p: DeleteGroup(*_U32.unpack_from(p)),
-    ),
-    _Codec(CommandType.COMMIT_OFFSETS, CommitOffsets, _pack_rows, _unpack_commit),
-    _Codec(CommandType.SET_POSITIONS, SetPositions, _pack_rows, _unpack_positions),
-    _Codec(CommandType.GRANT_LEASES, GrantLeases, _pack_grant, _unpack_grant),
-    _Codec(CommandType.ACK, Ack, _pack_rows, _unpack_ack),
-    _Codec(CommandType.CHANGE_INVISIBLE, ChangeInvisible, _pack_rows, _unpack_change),
-    _Codec(CommandType.RELEASE_LEASES, ReleaseLeases, _pack_rows, _unpack_release),
-    _Codec(
-        CommandType.SESSION_LOST, SessionLost,
-        lambda c: _SESSION.pack(c.session, c.grace_ms), lambda p: SessionLost(*_SESSION.unpack_from(p)),
-    ),
-    _Codec(
-        CommandType.EVICT_DEDUP, EvictDedup,
-        lambda c: _PAIR.pack(c.ids_before, c.streams_before), lambda p: EvictDedup(*_PAIR.unpack_from(p)),
-    ),
-    _Codec(
-        CommandType.LOG_START, LogStart,
-        lambda c: _LOG_START.pack(c.index, c.physical_offset) + c.rows.tobytes(), _unpack_log_start,
-    ),
-    _Codec(
-        CommandType.FEATURE_LEVEL, FeatureLevel,
-        lambda c: _U32.pack(c.level), lambda p: FeatureLevel(*_U32.unpack_from(p)),
-    ),
-    _Codec(
-        CommandType.SET_TOPIC_RETENTION, SetTopicRetention,
-        lambda c: _RETENTION.pack(c.topic_id, c.retention_ms), lambda p: SetTopicRetention(*_RETENTION.unpack_from(p)),
-    ),
-    _Codec(CommandType.TRIM_QUEUES, TrimQueues, lambda c: c.rows.tobytes(), _unpack_trim),
-    _Codec(CommandType.JOIN_GROUP, JoinGroup, _pack_join, _unpack_join),
-    _Codec(CommandType.LEAVE_GROUP, LeaveGroup, _pack_members, _unpack_leave),
-    _Codec(
-        CommandType.ASSIGN_QUEUES, AssignQueues, lambda c: _pack_members(c) + c.rows.tobytes(), _unpack_assign,
-    ),
-    _Codec(
-        CommandType.SET_BROKER_GROUP_MODE, SetBrokerGroupMode, lambda c: _MODE.pack(c.mode), _unpack_mode,
-    ),
-    _Codec(
-        CommandType.PARK_MESSAGES, ParkMessages,
-        lambda c: _ROWS.pack(c.group_id, c.topic_id, c.reason) + c.rows.tobytes(), _unpack_park,
-    ),
-    _Codec(CommandType.RELEASE_PARKED, ReleaseParked, _pack_rows, _unpack_release_parked),
-    _Codec(
-        CommandType.SET_TOPIC_KEEP_UNREAD, SetTopicKeepUnread,
-        lambda c: _KEEP_UNREAD.pack(c.topic_id, c.keep_unread), lambda p: SetTopicKeepUnread(*_KEEP_UNREAD.unpack_from(p)),
-    ),
-)  # fmt: skip
-_CREATE_TOPIC_2: Final = _Codec(
-    CommandType.CREATE_TOPIC, CreateTopic,
-    lambda c: _TOPIC_2.pack(c.queue_count, c.message_type, c.retention_ms) + pack_text(c.name), _unpack_topic_2, 2,
-)  # fmt: skip
-_CREATE_TOPIC_3: Final = _Codec(
-    CommandType.CREATE_TOPIC, CreateTopic,
-    lambda c: _TOPIC_3.pack(c.queue_count, c.message_type, c.retention_ms, c.keep_unread) + pack_text(c.name),
-    _unpack_topic_3, 3,
-)  # fmt: skip
-_COMMIT_OFFSETS_2: Final = _Codec(
-    CommandType.COMMIT_OFFSETS, CommitOffsets, _pack_commit_2, _unpack_commit_2, 2
+    _Codec(20, c.SetBrokerGroupMode, lambda command: _MODE.pack(command.mode), _unpack_mode),
+    _Codec(20, c.SetBrokerGroupMode, _pack_mode_2, _unpack_mode_2, version=2),
+    _rows(21, c.ParkMessages, c.PARK_DTYPE, "reason", c.ParkReason),
+    _rows(22, c.ReleaseParked, c.POSITION_DTYPE),
+    _numbers(23, c.SetTopicKeepUnread, "<I?"),
 )
-_SET_BROKER_GROUP_MODE_2: Final = _Codec(
-    CommandType.SET_BROKER_GROUP_MODE, SetBrokerGroupMode, _pack_mode_2, _unpack_mode_2, 2
-)
-_LATER: Final = (_CREATE_TOPIC_2, _CREATE_TOPIC_3, _COMMIT_OFFSETS_2, _SET_BROKER_GROUP_MODE_2)
-_BY_TYPE: Final[dict[tuple[int, int], _Codec]] = {
-    (codec.number, codec.version): codec for codec in (*_CODECS, *_LATER)
-}
-_BY_CLASS: Final = {codec.kind: codec for codec in _CODECS}
+_BY_TYPE: Final = {(codec.number, codec.version): codec for codec in _CODECS}
+_BY_CLASS: Final = {(codec.kind, codec.version): codec for codec in _CODECS}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ CHANGE_DTYPE: Final = np.dtype(
     [("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8"), ("invisible_ms", "<i8")]
 )
 #: Rows of AssignQueues. `epoch`: the queue's epoch before the command. `place`: index of the new owner in
-#: `members`, or NOBODY.
+#: `members`, or NO_OWNER.
 ASSIGNMENT_DTYPE: Final = np.dtype(
     [("topic_id", "<u4"), ("queue_id", "<u4"), ("epoch", "<u8"), ("place", "<u4")]
 )
@@ -37,7 +38,7 @@ PARKED_MESSAGES: Final = 3
 #: Minimum feature level of SetTopicKeepUnread, and of CreateTopic with `keep_unread`.
 KEEP_UNREAD: Final = 4
 #: `place` in AssignQueues: the queue gets no owner.
-NOBODY: Final = 0xFFFFFFFF
+NO_OWNER: Final = 0xFFFFFFFF
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 _TIME_DIGITS_MAX: Final = 18  # of a time in ms, so that it fits into 64 bits
@@ -370,52 +371,21 @@ class AssignQueues:
 
 
 Command = (
-    CreateTopic
-    | DeleteTopic
-    | CreateGroup
-    | DeleteGroup
-    | CommitOffsets
-    | SetPositions
-    | GrantLeases
-    | Ack
-    | ChangeInvisible
-    | ReleaseLeases
-    | SessionLost
-    | EvictDedup
-    | LogStart
-    | FeatureLevel
-    | SetTopicRetention
-    | SetTopicKeepUnread
-    | TrimQueues
-    | JoinGroup
-    | LeaveGroup
-    | AssignQueues
-    | SetBrokerGroupMode
-    | ParkMessages
-    | ReleaseParked
-)
+    CreateTopic | DeleteTopic | SetTopicRetention | SetTopicKeepUnread | CreateGroup | DeleteGroup
+    | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible | ReleaseLeases | ParkMessages
+    | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues | FeatureLevel | SetBrokerGroupMode
+    | JoinGroup | LeaveGroup | AssignQueues
+)  # fmt: skip
 
 
-def position_rows(rows: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Return POSITION_DTYPE rows of (topic id, queue id, offset)."""
-    return np.array(list(rows), POSITION_DTYPE)
+def _rows(dtype: np.dtype, rows: Sequence[tuple[int, ...]]) -> np.ndarray:
+    return np.array(list(rows), dtype)
 
 
-def lease_rows(rows: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Return LEASE_ROW_DTYPE rows of (queue id, offset, lease id)."""
-    return np.array(list(rows), LEASE_ROW_DTYPE)
-
-
-def change_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Return CHANGE_DTYPE rows of (queue id, offset, lease id, invisible ms)."""
-    return np.array(list(rows), CHANGE_DTYPE)
-
-
-def park_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Return PARK_DTYPE rows of (queue id, offset, lease id, attempts)."""
-    return np.array(list(rows), PARK_DTYPE)
-
-
-def assignment_rows(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
-    """Return ASSIGNMENT_DTYPE rows of (topic id, queue id, epoch so far, place of the member)."""
-    return np.array(list(rows), ASSIGNMENT_DTYPE)
+position_rows: Final = partial(_rows, POSITION_DTYPE)  # (topic id, queue id, offset)
+lease_rows: Final = partial(_rows, LEASE_ROW_DTYPE)  # (queue id, offset, lease id)
+change_rows: Final = partial(_rows, CHANGE_DTYPE)  # (queue id, offset, lease id, invisible ms)
+park_rows: Final = partial(_rows, PARK_DTYPE)  # (queue id, offset, lease id, attempts)
+assignment_rows: Final = partial(
+    _rows, ASSIGNMENT_DTYPE
+)  # (topic id, queue id, epoch so far, place of the member)

@@ -1,9 +1,13 @@
 """ConsumeQueues: an index from queue offsets to the records' physical offsets in the CommitLog (D13).
 
 A unit is 20 bytes, little-endian: i64 physical offset of the record · i32 its size · i64 tag hash. A file
-holds 300,000 units.
+holds 300,000 units. A unit has no room for a checksum of its own, and a flipped bit in one would silently
+send a reader to another place of the log, or past a filter. The state therefore has a crc32c over the units
+of each block, the last one up to the queue's end. They are built with the queue, so they are equal on all
+nodes, and stored in checkpoints.
 
-Owns: the ends of all queues and the tails in memory.   Must not: touch files (consume_queue_files.py does).
+Owns: the ends of all queues, the checksums of their blocks, and the tails in memory.
+Must not: touch files (consume_queue_files.py does).
 Invariants: begin <= end; tail_start <= written <= end. Units below `written` are in files and never change.
 Queues are built from committed entries only, so they are never truncated. A tail array is never modified in
 place below `end`, and is replaced when it grows or is trimmed, so a thread may write out a view of it. Units
@@ -13,6 +17,7 @@ from a file are used only after the checksum of their block is verified.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,16 +26,24 @@ from typing import Final, Protocol
 import numpy as np
 from crc32c import crc32c
 
-from ledgermq.proto.entry import Buffer
+from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind
 from ledgermq.proto.errors import CorruptError
-from ledgermq.proto.record import RECORD_HEADER_SIZE
+from ledgermq.proto.record import (
+    RECORD_HEADER_SIZE,
+    SECTION_HEADER_SIZE,
+    SectionHeader,
+    SectionKind,
+    walk_sections,
+)
 
 from ..errors import ConsumeQueueError, QueueNotFoundError
-from .queue_sums import BLOCK_UNITS, QueueSums
 
 UNIT_DTYPE: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("tag_hash", "<i8")])
 UNIT_SIZE: Final = UNIT_DTYPE.itemsize
 UNITS_PER_FILE: Final = 300_000
+#: Number of units that are read, verified and cached together. A file is a whole number of blocks.
+BLOCK_UNITS: Final = 2_000
+_BLOCK_BYTES: Final = BLOCK_UNITS * UNIT_SIZE
 #: Number of units per queue that stay in memory after they are written.
 TAIL_UNITS: Final = 1_000
 _CACHED_BLOCKS: Final = 256
@@ -72,6 +85,18 @@ def record_starts(body: Buffer, count: int) -> np.ndarray:
     raise CorruptError("records do not fill their section", 4 * position)
 
 
+def record_sections(
+    header: EntryHeader, payload: memoryview
+) -> Iterator[tuple[SectionHeader, memoryview, int]]:
+    """Yield (header, body, physical offset of the body) of the sections of records in a committed entry."""
+    if header.kind is EntryKind.RECORDS:
+        for position, section in walk_sections(payload, header.section_count):
+            if section.kind is SectionKind.RECORDS:
+                start = position + SECTION_HEADER_SIZE
+                body = payload[start : start + section.size]
+                yield section, body, header.physical_offset + HEADER_SIZE + start
+
+
 def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarray:
     """Return the units of the records at `starts`; `physical_offset` is that of the body."""
     if len(starts) == 1:  # fast path: array operations cost more than one record
@@ -83,6 +108,58 @@ def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarr
     units["size"] = np.frombuffer(body, "<u4")[starts >> 2]
     units["tag_hash"] = np.frombuffer(body, "<i8")[(starts >> 3) + _TAG_WORD]
     return units
+
+
+class QueueSums:
+    """Block checksums of one queue.
+
+    Invariant: `complete` holds the checksums from `first_block` to the last complete block; `open` is that of
+    the incomplete block at the queue's end, 0 while that block is empty.
+    """
+
+    __slots__ = ("complete", "first_block", "open")
+
+    def __init__(self, first_block: int = 0, complete: bytes = b"", open_sum: int = 0) -> None:
+        self.first_block = first_block
+        self.complete: array[int] = array("I", complete)
+        self.open = open_sum  # of the units of the last, incomplete block
+
+    @classmethod
+    def behind_hole(cls, end: int) -> QueueSums:
+        """Return the checksums of a queue that begins at `end`; its sparse files read as zeros before it."""
+        return cls(
+            end // BLOCK_UNITS, b"", crc32c(bytes(end % BLOCK_UNITS * UNIT_SIZE)) if end % BLOCK_UNITS else 0
+        )
+
+    def append(self, raw: Buffer, end: int) -> None:
+        """Extend the checksums by the units that were added to a queue that ended at `end`."""
+        view, done = memoryview(raw), 0
+        while done < len(view):
+            room = _BLOCK_BYTES - (end * UNIT_SIZE + done) % _BLOCK_BYTES
+            part = view[done : done + room]
+            self.open = crc32c(part, self.open)
+            done += len(part)
+            if len(part) == room:
+                self.complete.append(self.open)
+                self.open = 0
+
+    def of_block(self, block: int) -> int:
+        """Return the checksum over the units of a block, up to the queue's end."""
+        place = block - self.first_block
+        return self.complete[place] if place < len(self.complete) else self.open
+
+    def from_block(self, block: int) -> tuple[int, bytes, int]:
+        """Return (first block, complete, open) without the blocks before `block`: the arguments of a copy."""
+        gone = max(block - self.first_block, 0)
+        return self.first_block + gone, self.complete[gone:].tobytes(), self.open
+
+    def replace(self, block: int, value: int) -> None:
+        """Overwrite the checksum of a block."""
+        place = block - self.first_block
+        if place < len(self.complete):
+            self.complete[place] = value
+        else:
+            self.open = value
 
 
 class ConsumeQueue:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -62,7 +63,7 @@ class BrokerState:
         self.topics = TopicTable()
         self.groups = GroupTable()
         self.queues = ConsumeQueues()
-        self.consumption = ConsumptionTable(self.queues)
+        self.consumption = ConsumptionTable(self.queues, self.groups)
         self.memberships = MembershipTable()
         self.streams = ProducerStreams()
         self.message_ids = MessageIds()
@@ -116,14 +117,8 @@ class BrokerState:
         starts = record_starts(body, section.count)
         self.queues.append(queue, units_of(body, starts, physical_offset))
         if section.producer_id:
-            self.streams.record(
-                (section.producer_id, topic_id, queue_id),
-                section.producer_epoch,
-                section.base_sequence,
-                section.count,
-                base,
-                self.timestamp,
-            )
+            key, epoch = (section.producer_id, topic_id, queue_id), section.producer_epoch
+            self.streams.record(key, epoch, section.base_sequence, section.count, base, self.timestamp)
         else:
             ids, wanted = message_ids(body, starts)
             self.message_ids.record(topic_id, queue_id, base, ids, wanted, self.timestamp)
@@ -149,17 +144,13 @@ class BrokerState:
             effects.deleted_topics.append(topic)
         return TopicResult(topic, topic is not None)
 
-    def _create_group(self, command: c.CreateGroup, effects: Effects) -> CommandResult:
-        group, created = self.groups.create(command, effects.index)
-        return GroupResult(group, created)
-
-    def _delete_group(self, command: c.DeleteGroup, effects: Effects) -> CommandResult:
-        group = self.groups.delete(command.group_id)
-        if group is not None:
-            self.consumption.remove_group(group.group_id)
-            if self.memberships.remove_group(group.group_id):
-                effects.members_changed.add(group.group_id)
-        return GroupResult(group, group is not None)
+    def _delete_consumer_group(self, command: c.DeleteGroup, effects: Effects) -> CommandResult:
+        consumer_group = self.groups.delete(command.group_id)
+        if consumer_group is not None:
+            self.consumption.remove_consumer_group(consumer_group.group_id)
+            if self.memberships.remove_consumer_group(consumer_group.group_id):
+                effects.members_changed.add(consumer_group.group_id)
+        return GroupResult(consumer_group, consumer_group is not None)
 
     def _commit_offsets(self, command: c.CommitOffsets, effects: Effects) -> CommandResult:
         if self.groups.get(command.group_id) is None:
@@ -169,39 +160,6 @@ class BrokerState:
         if self.memberships.renew(command, result.accepted, effects.index):
             effects.members_changed.add(command.group_id)
         return result
-
-    def _set_positions(self, command: c.SetPositions, effects: Effects) -> CommandResult:
-        if self.groups.get(command.group_id) is None:
-            return _refused(command.rows)
-        return self.consumption.set_positions(command)
-
-    def _grant(self, command: c.GrantLeases, effects: Effects) -> CommandResult:
-        return self.consumption.grant(command, effects.index, effects.timestamp)
-
-    def _ack(self, command: c.Ack, effects: Effects) -> CommandResult:
-        group = self.groups.get(command.group_id)
-        if group is None:
-            return _refused(command.rows)
-        return self.consumption.acknowledge(command, group, effects.timestamp, effects)
-
-    def _change(self, command: c.ChangeInvisible, effects: Effects) -> CommandResult:
-        return self.consumption.change(command, effects.index, effects.timestamp, effects)
-
-    def _release(self, command: c.ReleaseLeases, effects: Effects) -> CommandResult:
-        return self.consumption.release(command, effects.timestamp, effects)
-
-    def _park(self, command: c.ParkMessages, effects: Effects) -> CommandResult:
-        group = self.groups.get(command.group_id)
-        if group is None:
-            return _refused(command.rows)
-        return self.consumption.park(command, group, effects.timestamp, effects)
-
-    def _release_parked(self, command: c.ReleaseParked, effects: Effects) -> CommandResult:
-        return self.consumption.release_parked(command, effects.timestamp, effects)
-
-    def _session_lost(self, command: c.SessionLost, effects: Effects) -> CommandResult:
-        self.consumption.session_lost(command.session, effects.timestamp + command.grace_ms, effects)
-        return None
 
     def _evict(self, command: c.EvictDedup, effects: Effects) -> CommandResult:
         self.message_ids.evict(command.ids_before)
@@ -216,10 +174,6 @@ class BrokerState:
         effects.log_start = command
         return None
 
-    def _trim_queues(self, command: c.TrimQueues, effects: Effects) -> CommandResult:
-        self._trim(command.rows, effects)
-        return None
-
     def _trim(self, rows: np.ndarray, effects: Effects) -> None:
         """Move the begin of queues to the offsets in `rows`, never back and never past their end."""
         begins: dict[QueueKey, int] = {}
@@ -230,14 +184,10 @@ class BrokerState:
         self.consumption.trim(begins, effects)
         effects.trimmed += begins
 
-    def _set_topic_retention(self, command: c.SetTopicRetention, effects: Effects) -> CommandResult:
-        return self._change_topic(command.topic_id, effects, retention_ms=command.retention_ms)
-
-    def _set_topic_keep_unread(self, command: c.SetTopicKeepUnread, effects: Effects) -> CommandResult:
-        return self._change_topic(command.topic_id, effects, keep_unread=command.keep_unread)
-
-    def _change_topic(self, topic_id: int, effects: Effects, **fields: int | bool) -> TopicResult:
-        topic, changed = self.topics.change(topic_id, effects.index, **fields)
+    def _change_topic(
+        self, command: c.SetTopicRetention | c.SetTopicKeepUnread, effects: Effects
+    ) -> CommandResult:
+        topic, changed = self.topics.change(index=effects.index, **asdict(command))
         effects.topics_changed |= changed
         return TopicResult(topic, changed)
 
@@ -259,13 +209,13 @@ class BrokerState:
 
     # --- members of queue-exclusive consumer groups ---------------------------------------------------------
     def _join(self, command: c.JoinGroup, effects: Effects) -> CommandResult:
-        group = self.groups.get(command.group_id)
-        if group is None:
+        consumer_group = self.groups.get(command.group_id)
+        if consumer_group is None:
             return GroupResult(None, False)
         changed = self.memberships.join(command, effects.index, effects.timestamp)
         if changed:
             effects.members_changed.add(command.group_id)
-        return GroupResult(group, changed)
+        return GroupResult(consumer_group, changed)
 
     def _leave(self, command: c.LeaveGroup, effects: Effects) -> CommandResult:
         effects.members_changed.add(command.group_id)
@@ -308,7 +258,7 @@ class BrokerState:
 
     def consumed_topics(self, group_id: int) -> list[int]:
         """Return the ids of the topics in which the consumer group has a position."""
-        return sorted({topic_id for _, topic_id, _ in self.consumption.keys_of_group(group_id)})
+        return sorted({topic_id for _, topic_id, _ in self.consumption.keys_of_consumer_group(group_id)})
 
     def queues_of(self, topic: Topic) -> list[ConsumeQueue]:
         """Return the queues of a topic, ordered by id."""
@@ -336,10 +286,6 @@ class BrokerState:
         return c.LogStart(index, physical_offset, c.position_rows(rows))
 
 
-def _refused(rows: np.ndarray) -> RowsResult:
-    return RowsResult(np.zeros(len(rows), bool))
-
-
 def message_ids(body: Buffer, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Return the concatenated 16-byte ids of the records at `starts`, and a bool per record: not a copy."""
     if len(starts) == 1:  # fast path: array operations cost more than one record
@@ -353,28 +299,29 @@ def message_ids(body: Buffer, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
     return ids.tobytes(), originals
 
 
-_APPLY: Final[dict[type, Callable[[BrokerState, Any, Effects], CommandResult]]] = {
+_Apply = Callable[[BrokerState, Any, Effects], CommandResult]
+_APPLY: Final[dict[type, _Apply]] = {
     c.CreateTopic: BrokerState._create_topic,
     c.DeleteTopic: BrokerState._delete_topic,
-    c.CreateGroup: BrokerState._create_group,
-    c.DeleteGroup: BrokerState._delete_group,
+    c.CreateGroup: lambda state, command, effects: GroupResult(*state.groups.create(command, effects.index)),
+    c.DeleteGroup: BrokerState._delete_consumer_group,
     c.CommitOffsets: BrokerState._commit_offsets,
-    c.SetPositions: BrokerState._set_positions,
-    c.GrantLeases: BrokerState._grant,
-    c.Ack: BrokerState._ack,
-    c.ChangeInvisible: BrokerState._change,
-    c.ReleaseLeases: BrokerState._release,
-    c.SessionLost: BrokerState._session_lost,
+    c.SetPositions: lambda state, command, effects: state.consumption.set_positions(command, effects),
+    c.GrantLeases: lambda state, command, effects: state.consumption.grant(command, effects),
+    c.Ack: lambda state, command, effects: state.consumption.acknowledge(command, effects),
+    c.ChangeInvisible: lambda state, command, effects: state.consumption.change(command, effects),
+    c.ReleaseLeases: lambda state, command, effects: state.consumption.release(command, effects),
+    c.SessionLost: lambda state, command, effects: state.consumption.session_lost(command, effects),
     c.EvictDedup: BrokerState._evict,
     c.LogStart: BrokerState._log_start,
-    c.TrimQueues: BrokerState._trim_queues,
-    c.SetTopicRetention: BrokerState._set_topic_retention,
-    c.SetTopicKeepUnread: BrokerState._set_topic_keep_unread,
+    c.TrimQueues: lambda state, command, effects: state._trim(command.rows, effects),
+    c.SetTopicRetention: BrokerState._change_topic,
+    c.SetTopicKeepUnread: BrokerState._change_topic,
     c.FeatureLevel: BrokerState._feature_level,
     c.JoinGroup: BrokerState._join,
     c.LeaveGroup: BrokerState._leave,
     c.AssignQueues: BrokerState._assign,
     c.SetBrokerGroupMode: BrokerState._set_mode,
-    c.ParkMessages: BrokerState._park,
-    c.ReleaseParked: BrokerState._release_parked,
+    c.ParkMessages: lambda state, command, effects: state.consumption.park(command, effects),
+    c.ReleaseParked: lambda state, command, effects: state.consumption.release_parked(command, effects),
 }

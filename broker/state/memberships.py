@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from .commands import NOBODY, AssignQueues, CommitOffsets, JoinGroup, LeaveGroup
+from .commands import NO_OWNER, AssignQueues, CommitOffsets, JoinGroup, LeaveGroup
 from .consume_queue import QueueKey
 from .topics import TopicTable
 
@@ -80,20 +80,20 @@ class MembershipTable:
     """Memberships of all consumer groups that have members, by consumer group id."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, GroupMembership] = {}
+        self._memberships: dict[int, GroupMembership] = {}
 
     def get(self, group_id: int) -> GroupMembership | None:
-        return self._groups.get(group_id)
+        return self._memberships.get(group_id)
 
     def group_ids(self) -> list[int]:
         """Return the ids of consumer groups that have members, sorted."""
-        return sorted(self._groups)
+        return sorted(self._memberships)
 
     # --- commands -------------------------------------------------------------------------------------------
     def join(self, command: JoinGroup, index: int, timestamp: int) -> bool:
         """Add a member or update its settings; return whether that changed anything."""
-        group = self._groups.get(command.group_id, _EMPTY)
-        known = group.members.get(command.member)
+        membership = self._memberships.get(command.group_id, _EMPTY)
+        known = membership.members.get(command.member)
         joined, joined_at = (known.joined, known.joined_at) if known is not None else (index, timestamp)
         member = GroupMember(
             command.member, joined, joined_at, command.topics, command.allocation, command.zone,
@@ -101,31 +101,33 @@ class MembershipTable:
         )  # fmt: skip
         if member == known:
             return False
-        self._groups[command.group_id] = replace(group, members={**group.members, member.name: member})
+        self._memberships[command.group_id] = replace(
+            membership, members={**membership.members, member.name: member}
+        )
         return True
 
     def leave(self, command: LeaveGroup, index: int) -> np.ndarray:
         """Remove members; return a bool per name: it was a member. The last one takes all epochs along."""
-        group = self._groups.get(command.group_id, _EMPTY)
+        membership = self._memberships.get(command.group_id, _EMPTY)
         left = set(command.members)
-        members = {name: member for name, member in group.members.items() if name not in left}
+        members = {name: member for name, member in membership.members.items() if name not in left}
         if members:
             owners = {
                 key: Ownership("", index) if owner.member in left else owner
-                for key, owner in group.owners.items()
+                for key, owner in membership.owners.items()
             }
-            self._groups[command.group_id] = GroupMembership(members, owners)
+            self._memberships[command.group_id] = GroupMembership(members, owners)
         else:
-            self._groups.pop(command.group_id, None)
-        return np.array([name in group.members for name in command.members], bool)
+            self._memberships.pop(command.group_id, None)
+        return np.array([name in membership.members for name in command.members], bool)
 
     def assign(self, command: AssignQueues, index: int, there: Sequence[bool]) -> np.ndarray:
         """Assign queues to members; return a bool per row: accepted. `there`: per row, the queue exists."""
         accepted = np.zeros(len(command.rows), bool)
-        group = self._groups.get(command.group_id)
-        if group is None:
+        membership = self._memberships.get(command.group_id)
+        if membership is None:
             return accepted
-        owners = dict(group.owners)
+        owners = dict(membership.owners)
         for place, (topic_id, queue_id, epoch, owner) in enumerate(command.rows.tolist()):
             known = owners.get((topic_id, queue_id), _UNTOUCHED)
             if not there[place] or known.epoch != epoch:
@@ -133,65 +135,65 @@ class MembershipTable:
             name = command.members[owner] if owner < len(command.members) else ""
             # A member that joined in this very entry was unknown to the leader, and its epoch might not be
             # unique.
-            if owner == NOBODY or (name in group.members and group.members[name].joined < index):
+            if owner == NO_OWNER or (name in membership.members and membership.members[name].joined < index):
                 owners[topic_id, queue_id] = Ownership(name, index)
                 accepted[place] = True
-        self._groups[command.group_id] = replace(group, owners=owners)
+        self._memberships[command.group_id] = replace(membership, owners=owners)
         return accepted
 
     def fenced(self, command: CommitOffsets, topics: TopicTable) -> np.ndarray:
         """Return a bool per row of a commit: the committer must not move the offset of that queue."""
-        group = self._groups.get(command.group_id, _EMPTY)
+        membership = self._memberships.get(command.group_id, _EMPTY)
         fenced = np.zeros(len(command.rows), bool)
-        if command.epochs is None and group is _EMPTY:
+        if command.epochs is None and membership is _EMPTY:
             return fenced
         epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
         subscribed: set[str] | None = None  # computed on demand: it walks all members
         for place, (topic_id, queue_id, _) in enumerate(command.rows.tolist()):
-            owner = group.of((topic_id, queue_id))
+            owner = membership.of((topic_id, queue_id))
             if epochs[place]:
                 fenced[place] = owner.epoch != epochs[place] or not owner.member
             elif not command.reset:
                 topic = topics.get(topic_id)
-                subscribed = group.subscribed if subscribed is None else subscribed
+                subscribed = membership.subscribed if subscribed is None else subscribed
                 fenced[place] = bool(owner.member) or (topic is not None and topic.name in subscribed)
         return fenced
 
     def renew(self, command: CommitOffsets, accepted: np.ndarray, index: int) -> bool:
         """Give owners a new epoch in queues that were reset without one; return whether anything changed."""
-        group = self._groups.get(command.group_id)
-        if group is None or not command.reset:
+        membership = self._memberships.get(command.group_id)
+        if membership is None or not command.reset:
             return False
         epochs = command.epochs.tolist() if command.epochs is not None else [0] * len(command.rows)
-        owners = dict(group.owners)
+        owners = dict(membership.owners)
         for (topic_id, queue_id, _), taken, epoch in zip(
             command.rows.tolist(), accepted.tolist(), epochs, strict=True
         ):
             known = owners.get((topic_id, queue_id), _UNTOUCHED)
             if taken and not epoch and known.member:
                 owners[topic_id, queue_id] = Ownership(known.member, index)
-        changed = owners != group.owners
+        changed = owners != membership.owners
         if changed:
-            self._groups[command.group_id] = replace(group, owners=owners)
+            self._memberships[command.group_id] = replace(membership, owners=owners)
         return changed
 
-    def remove_group(self, group_id: int) -> bool:
+    def remove_consumer_group(self, group_id: int) -> bool:
         """Drop a deleted consumer group; return whether it had members."""
-        return self._groups.pop(group_id, None) is not None
+        return self._memberships.pop(group_id, None) is not None
 
     def remove_topic(self, topic_id: int) -> list[int]:
         """Drop the queues of a deleted topic; return the ids of the affected consumer groups."""
         touched = []
-        for group_id, group in sorted(self._groups.items()):
-            owners = {key: owner for key, owner in group.owners.items() if key[0] != topic_id}
-            if len(owners) != len(group.owners):
-                self._groups[group_id] = replace(group, owners=owners)
+        for group_id, membership in sorted(self._memberships.items()):
+            owners = {key: owner for key, owner in membership.owners.items() if key[0] != topic_id}
+            if len(owners) != len(membership.owners):
+                self._memberships[group_id] = replace(membership, owners=owners)
                 touched.append(group_id)
         return touched
 
     # --- checkpoints ----------------------------------------------------------------------------------------
     def copy(self) -> dict[int, GroupMembership]:
-        return dict(self._groups)
+        return dict(self._memberships)
 
-    def restore(self, groups: dict[int, GroupMembership]) -> None:
-        self._groups = groups
+    def restore(self, memberships: dict[int, GroupMembership]) -> None:
+        self._memberships = memberships

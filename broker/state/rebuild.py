@@ -7,7 +7,7 @@ units are made from the entries behind the log's base as they arrive. At `target
 state. The commands in those entries are part of the state already.
 
 Units below a queue's begin may be missing from the log, too. Zeros replace them, and one unit that corrects
-the checksum of the block (queue_sums.py): the checksums must remain equal on all nodes.
+the checksum of the block: the checksums must remain equal on all nodes.
 Owns: the progress of the rebuild.   Must not: touch files or change anything but queues.
 """
 
@@ -17,22 +17,51 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
+from crc32c import crc32c
 
-from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind
-from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionHeader, SectionKind, walk_sections
+from ledgermq.proto.entry import EntryHeader
+from ledgermq.proto.record import SectionHeader
 
 from ..errors import DivergedError
 from .consume_queue import (
+    BLOCK_UNITS,
     UNIT_DTYPE,
+    UNIT_SIZE,
     UNITS_PER_FILE,
     ConsumeQueue,
     QueueKey,
+    QueueSums,
     UnwrittenRun,
+    record_sections,
     record_starts,
     units_of,
 )
 from .machine import BrokerState
-from .queue_sums import BLOCK_UNITS, QueueSums, bridging_unit
+
+
+def bridging_unit(difference: int, units_behind: int) -> bytes:
+    """Return a unit that changes the checksum of a block by `difference` (xor).
+
+    It replaces a unit of zeros that is followed by `units_behind` units in its block.
+    The checksum of a queue's first block covers units below the queue's begin. If their file is lost and
+    retention deleted their entries, these units cannot be rebuilt; no reader needs them either. Zeros replace
+    them, and this unit stands directly before the first known one. Its physical offset is 0. Its 32 free bits
+    can produce any 32-bit checksum.
+    """
+    zeros = bytes(units_behind * UNIT_SIZE)
+    nothing = crc32c(bytes(4) + zeros)
+    # Gaussian elimination over GF(2), keyed by the top bit: (change of the checksum, bits that cause it).
+    by_top_bit: dict[int, tuple[int, int]] = {}
+    for bit in range(32):
+        change, bits = crc32c((1 << bit).to_bytes(4, "little") + zeros) ^ nothing, 1 << bit
+        while (top := change.bit_length()) in by_top_bit:
+            change, bits = change ^ by_top_bit[top][0], bits ^ by_top_bit[top][1]
+        by_top_bit[top] = change, bits
+    word = 0
+    while difference:
+        change, bits = by_top_bit[difference.bit_length()]
+        difference, word = difference ^ change, word ^ bits
+    return bytes(UNIT_SIZE - 4) + word.to_bytes(4, "little")
 
 
 @dataclass(slots=True)
@@ -91,12 +120,8 @@ class QueueRebuild:
         """Extend the queues by the sections of the next entry. Raises: DivergedError, CorruptError."""
         if header.index != self.applied_index + 1:
             raise DivergedError(f"the next entry to rebuild from is {self.applied_index + 1}", header.index)
-        if header.kind is EntryKind.RECORDS:
-            for position, section in walk_sections(payload, header.section_count):
-                if section.kind is SectionKind.RECORDS:
-                    start = position + SECTION_HEADER_SIZE
-                    body = payload[start : start + section.size]
-                    self._extend(section, body, header.physical_offset + HEADER_SIZE + start, header.index)
+        for section, body, physical_offset in record_sections(header, payload):
+            self._extend(section, body, physical_offset, header.index)
         self.applied_index = header.index
         self._check_if_whole()
 

@@ -7,9 +7,10 @@ frozen, so a snapshot of the table is a shallow copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ..errors import TopicNotFoundError
 from .commands import CreateTopic, MessageType
@@ -39,33 +40,63 @@ class Topic:
         return f"{self.name}@{self.topic_id}"
 
 
-class TopicTable:
-    """Topics by name and by id."""
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
 
-    def __init__(self) -> None:
-        self._by_id: dict[int, Topic] = {}
-        self._by_name: dict[str, Topic] = {}
+
+_Item = TypeVar("_Item", bound=_Named)
+
+
+class NamedTable(Generic[_Item]):
+    """Topics or consumer groups, by name and by id."""
+
+    def __init__(self, id_of: Callable[[_Item], int], not_found: Callable[[str], Exception]) -> None:
+        self._by_id: dict[int, _Item] = {}
+        self._by_name: dict[str, _Item] = {}
+        self._id_of = id_of
+        self._not_found = not_found
         self.next_id = 1
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Topic]:
-        """Iterate over all topics, oldest first."""
-        return iter(sorted(self._by_id.values(), key=lambda topic: topic.topic_id))
+    def __iter__(self) -> Iterator[_Item]:
+        """Iterate over all items, oldest first."""
+        return iter([self._by_id[number] for number in sorted(self._by_id)])
 
-    def get(self, topic_id: int) -> Topic | None:
-        return self._by_id.get(topic_id)
+    def get(self, number: int) -> _Item | None:
+        return self._by_id.get(number)
 
-    def find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> _Item | None:
         return self._by_name.get(name)
 
-    def named(self, name: str) -> Topic:
-        """Return the topic. Raises: TopicNotFoundError."""
-        topic = self._by_name.get(name)
-        if topic is None:
-            raise TopicNotFoundError(name)
-        return topic
+    def named(self, name: str) -> _Item:
+        """Return the item. Raises: TopicNotFoundError, GroupNotFoundError."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise self._not_found(name)
+        return found
+
+    def put(self, item: _Item) -> None:
+        """Add or replace an item that has an id."""
+        self._by_id[self._id_of(item)] = item
+        self._by_name[item.name] = item
+        self.next_id = max(self.next_id, self._id_of(item) + 1)
+
+    def delete(self, number: int) -> _Item | None:
+        """Remove and return an item; None: there was none."""
+        item = self._by_id.pop(number, None)
+        if item is not None:
+            del self._by_name[item.name]
+        return item
+
+
+class TopicTable(NamedTable[Topic]):
+    """Topics by name and by id."""
+
+    def __init__(self) -> None:
+        super().__init__(attrgetter("topic_id"), TopicNotFoundError)
 
     def was_deleted(self, topic_id: int) -> bool:
         """Tell whether the id belonged to a topic that was deleted."""
@@ -73,34 +104,21 @@ class TopicTable:
 
     def create(self, command: CreateTopic, index: int, timestamp: int) -> tuple[Topic, bool]:
         """Add a topic unless the name is taken; return it and whether it is new."""
-        found = self._by_name.get(command.name)
+        found = self.find(command.name)
         if found is not None:
             return found, False
         topic = Topic(
             self.next_id, command.name, command.queue_count, command.message_type, index, timestamp,
             command.retention_ms, command.keep_unread,
         )  # fmt: skip
-        self.next_id += 1
         self.put(topic)
         return topic, True
 
     def change(self, topic_id: int, index: int, **fields: Any) -> tuple[Topic | None, bool]:
         """Change fields of a topic; return it (None: no such topic) and whether a value changed."""
-        found = self._by_id.get(topic_id)
+        found = self.get(topic_id)
         if found is None or replace(found, **fields) == found:
             return found, False
         changed = replace(found, **fields, version=index)
         self.put(changed)
         return changed, True
-
-    def put(self, topic: Topic) -> None:
-        """Add or replace a topic that already has an id."""
-        self._by_id[topic.topic_id] = topic
-        self._by_name[topic.name] = topic
-
-    def delete(self, topic_id: int) -> Topic | None:
-        """Remove and return a topic; None: there was none."""
-        topic = self._by_id.pop(topic_id, None)
-        if topic is not None:
-            del self._by_name[topic.name]
-        return topic

@@ -37,9 +37,9 @@ def accepted_types(message_type: int) -> tuple[v2.MessageType, ...]:
     return types
 
 
-def broker_name(group: str, node_id: str) -> str:
+def broker_name(broker_group: str, node_id: str) -> str:
     """Return the name of a node of a broker group for official clients."""
-    return f"{group}{SEPARATOR}{node_id}"
+    return f"{broker_group}{SEPARATOR}{node_id}"
 
 
 def endpoints(address: str) -> v2.Endpoints:
@@ -61,13 +61,13 @@ def _scheme(host: str) -> v2.AddressScheme:
 class GroupQueues:
     """Queues of a topic in one broker group."""
 
-    group: str  # the broker group
+    broker_group: str
     queue_count: int
     nodes: LiveNodes  # that serve them: at least one, sorted by id
     writable: bool = True  # False: the broker group is being drained; producers obey the permission
 
 
-def route(topic: v2.Resource, groups: Sequence[GroupQueues], message_type: int) -> list[v2.MessageQueue]:
+def route(topic: v2.Resource, parts: Sequence[GroupQueues], message_type: int) -> list[v2.MessageQueue]:
     """Return the queues of a route.
 
     Broker groups and nodes alternate, so a client that retries with the next queue reaches another node.
@@ -79,17 +79,17 @@ def route(topic: v2.Resource, groups: Sequence[GroupQueues], message_type: int) 
             topic=topic,
             id=queue_id,
             permission=v2.READ_WRITE if each.writable else v2.READ,
-            broker=_broker(each.group, node_id, addresses),
+            broker=_broker(each.broker_group, node_id, addresses),
             accept_message_types=types,
         )
-        for queue_id in range(max((each.queue_count for each in groups), default=0))
-        for each in groups
+        for queue_id in range(max((each.queue_count for each in parts), default=0))
+        for each in parts
         if queue_id < each.queue_count
         for node_id, addresses in ([each.nodes[queue_id % len(each.nodes)]] if ordered else each.nodes)
     ]
 
 
-def assignments(topic: v2.Resource, groups: Sequence[GroupQueues], *, fifo: bool) -> list[v2.Assignment]:
+def assignments(topic: v2.Resource, parts: Sequence[GroupQueues], *, fifo: bool) -> list[v2.Assignment]:
     """Return the assignments of a push consumer: "any queue" (-1) of each live node.
 
     FIFO: each queue of one node.
@@ -100,10 +100,10 @@ def assignments(topic: v2.Resource, groups: Sequence[GroupQueues], *, fifo: bool
                 topic=topic,
                 id=queue_id,
                 permission=v2.READ_WRITE,
-                broker=_broker(each.group, node_id, addresses),
+                broker=_broker(each.broker_group, node_id, addresses),
             )
         )
-        for each in groups
+        for each in parts
         for queue_id, (node_id, addresses) in _polled(each, fifo)
     ]
 
@@ -114,5 +114,7 @@ def _polled(queues: GroupQueues, fifo: bool) -> list[tuple[int, tuple[str, Liste
     return [(-1, node) for node in queues.nodes]
 
 
-def _broker(group: str, node_id: str, addresses: ListenerAddresses) -> v2.Broker:
-    return v2.Broker(name=broker_name(group, node_id), id=0, endpoints=endpoints(addresses.messaging_address))
+def _broker(broker_group: str, node_id: str, addresses: ListenerAddresses) -> v2.Broker:
+    return v2.Broker(
+        name=broker_name(broker_group, node_id), id=0, endpoints=endpoints(addresses.messaging_address)
+    )

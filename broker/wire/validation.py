@@ -68,15 +68,10 @@ def check_resource(topic: v2.Resource) -> None:
 
 def topic_problem(name: str) -> str:
     """Return the reason why `name` cannot be a user's topic; "": it can."""
-    if not name.strip():
-        return "topic cannot be empty"
-    if len(name) > MAX_TOPIC_LENGTH:
-        return f"topic is longer than {MAX_TOPIC_LENGTH} characters"
-    if not _NAME.fullmatch(name):
-        return f'topic "{safe_text(name)}" has {_ALLOWED}'
-    if name in SYSTEM_TOPICS or name.startswith("rmq_sys_"):
+    problem = _name_problem("topic", name, MAX_TOPIC_LENGTH)
+    if not problem and (name in SYSTEM_TOPICS or name.startswith("rmq_sys_")):
         return f"cannot access system topic {name}"
-    return ""
+    return problem
 
 
 def check_group(name: str) -> None:
@@ -87,15 +82,18 @@ def check_group(name: str) -> None:
 
 def group_problem(name: str) -> str:
     """Return the reason why `name` cannot be a consumer group; "": it can."""
-    if not name.strip():
-        return "consumer group cannot be empty"
-    if len(name) > MAX_GROUP_LENGTH:
-        return f"consumer group is longer than {MAX_GROUP_LENGTH} characters"
-    if not _NAME.fullmatch(name):
-        return f'consumer group "{safe_text(name)}" has {_ALLOWED}'
-    if name.startswith("CID_RMQ_SYS_"):
+    problem = _name_problem("consumer group", name, MAX_GROUP_LENGTH)
+    if not problem and name.startswith("CID_RMQ_SYS_"):
         return f"cannot use system consumer group {name}"
-    return ""
+    return problem
+
+
+def _name_problem(what: str, name: str, length_max: int) -> str:
+    if not name.strip():
+        return f"{what} cannot be empty"
+    if len(name) > length_max:
+        return f"{what} is longer than {length_max} characters"
+    return "" if _NAME.fullmatch(name) else f'{what} "{safe_text(name)}" has {_ALLOWED}'
 
 
 def id_problem(what: str, text: str) -> str:
@@ -205,8 +203,8 @@ def _check_tag(tag: str) -> None:
         raise StatusError(v2.ILLEGAL_MESSAGE_TAG, 'tag is blank, has "|" or a control character')
 
 
-def _check_message_group(group: str) -> None:
-    if not group.strip() or len(group.encode()) > MAX_MESSAGE_GROUP_SIZE or _CONTROL.search(group):
+def _check_message_group(name: str) -> None:
+    if not name.strip() or len(name.encode()) > MAX_MESSAGE_GROUP_SIZE or _CONTROL.search(name):
         raise StatusError(
             v2.ILLEGAL_MESSAGE_GROUP,
             f"message group is blank, longer than {MAX_MESSAGE_GROUP_SIZE} bytes, or has a control character",

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from ledgermq.broker.leader.leader_view import LeaderView, Turn
 from ledgermq.broker.leader.pipeline import Applied
 from ledgermq.broker.state.codecs import encode
-from ledgermq.broker.state.commands import Command, CreateGroup, CreateTopic
+from ledgermq.broker.state.commands import (
+    Command,
+    CommitOffsets,
+    CreateGroup,
+    CreateTopic,
+    TrimQueues,
+    position_rows,
+)
 from ledgermq.broker.state.effects import Effects, GroupResult, TopicResult
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, decode_header, encode_entry
@@ -21,6 +29,7 @@ from ledgermq.proto.record import (
 )
 
 START_MS = 1_700_000_000_000
+_Result = TypeVar("_Result")
 
 
 def records(
@@ -149,14 +158,22 @@ class Node:
         return self._apply(*entry)
 
     def topic(self, name: str = "orders", queues: int = 2) -> int:
-        result = self.command(CreateTopic(name, queues)).results[0]
-        assert isinstance(result, TopicResult) and result.topic is not None
+        result = result_of(self.command(CreateTopic(name, queues)), TopicResult)
+        assert result.topic is not None
         return result.topic.topic_id
 
     def group(self, name: str = "billing", **options: Any) -> int:
-        result = self.command(CreateGroup(name, **options)).results[0]
-        assert isinstance(result, GroupResult) and result.group is not None
+        result = result_of(self.command(CreateGroup(name, **options)), GroupResult)
+        assert result.group is not None
         return result.group.group_id
+
+    def commit_offsets(self, group_id: int, *rows: tuple[int, int, int], reset: bool = False) -> Effects:
+        """Commit offsets of a consumer group. Rows: topic id, queue id, offset."""
+        return self.command(CommitOffsets(group_id, position_rows(rows), reset))
+
+    def trim(self, *rows: tuple[int, int, int]) -> Effects:
+        """Move the begin of queues. Rows: topic id, queue id, begin."""
+        return self.command(TrimQueues(position_rows(rows)))
 
     def fill(self, topic_id: int, queue_id: int, count: int, **options: Any) -> None:
         """Store messages in a queue."""
@@ -164,3 +181,27 @@ class Node:
         made = section(topic_id, queue_id, records(count, **options), base=base, producer_id=0)
         seal_section(made, base_queue_offset=base, entry_distance=HEADER_SIZE)
         self.apply(made)
+
+
+def filled(messages: int = 0, *, queues: int = 1, **group: Any) -> tuple[Node, int, int]:
+    """Return a node, its topic with so many messages in queue 0, and its consumer group."""
+    node = Node()
+    topic, consumer_group = node.topic(queues=queues), node.group(**group)
+    if messages:
+        node.fill(topic, 0, messages)
+    return node, topic, consumer_group
+
+
+def checkpoint(state: BrokerState) -> bytes:
+    return b"".join(encode_snapshot(take_snapshot(state)))
+
+
+def restored(raw: bytes) -> BrokerState:
+    return restore_state(decode_snapshot(raw, "checkpoint"))
+
+
+def result_of(effects: Effects, kind: type[_Result], place: int = 0) -> _Result:
+    """Return the result of a command, which must be of a kind."""
+    found = effects.results[place]
+    assert isinstance(found, kind)
+    return found

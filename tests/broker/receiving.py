@@ -9,7 +9,7 @@ from ledgermq.broker.leader.selection import Delivery, GrantPlan, ReceiveRequest
 from ledgermq.broker.state.commands import Ack, ChangeInvisible, Command, change_rows, lease_rows
 from ledgermq.broker.state.effects import GrantResult, RowsResult
 
-from .entry_log import Node
+from .entry_log import Node, result_of
 
 
 def request(
@@ -46,8 +46,7 @@ def ack(node: Node, asked: ReceiveRequest, found: list[Delivery], *, force: bool
 
 
 def accepted(node: Node, command: Command) -> list[bool]:
-    result = node.command(command).results[0]
-    assert isinstance(result, RowsResult)
+    result = result_of(node.command(command), RowsResult)
     rows: list[bool] = result.accepted.tolist()
     return rows
 

@@ -176,7 +176,7 @@ _RECOVERING = (
 )  # fmt: skip
 
 _LEASED = (
-    *bugs_in("broker/state/leases.py", _LEASES,
+    *bugs_in("broker/state/consumption.py", _LEASES,
         ("LeaseLivesAtItsDeadline", "A lease has not ended yet at the very time of its deadline.",
          'rows: np.ndarray = self.leases[(self.leases["deadline"] <= now)',
          'rows: np.ndarray = self.leases[(self.leases["deadline"] < now)'),
@@ -207,7 +207,7 @@ _LEASED = (
         ("SessionEndKeepsItsLeases", "The end of a session leaves its leases without an end.",
          '        leases["deadline"][mine] = deadline\n', ""),
     ),
-    *bugs_in("broker/state/leases.py", (*_LEASES, "broker/retention/test_retention.py"),
+    *bugs_in("broker/state/consumption.py", (*_LEASES, "broker/retention/test_retention.py"),
         ("LostIsCountedTwice", "Messages that were acknowledged count as lost to retention.",
          'open_rows = (self.leases["flags"] & ACKED == 0) & (self.leases["offset"] < begin)',
          'open_rows = self.leases["offset"] < begin'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,9 +20,8 @@ from ledgermq.broker.official.receive_at_leader import ReceiveWork
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.replica import Replica
 from ledgermq.broker.state.commands import CommitOffsets, GrantLeases
-from ledgermq.broker.state.consumption import ConsumptionTable
+from ledgermq.broker.state.consumption import Consumption, ConsumptionTable
 from ledgermq.broker.state.effects import Effects, GrantResult, RowsResult
-from ledgermq.broker.state.leases import Consumption
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.broker.state.memberships import MembershipTable
 from ledgermq.proto.record import SectionHeader
@@ -51,11 +51,11 @@ broker_mutant(
 )  # fmt: skip
 
 
-def _in_the_order_of_a_set(snapshot: checkpoint.Snapshot) -> bytes:
+def _in_the_order_of_a_set(snapshot: checkpoint.Snapshot) -> Iterator[bytes]:
     """Encode positions in the order of a set: by their addresses in this process's memory."""
     keys = {id(found): key for key, found in snapshot.consumption.items()}
-    ordered = [{keys[id(found)]: found} for found in set(snapshot.consumption.values())]
-    return b"".join(checkpoint._encode_consumption(replace(snapshot, consumption=each)) for each in ordered)
+    for found in set(snapshot.consumption.values()):
+        yield from checkpoint._encode_consumption(replace(snapshot, consumption={keys[id(found)]: found}))
 
 
 broker_mutant(
@@ -80,8 +80,8 @@ def _apply_by_the_clock(self: Replica, entries: Any) -> None:
     _apply(self, entries)
 
 
-def _grant_by_the_clock(self: ConsumptionTable, command: GrantLeases, index: int, now: int) -> GrantResult:
-    return _grant(self, command, index, _clock[0])
+def _grant_by_the_clock(self: ConsumptionTable, command: GrantLeases, effects: Effects) -> GrantResult:
+    return _grant(self, command, replace(effects, timestamp=_clock[0]))
 
 
 broker_mutant(

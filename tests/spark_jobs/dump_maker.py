@@ -15,7 +15,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from ledgermq.broker.backup.dump_files import DumpPoint, QueueSource, covering, dump_chunks, write_dump
+from ledgermq.broker.backup.dump_files import CommitPoint, DumpPoint, QueueSource, dump_chunks, write_dump
 from ledgermq.proto.entry import (
     HEADER_SIZE,
     EntryHeader,
@@ -35,6 +35,7 @@ from ledgermq.proto.record import (
     record_positions,
     seal_section,
 )
+from ledgermq.raft.log.identity import Manifest
 
 UNIT = struct.Struct("<qiq")
 TOPIC, TOPIC_ID = "orders", 7
@@ -169,19 +170,15 @@ def take_dump(
     last = log.entries[commit_index - 1] if commit_index else None
     point = DumpPoint(
         cluster=cluster,
-        group=group,
+        broker_group=group,
         node=node,
         incarnation=int(node[1:]) * 1111 if incarnation is None else incarnation,
         voters=voters,
         segment_size=log.segment_size,
         log_folder=data,
-        segment_starts=covering(tuple(log.segments), log.end),
-        first_index=1,
-        first_offset=0,
-        commit_index=commit_index,
-        commit_term=last.term if last else 0,
-        commit_crc=last.crc if last else 0,
-        commit_offset=last.end if last else 0,
+        segment_starts=tuple(log.segments),
+        base=Manifest(),
+        commit=CommitPoint(commit_index, last.term, last.crc, last.end) if last else CommitPoint(0, 0, 0, 0),
         end_offset=log.end,
         log_time_ms=log.entries[-1].timestamp if log.entries else 0,
         queues=tuple(

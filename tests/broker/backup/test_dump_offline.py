@@ -28,18 +28,11 @@ def data(tmp_path: Path, log: Log) -> Iterator[Path]:
     folders, files = LogFolders(tmp_path / "data"), RealFileSystem()
     files.make_directory(folders.segments)
     members = {NodeId("n1"): 5, NodeId("n2"): 6}
-    write_identity(
-        files,
-        folders.identity,
-        Identity(
-            cluster_id="local",
-            group="g0",
-            node_id=NodeId("n1"),
-            incarnation=5,
-            segment_size=log.segment_size,
-            members=members,
-        ),
-    )
+    identity = Identity(
+        cluster_id="local", group="g0", node_id=NodeId("n1"), incarnation=5, segment_size=log.segment_size,
+        members=members,
+    )  # fmt: skip
+    write_identity(files, folders.identity, identity)
     write_manifest(files, folders.manifest, Manifest())
     state = DurableState(hard=HardState(Term(1), None, LogIndex(50)), incarnation=5)
     HardStateFile.create(files, folders.hard_state, state).close()
@@ -67,7 +60,8 @@ def test_what_was_dumped_is_told_to_programs(
         "dumps": [
             {
                 "broker_group": "g0", "node": "n1", "first_index": 1, "commit_index": 50, "files": len(files),
-                "bytes": sum(path.stat().st_size for path in files), "restorable": True, "folder": str(out / "n1"),
+                "bytes": sum(path.stat().st_size for path in files), "restorable": True,
+                "folder": str(out / "n1"),
             }
         ],
         "missing": [],
@@ -86,23 +80,15 @@ def test_the_whole_log_is_dumped_and_the_hint_is_the_commit_point(
     assert copied == b"".join(bytes(content) for content in log.segments.values())
 
 
-def test_damage_in_the_middle_hides_nothing_behind_it(data: Path, log: Log, tmp_path: Path) -> None:
-    path = data / "commitlog" / f"{131072:020d}"
-    raw = bytearray(path.read_bytes())
-    entry = next(entry for entry in log.entries if entry.physical_offset > 131072)
-    raw[entry.physical_offset - 131072] ^= 1
-    path.write_bytes(raw)
-    assert take(data, tmp_path / "out")["end_offset"] == log.end
-
-
-def test_an_entry_whose_version_was_damaged_hides_nothing_behind_it(
-    data: Path, log: Log, tmp_path: Path
+@pytest.mark.parametrize(("byte", "bit"), [(0, 1), (3, 64)])
+def test_damage_in_the_middle_hides_nothing_behind_it(
+    data: Path, log: Log, tmp_path: Path, byte: int, bit: int
 ) -> None:
-    """A flipped bit there looks like a newer format."""
+    """A flipped bit in the version looks like a newer format."""
     path = data / "commitlog" / f"{131072:020d}"
     raw = bytearray(path.read_bytes())
     entry = next(entry for entry in log.entries if entry.physical_offset > 131072)
-    raw[entry.physical_offset - 131072 + 3] |= 64
+    raw[entry.physical_offset - 131072 + byte] ^= bit
     path.write_bytes(raw)
     assert take(data, tmp_path / "out")["end_offset"] == log.end
 
@@ -114,16 +100,20 @@ def test_units_above_the_commit_point_are_left_out(data: Path, log: Log, tmp_pat
     assert copied == b"".join(below) and len(below) < len(log.units[0])
 
 
+def check_refused(data: Path, out: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert dump.main(["--data", str(data), "--out", str(out)]) == 1
+    assert text in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_folder_that_a_running_node_has_locked_is_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = RealFileSystem().lock(LogFolders(data).lock)
     try:
-        assert dump.main(["--data", str(data), "--out", str(tmp_path / "out")]) == 1
+        check_refused(data, tmp_path / "out", capsys, "is in use")
     finally:
         lock.release()
-    assert "is in use" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("trace", ["reset/marker", "checkpoint/rebuild"])
@@ -132,6 +122,8 @@ def test_a_folder_that_is_half_way_through_a_reset_is_refused(
 ) -> None:
     (data / trace).parent.mkdir(exist_ok=True)
     (data / trace).write_bytes(b"")
-    assert dump.main(["--data", str(data), "--out", str(tmp_path / "out")]) == 1
-    assert "Start the node" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    check_refused(data, tmp_path / "out", capsys, "Start the node")
+
+
+def test_offline_refuses_what_is_no_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_refused(tmp_path, tmp_path / "out", capsys, "is not a node's data folder")

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from ledgermq.broker.checkpoint.layout import MAGIC, VERSION, encode_snapshot, take_snapshot
-from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint
 from ledgermq.broker.errors import CheckpointError, CheckpointVersionError
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
-from ledgermq.broker.state.commands import CommitOffsets, position_rows
 from ledgermq.broker.state.consume_queue import ColdRead
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.raft.disk.files import FileSystem, RealFile, RealFileSystem
@@ -23,7 +22,7 @@ from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import SimulatedDisk
 
-from ..entry_log import Node
+from ..entry_log import Node, checkpoint
 
 DATA = Path("/data")
 
@@ -35,11 +34,7 @@ def store_on(disk: FileSystem, data: Path = DATA) -> CheckpointStore:
 def write(store: CheckpointStore, state: BrokerState) -> None:
     job = begin_checkpoint(state)
     store.run(job)
-    finish_checkpoint(state, job)
-
-
-def bytes_of(state: BrokerState) -> bytes:
-    return b"".join(encode_snapshot(take_snapshot(state)))
+    state.queues.mark_written(job.runs)
 
 
 def units(state: BrokerState, store: CheckpointStore, topic: int, queue: int) -> list[object]:
@@ -56,13 +51,13 @@ def busy_node(seed: int, entries: int) -> Node:
     for i in range(entries):
         node.log.now += 7
         node.fill(topic, choose.randint(0, 2), choose.randint(1, 400), size=[8, 24], first_id=1_000 * i)
-        node.command(CommitOffsets(group, position_rows([(topic, 0, i)])))
+        node.commit_offsets(group, (topic, 0, i))
     return node
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_node_that_lost_its_power_is_the_same_after_replaying_the_log(seed: int) -> None:
-    """Queue files and checkpoints are written at random points; a cut keeps any part of what was not synced."""
+    """Queue files and checkpoints are written at random points; a cut keeps any part of unsynced bytes."""
     choose = random.Random(seed)
     full = busy_node(seed, 60)
     disk = SimulatedDisk()
@@ -85,7 +80,7 @@ def test_a_node_that_lost_its_power_is_the_same_after_replaying_the_log(seed: in
     state = store.load()
     for index in range(state.applied_index + 1, len(full.log.raw) + 1):
         state.apply(*full.log.entry(index))
-    assert bytes_of(state) == bytes_of(full.state), f"seed {seed}"
+    assert checkpoint(state) == checkpoint(full.state), f"seed {seed}"
     for queue in full.state.queues:
         assert units(state, store, *queue.key) == queue.tail(0, queue.end).tolist(), f"seed {seed}"
 
@@ -198,11 +193,11 @@ def test_a_snapshot_does_not_change_while_the_state_goes_on() -> None:
     node.fill(topic, 0, 30, first_id=10**9)
     node.topic(name="later")
     assert b"".join(encode_snapshot(snapshot)) == before
-    assert bytes_of(node.state) != before
+    assert checkpoint(node.state) != before
 
 
 def test_on_a_full_disk_the_reserve_and_the_older_checkpoint_make_room_for_a_new_one(tmp_path: Path) -> None:
-    """Retention needs a checkpoint before it may delete anything: without this a full disk would stay full."""
+    """Retention needs a checkpoint before it may delete anything: else a full disk would stay full."""
 
     class FullDisk(RealFileSystem):
         refusals = 0

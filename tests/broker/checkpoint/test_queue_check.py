@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
+import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,13 @@ from ledgermq.broker.checkpoint.schedule import Checkpointing
 from ledgermq.broker.checkpoint.store import CheckpointStore
 from ledgermq.broker.errors import ConsumeQueueError
 from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
-from ledgermq.broker.state.consume_queue import UNIT_SIZE, ColdRead
-from ledgermq.broker.state.queue_sums import BLOCK_UNITS
+from ledgermq.broker.state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, decode_header
 from ledgermq.raft.disk.files import RealFile, RealFileSystem
 from ledgermq.raft.node_status import CheckCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.types import LogIndex
+from tests.in_loop import in_loop
 
 from ..entry_log import Node
 
@@ -112,6 +114,13 @@ class Rig:
     def path(self, queue_id: int) -> Path:
         return self.files.path(self.state.topics.named("orders").folder, queue_id, 0)
 
+    def damage(self, queue_id: int, block: int) -> ConsumeQueueError:
+        """Return the error of a reader that met a damaged block."""
+        folder = self.state.topics.named("orders").folder
+        error = self.files.damaged(folder, queue_id, block * BLOCK_UNITS, "a test")
+        error.block = ((self.topic, queue_id), block)
+        return error
+
     def stored(self, queue_id: int) -> np.ndarray:
         return np.frombuffer(self.path(queue_id).read_bytes(), np.uint8)
 
@@ -124,153 +133,136 @@ def flip(path: Path, position: int) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def run(data: Path, scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        rig = Rig(data)
+def with_rig(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test with a rig whose queue files are written."""
+
+    @in_loop
+    async def run(tmp_path: Path, **fixtures: Any) -> None:
+        rig = Rig(tmp_path)
         await rig.work.write_now()
         try:
-            await scenario(rig)
+            await test(rig, **fixtures)
         finally:
             await rig.check.stop()
             await rig.work.stop()
 
-    asyncio.run(main())
+    own = inspect.signature(test).parameters
+    path = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    functools.update_wrapper(run, test)
+    run.__signature__ = inspect.Signature([path, *list(own.values())[1:]])  # type: ignore[attr-defined]
+    return run
 
 
 @pytest.mark.parametrize("unit", [0, BLOCK_UNITS - 1, BLOCK_UNITS + 5, 2 * BLOCK_UNITS + 600])
-def test_a_pass_finds_a_flipped_bit_and_makes_the_block_again(tmp_path: Path, unit: int) -> None:
-    async def scenario(rig: Rig) -> None:
-        before = [rig.stored(0).tobytes(), rig.stored(1).tobytes()]
-        flip(rig.path(1), unit * UNIT_SIZE + 3)
-        await rig.check_until_repaired()
-        assert [rig.stored(0).tobytes(), rig.stored(1).tobytes()] == before
-        assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
-        assert "rebuilt" in rig.counts.last
-
-    run(tmp_path, scenario)
+@with_rig
+async def test_a_pass_finds_a_flipped_bit_and_makes_the_block_again(rig: Rig, unit: int) -> None:
+    before = [rig.stored(0).tobytes(), rig.stored(1).tobytes()]
+    flip(rig.path(1), unit * UNIT_SIZE + 3)
+    await rig.check_until_repaired()
+    assert [rig.stored(0).tobytes(), rig.stored(1).tobytes()] == before
+    assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
+    assert "rebuilt" in rig.counts.last
 
 
-def test_a_pass_makes_a_block_again_that_the_disk_cannot_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@with_rig
+async def test_a_pass_makes_a_block_again_that_the_disk_cannot_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(rig: Rig) -> None:
-        bad, read, write = {rig.path(1)}, RealFile.pread, RealFile.pwritev
+    bad, read, write = {rig.path(1)}, RealFile.pread, RealFile.pwritev
 
-        def pread(file: RealFile, size: int, offset: int) -> bytes:
-            if file.path in bad and not offset:
-                raise OSError(errno.EIO, "Input/output error")
-            return read(file, size, offset)
+    def pread(file: RealFile, size: int, offset: int) -> bytes:
+        if file.path in bad and not offset:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file, size, offset)
 
-        def pwritev(file: RealFile, buffers: Sequence[Buffer], offset: int) -> None:
-            bad.discard(file.path)
-            write(file, buffers, offset)
+    def pwritev(file: RealFile, buffers: Sequence[Buffer], offset: int) -> None:
+        bad.discard(file.path)
+        write(file, buffers, offset)
 
-        monkeypatch.setattr(RealFile, "pread", pread)
-        monkeypatch.setattr(RealFile, "pwritev", pwritev)
-        await rig.check_until_repaired()
-        assert (rig.counts.found, rig.failed, bad) == (1, [], set())
-        assert "the disk cannot read it; rebuilt" in rig.counts.last
-
-    run(tmp_path, scenario)
+    monkeypatch.setattr(RealFile, "pread", pread)
+    monkeypatch.setattr(RealFile, "pwritev", pwritev)
+    await rig.check_until_repaired()
+    assert (rig.counts.found, rig.failed, bad) == (1, [], set())
+    assert "the disk cannot read it; rebuilt" in rig.counts.last
 
 
-def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@with_rig
+async def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(rig: Rig) -> None:
-        load = rig.files.load
+    load = rig.files.load
 
-        def failing(read: ColdRead) -> bytes:
-            if read.key == (rig.topic, 0):
-                raise OSError(errno.EMFILE, "Too many open files")
-            return load(read)
+    def failing(read: ColdRead) -> bytes:
+        if read.key == (rig.topic, 0):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return load(read)
 
-        monkeypatch.setattr(rig.files, "load", failing)
-        flip(rig.path(1), 3)
-        await rig.check_until_repaired()
-        assert (rig.counts.found, rig.failed) == (1, [])
-
-    run(tmp_path, scenario)
+    monkeypatch.setattr(rig.files, "load", failing)
+    flip(rig.path(1), 3)
+    await rig.check_until_repaired()
+    assert (rig.counts.found, rig.failed) == (1, [])
 
 
-def test_whoever_meets_damage_can_wait_and_read_again(tmp_path: Path) -> None:
-    async def scenario(rig: Rig) -> None:
-        flip(rig.path(0), 10 * UNIT_SIZE)
-        with pytest.raises(ConsumeQueueError) as caught:
-            rig.state.queues.lookup(rig.topic, 0, 10, 1)
-        assert caught.value.block == ((rig.topic, 0), 0)
-        rig.check.report(caught.value)
-        assert await rig.check.rebuilt(caught.value)
-        assert rig.counts.found == 1
-        found: Any = rig.state.queues.lookup(rig.topic, 0, 10, 1)
-        assert len(found) == 1
-
-    run(tmp_path, scenario)
+@with_rig
+async def test_a_reader_that_meets_damage_can_wait_and_read_again(rig: Rig) -> None:
+    flip(rig.path(0), 10 * UNIT_SIZE)
+    with pytest.raises(ConsumeQueueError) as caught:
+        rig.state.queues.lookup(rig.topic, 0, 10, 1)
+    assert caught.value.block == ((rig.topic, 0), 0)
+    rig.check.report(caught.value)
+    assert await rig.check.rebuilt(caught.value)
+    assert rig.counts.found == 1
+    found: Any = rig.state.queues.lookup(rig.topic, 0, 10, 1)
+    assert len(found) == 1
 
 
-def test_units_whose_entries_were_deleted_cannot_be_made_again_and_end_the_node(tmp_path: Path) -> None:
-    async def scenario(rig: Rig) -> None:
-        flip(rig.path(0), 10 * UNIT_SIZE)
-        before = rig.stored(0).tobytes()
-        rig.log.first_index = LogIndex(5)
-        error = rig.files.damaged(rig.path(0).parent.parent.name, 0, 0, "a test")
-        error.block = ((rig.topic, 0), 0)
-        assert not await rig.check.rebuilt(error)
-        assert len(rig.failed) == 1 and "--rejoin" in rig.failed[0]
-        assert rig.stored(0).tobytes() == before
-
-    run(tmp_path, scenario)
+@with_rig
+async def test_units_whose_entries_were_deleted_cannot_be_made_again_and_end_the_node(rig: Rig) -> None:
+    flip(rig.path(0), 10 * UNIT_SIZE)
+    before = rig.stored(0).tobytes()
+    rig.log.first_index = LogIndex(5)
+    assert not await rig.check.rebuilt(rig.damage(0, 0))
+    assert len(rig.failed) == 1 and "--rejoin" in rig.failed[0]
+    assert rig.stored(0).tobytes() == before
 
 
-def test_a_log_that_says_something_else_is_not_believed(tmp_path: Path) -> None:
+@with_rig
+async def test_a_log_that_says_something_else_is_not_believed(rig: Rig) -> None:
     """The checksum of the block decides, not the log: a wrong unit must never be written over a right one."""
-
-    async def scenario(rig: Rig) -> None:
-        flip(rig.path(0), 10 * UNIT_SIZE)
-        before = rig.stored(0).tobytes()
-        queue: Any = rig.state.queues.get(rig.topic, 0)
-        queue.sums.complete[0] ^= 1
-        error = rig.files.damaged(rig.path(0).parent.parent.name, 0, 0, "a test")
-        error.block = ((rig.topic, 0), 0)
-        assert not await rig.check.rebuilt(error)
-        assert rig.failed and rig.stored(0).tobytes() == before
-
-    run(tmp_path, scenario)
+    flip(rig.path(0), 10 * UNIT_SIZE)
+    before = rig.stored(0).tobytes()
+    queue: Any = rig.state.queues.get(rig.topic, 0)
+    queue.sums.complete[0] ^= 1
+    assert not await rig.check.rebuilt(rig.damage(0, 0))
+    assert rig.failed and rig.stored(0).tobytes() == before
 
 
 @pytest.mark.parametrize("first_index", [1, 12])
-def test_the_block_in_which_a_queue_begins_is_made_again_without_what_retention_took(
-    tmp_path: Path, first_index: int
+@with_rig
+async def test_the_block_in_which_a_queue_begins_is_made_again_without_what_retention_took(
+    rig: Rig, first_index: int
 ) -> None:
-    async def scenario(rig: Rig) -> None:
-        queue: Any = rig.state.queues.get(rig.topic, 0)
-        queue.begin = 1_150
-        before = rig.stored(0).tobytes()
-        rig.log.first_index = LogIndex(first_index)
-        flip(rig.path(0), 1_200 * UNIT_SIZE + 3)
-        flip(rig.path(0), 100 * UNIT_SIZE + 3)
-        await rig.check_until_repaired()
-        assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
-        known_from = 100 * (first_index - 2) if first_index > 1 else 0
-        assert rig.stored(0).tobytes()[known_from * UNIT_SIZE :] == before[known_from * UNIT_SIZE :]
-        assert queue.is_right(0, rig.stored(0).tobytes()[: BLOCK_UNITS * UNIT_SIZE])
-
-    run(tmp_path, scenario)
+    queue: Any = rig.state.queues.get(rig.topic, 0)
+    queue.begin = 1_150
+    before = rig.stored(0).tobytes()
+    rig.log.first_index = LogIndex(first_index)
+    flip(rig.path(0), 1_200 * UNIT_SIZE + 3)
+    flip(rig.path(0), 100 * UNIT_SIZE + 3)
+    await rig.check_until_repaired()
+    assert (rig.counts.found, rig.counts.repaired, rig.failed) == (1, 1, [])
+    known_from = 100 * (first_index - 2) if first_index > 1 else 0
+    assert rig.stored(0).tobytes()[known_from * UNIT_SIZE :] == before[known_from * UNIT_SIZE :]
+    assert queue.is_right(0, rig.stored(0).tobytes()[: BLOCK_UNITS * UNIT_SIZE])
 
 
-def test_a_file_with_other_contents_is_made_again_with_one_look_at_the_log_for_each_block(
-    tmp_path: Path,
+@with_rig
+async def test_a_file_with_other_contents_is_made_again_with_one_look_at_the_log_for_each_block(
+    rig: Rig,
 ) -> None:
-    """A reader may meet the last block first: it waits for those before, which tell where it stands in the log."""
-
-    async def scenario(rig: Rig) -> None:
-        before = rig.stored(1).tobytes()
-        rig.path(1).write_bytes(rig.path(0).read_bytes()[::-1])
-        error = rig.files.damaged(rig.path(1).parent.parent.name, 1, BLOCK_UNITS, "a test")
-        error.block = ((rig.topic, 1), 1)
-        assert await rig.check.rebuilt(error)
-        blocks = 2 * BLOCK_UNITS * UNIT_SIZE
-        assert rig.stored(1).tobytes()[:blocks] == before[:blocks]
-        assert (rig.counts.found, rig.counts.repaired, rig.failed) == (2, 2, [])
-
-    run(tmp_path, scenario)
+    """A reader may meet the last block first: it waits for those before, which give its place in the log."""
+    before = rig.stored(1).tobytes()
+    rig.path(1).write_bytes(rig.path(0).read_bytes()[::-1])
+    assert await rig.check.rebuilt(rig.damage(1, 1))
+    blocks = 2 * BLOCK_UNITS * UNIT_SIZE
+    assert rig.stored(1).tobytes()[:blocks] == before[:blocks]
+    assert (rig.counts.found, rig.counts.repaired, rig.failed) == (2, 2, [])

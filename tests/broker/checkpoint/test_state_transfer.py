@@ -1,4 +1,4 @@
-"""A state travels to a follower that is being reset: it is the leader's, byte for byte, however often it crashes."""
+"""Transfer of the state to a follower that is being reset: byte for byte, however often it crashes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from ledgermq.broker.checkpoint.store import CheckpointStore
 from ledgermq.broker.checkpoint.transfer import BrokerStateTransfer
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.errors import CheckpointError, DivergedError
@@ -18,7 +18,7 @@ from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.replica import Replica
 from ledgermq.broker.state.commands import DeleteTopic
-from ledgermq.broker.state.consume_queue import UNIT_SIZE, ColdRead
+from ledgermq.broker.state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.folder.reset_install import ResetPlan
@@ -27,9 +27,9 @@ from ledgermq.raft.types import LogIndex, Term
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import PowerCut, SimulatedDisk
 
-from ..entry_log import Node
+from ..entry_log import Node, checkpoint
 from ..no_observer import NoObserver
-from .test_checkpoint import DATA, bytes_of, store_on, units
+from .test_checkpoint import DATA, store_on, units, write
 
 STAGED = DATA / "reset" / "state"
 
@@ -67,10 +67,8 @@ class Leader:
 
     async def write_now(self) -> int:
         """Checkpointing's part."""
-        job = begin_checkpoint(self.node.state)
-        self.store.run(job)
-        finish_checkpoint(self.node.state, job)
-        self.index = job.snapshot.index
+        write(self.store, self.node.state)
+        self.index = self.node.state.applied_index
         return self.index
 
     def send(self) -> bytes:
@@ -99,8 +97,7 @@ def follower_disk(raw: bytes) -> SimulatedDisk:
     disk.make_directory(DATA)
     old, store = Node(), store_on(disk)
     old.fill(old.topic("old", queues=1), 0, 7)
-    job = begin_checkpoint(old.state)
-    store.run(job)
+    write(store, old.state)
     disk.make_directory(STAGED.parent)
     file = disk.open(STAGED, create=True)
     file.pwritev([raw], 0)
@@ -114,6 +111,14 @@ def install(disk: SimulatedDisk, leader: Leader) -> None:
     store = store_on(disk)
     no_checkpoints: Any = None
     BrokerStateTransfer(disk, store, leader.replica, no_checkpoints).install(STAGED, leader.plan)
+
+
+def received(seed: int = 1) -> tuple[Leader, SimulatedDisk]:
+    """Return a leader, and the disk of a follower that has installed its state."""
+    leader = Leader(seed)
+    disk = follower_disk(leader.send())
+    install(disk, leader)
+    return leader, disk
 
 
 def opened(disk: SimulatedDisk) -> tuple[Replica, CheckpointStore]:
@@ -134,20 +139,15 @@ def take(replica: Replica, leader: Leader, upto: int) -> None:
 
 def check_same(replica: Replica, store: CheckpointStore, leader: Leader) -> None:
     assert replica.rebuild is None
-    assert bytes_of(replica.state) == bytes_of(leader.node.state)
+    assert checkpoint(replica.state) == checkpoint(leader.node.state)
     for queue in leader.node.state.queues:
         assert units(replica.state, store, *queue.key) == units(leader.node.state, leader.store, *queue.key)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_received_state_and_the_log_behind_the_base_make_the_leaders_state(seed: int) -> None:
-    leader = Leader(seed)
-    raw = leader.send()
-    assert any(queue.begin % 2000 for queue in leader.node.state.queues), (
-        "some blocks begin before their queue"
-    )
-    disk = follower_disk(raw)
-    install(disk, leader)
+    leader, disk = received(seed)
+    assert any(queue.begin % BLOCK_UNITS for queue in leader.node.state.queues), "a block begins before"
     replica, store = opened(disk)
     assert replica.load() == leader.first_index - 1, "the log is wanted from its base on"
     assert replica.rebuild is not None
@@ -161,16 +161,12 @@ def test_a_received_state_and_the_log_behind_the_base_make_the_leaders_state(see
 
 
 def test_nothing_of_the_log_may_be_deleted_before_a_checkpoint_counts_on_the_rebuilt_queues() -> None:
-    leader = Leader()
-    disk = follower_disk(leader.send())
-    install(disk, leader)
+    leader, disk = received()
     replica, store = opened(disk)
     assert store.kept_index == 0
     take(replica, leader, leader.index)
     assert store.kept_index == 0, "the queue files are not durable yet"
-    job = begin_checkpoint(replica.state)
-    store.run(job)
-    finish_checkpoint(replica.state, job)
+    write(store, replica.state)
     assert store.kept_index == leader.index
     again, store = opened(disk.crash(random.Random(1), Keep.NONE))
     assert again.load() == leader.index
@@ -206,9 +202,7 @@ def test_a_crash_at_any_step_of_the_installation_is_repeated_without_a_trace(kee
 @pytest.mark.parametrize("seed", range(8))
 def test_a_crash_while_the_queues_are_rebuilt_begins_that_again(seed: int) -> None:
     choose = random.Random(seed)
-    leader = Leader(seed)
-    disk = follower_disk(leader.send())
-    install(disk, leader)
+    leader, disk = received(seed)
     for _ in range(4):
         replica, store = opened(disk)
         assert replica.rebuild is not None
@@ -223,9 +217,7 @@ def test_a_crash_while_the_queues_are_rebuilt_begins_that_again(seed: int) -> No
 
 
 def test_reads_are_refused_until_the_state_is_whole() -> None:
-    leader = Leader()
-    disk = follower_disk(leader.send())
-    install(disk, leader)
+    leader, disk = received()
     replica, _ = opened(disk)
     with pytest.raises(RefusedError, match="Ask another node") as refused:
         replica.require_whole_state()
@@ -236,10 +228,8 @@ def test_reads_are_refused_until_the_state_is_whole() -> None:
 
 
 def test_a_rebuilt_queue_that_is_not_the_received_one_stops_the_node() -> None:
-    """A unit of a leading block changed on the disk: nobody would read it, but the block's checksum tells."""
-    leader = Leader()
-    disk = follower_disk(leader.send())
-    install(disk, leader)
+    """A unit of a leading block changed on disk: no reader needs it, but the block's checksum covers it."""
+    leader, disk = received()
     queue = next(each for each in leader.node.state.queues if each.begin % 2000)
     path = store_on(disk).files.path(queue.folder, queue.key[1], queue.begin)
     disk.flip(path, (queue.begin % 2000 + queue.begin // 2000 * 2000 - 1) * UNIT_SIZE)
@@ -249,19 +239,15 @@ def test_a_rebuilt_queue_that_is_not_the_received_one_stops_the_node() -> None:
 
 
 def test_a_received_state_that_is_gone_is_not_replaced_by_an_empty_one() -> None:
-    leader = Leader()
-    disk = follower_disk(leader.send())
-    install(disk, leader)
+    leader, disk = received()
     disk.unlink(DATA / "checkpoint" / f"{leader.index:020d}")
     with pytest.raises(CheckpointError, match="rejoin"):
         opened(disk)
 
 
 def test_a_node_that_makes_its_queues_again_sends_no_state() -> None:
-    """Units that are missing have zeros in their place: who received them would stop, again and again."""
-    leader = Leader()
-    disk = follower_disk(leader.send())
-    install(disk, leader)
+    """Missing units are zeros until then: a follower that received them would stop, again and again."""
+    leader, disk = received()
     replica, store = opened(disk)
 
     async def write_now() -> int:

@@ -30,7 +30,7 @@ def groups(clock: Clock | None = None) -> OtherGroups:
 
 def found(others: OtherGroups, listener: str = "internal") -> dict[str, list[str]]:
     return {
-        queues.group: [addresses.messaging_address for _, addresses in queues.nodes]
+        queues.broker_group: [addresses.messaging_address for _, addresses in queues.nodes]
         for queues, _ in others.queues("orders", listener)
     }
 
@@ -78,7 +78,7 @@ def test_a_drained_group_is_told_of_as_read_only_and_is_gone_for_good_when_it_le
     drained = view("g1", "n4", kind=pb.FIFO)
     drained.mode = pb.MODE_DRAINING
     others.take([drained, view("g2", "n7", kind=pb.FIFO)])
-    assert [(queues.group, queues.writable) for queues, _ in others.queues("orders", "internal")] == [
+    assert [(queues.broker_group, queues.writable) for queues, _ in others.queues("orders", "internal")] == [
         ("g1", False),
         ("g2", True),
     ]

@@ -9,7 +9,7 @@ from ledgermq.broker.leader.pipeline import largest_message
 from ledgermq.broker.leader.releases import ROWS_MAX, RecentDeliveries, granted_since
 from ledgermq.broker.leader.selection import Delivery, ReceiveRequest
 from ledgermq.broker.state.codecs import encode
-from ledgermq.broker.state.leases import LEASE_DTYPE, NEVER, Consumption
+from ledgermq.broker.state.consumption import LEASE_DTYPE, NEVER, Consumption
 from ledgermq.raft.config import MAX_ENTRY_DIVISOR
 
 

@@ -12,7 +12,7 @@ from ..entry_log import Node
 from ..state.test_backlog import commit
 
 
-def test_the_log_is_needed_from_the_oldest_message_that_somebody_needs() -> None:
+def test_the_log_is_needed_from_the_oldest_message_that_a_consumer_group_needs() -> None:
     node = Node()
     orders, bills = node.topic("orders", queues=1), node.topic("bills", queues=1)
     group = node.group("billing")
@@ -25,7 +25,7 @@ def test_the_log_is_needed_from_the_oldest_message_that_somebody_needs() -> None
     commit(node, group, (orders, 0, 2), (bills, 0, 0))
     found = protection(node.state, {})
     assert isinstance(found, Protection)
-    assert (found.group, found.topic) == ("billing", "bills")
+    assert (found.consumer_group, found.topic) == ("billing", "bills")
     assert first_bill < found.physical_offset < later_order
     commit(node, group, (bills, 0, 2))
     found = protection(node.state, {})
@@ -35,7 +35,7 @@ def test_the_log_is_needed_from_the_oldest_message_that_somebody_needs() -> None
     assert protection(node.state, {}) is None
 
 
-def test_who_holds_the_log_is_told_with_what_to_do() -> None:
+def test_an_operator_is_told_what_holds_the_log_and_what_to_do() -> None:
     node = Node()
     topic, group = node.topic("orders", queues=1), node.group("billing")
     node.command(SetTopicKeepUnread(topic, True))

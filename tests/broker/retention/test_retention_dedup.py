@@ -1,7 +1,7 @@
-"""Retries that come after retention deleted their originals: the offset of the first copy, or a refusal; never another one.
+"""Retries after retention deleted their originals: the offset of the first copy, or a refusal.
 
-Others kept offsets beside the log and returned wrong ones when segments went. Here both windows are replicated state: they do
-not depend on what is stored, and go with checkpoints to whoever leads next.
+Both windows are replicated state: they do not depend on the stored messages, and go with checkpoints to the
+next leader.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import random
 
 import pytest
 
-from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from ledgermq.broker.leader.leader_view import Admission, LeaderView, Verdict
-from ledgermq.broker.state.commands import EvictDedup, LogStart, TrimQueues, position_rows
+from ledgermq.broker.state.commands import EvictDedup, LogStart, position_rows
 from ledgermq.broker.state.machine import BrokerState
 
-from ..entry_log import START_MS, Node, records, section
+from ..entry_log import START_MS, Node, checkpoint, records, restored, section
 
 
 def produce(node: Node, topic: int, sequence: int, count: int, view: LeaderView | None = None) -> Admission:
@@ -38,8 +37,8 @@ def delete_everything(node: Node, topic: int) -> None:
 
 def next_leader(node: Node) -> LeaderView:
     """The view of another node that starts from a checkpoint, whose segments never held the originals."""
-    raw = b"".join(encode_snapshot(take_snapshot(node.state)))
-    state: BrokerState = restore_state(decode_snapshot(raw, "test"))
+    raw = checkpoint(node.state)
+    state: BrokerState = restored(raw)
     return LeaderView(state, 2, START_MS)
 
 
@@ -64,13 +63,9 @@ def test_a_retry_that_is_too_old_to_know_says_so_or_is_refused() -> None:
     delete_everything(node, topic)
     for view in (None, next_leader(node)):
         admission = produce(node, topic, 5, 1, view)
-        assert (admission.verdict, admission.base_offset) == (Verdict.DUPLICATE, -1), (
-            "stored; nobody knows where"
-        )
+        assert (admission.verdict, admission.base_offset) == (Verdict.DUPLICATE, -1), "stored somewhere"
         admission = produce(node, topic, 34, 4, view)
-        assert admission.verdict is Verdict.SEQUENCE_GAP, (
-            "half of it is too old to know: no batch was cut like this"
-        )
+        assert admission.verdict is Verdict.SEQUENCE_GAP, "half of it is too old to be known"
     node.command(EvictDedup(START_MS + 10_000, START_MS + 10_000))
     admission = produce(node, topic, 99, 1)
     assert (admission.verdict, admission.base_offset) == (Verdict.SEQUENCE_GAP, -1), "the stream is forgotten"
@@ -92,7 +87,7 @@ def test_a_message_id_leads_to_its_first_offset_after_that_was_deleted() -> None
 
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_is_retried_whenever_the_offset_is_right_or_none_is_given(seed: int) -> None:
-    """A random history of batches, deletions, evictions and changes of the leader against the list of what was stored."""
+    """A random history of batches, deletions, evictions and new leaders against a list of batches."""
     rng, node = random.Random(seed), Node()
     topic = node.topic(queues=1)
     stored: dict[int, tuple[int, int]] = {}  # base sequence → count, offset
@@ -111,7 +106,7 @@ def test_whatever_is_retried_whenever_the_offset_is_right_or_none_is_given(seed:
                 break
         elif roll < 0.5:
             begin = rng.randint(0, node.state.queue_end(topic, 0))
-            node.command(TrimQueues(position_rows([(topic, 0, begin)])))
+            node.trim((topic, 0, begin))
         elif roll < 0.52:
             delete_everything(node, topic)
         elif roll < 0.53:

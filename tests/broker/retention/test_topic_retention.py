@@ -1,9 +1,9 @@
-"""Hiding what topics keep no longer: which offsets the leader proposes. The log is in memory, log time is the test's."""
+"""Hiding of expired messages: the offsets that the leader proposes. The test sets the log time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +14,8 @@ from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.reading.log_reader import QueueReader
 from ledgermq.broker.retention.topic_retention import TopicRetention
 from ledgermq.broker.service.disk_steps import DiskStep, RetentionView
-from ledgermq.broker.state.commands import (
-    Command,
-    CommitOffsets,
-    SetTopicKeepUnread,
-    SetTopicRetention,
-    TrimQueues,
-    position_rows,
-)
+from ledgermq.broker.state import commands as c
+from tests.in_loop import in_loop
 
 from ..entry_log import START_MS, Node
 
@@ -34,7 +28,7 @@ class Leader:
     def __init__(self, *, protect: bool = False) -> None:
         self.node = Node()
         self.looked_up = 0
-        self.proposed: list[TrimQueues] = []
+        self.proposed: list[c.TrimQueues] = []
         self._sections: dict[int, SimpleNamespace] = {}
         self.retention = RetentionView()
         reader: Any = SimpleNamespace(section_of=self._section_of)
@@ -54,8 +48,8 @@ class Leader:
         self.looked_up += 1
         return self._sections[physical_offset]
 
-    def _run(self, command: Command) -> Awaitable[None]:
-        assert isinstance(command, TrimQueues)
+    def _run(self, command: c.Command) -> Awaitable[None]:
+        assert isinstance(command, c.TrimQueues)
         self.proposed.append(command)
         self.node.command(command)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -72,6 +66,14 @@ class Leader:
             store_timestamp=self.node.log.now, first_queue_offset=offset, end_queue_offset=offset + 1
         )
 
+    def one_topic(self, *hours: float, keep_hours: int = 1) -> tuple[int, int]:
+        """Return a topic of one queue, which holds one message of each hour, and a consumer group."""
+        topic, consumer_group = self.node.topic(queues=1), self.node.group()
+        self.node.command(c.SetTopicRetention(topic, keep_hours * HOUR_MS))
+        for hour in hours:
+            self.store(topic, 0, hour)
+        return topic, consumer_group
+
     async def trim(self, hour: float) -> list[tuple[int, int, int]]:
         """Look at an hour of log time; return the rows that were proposed."""
         self.node.log.now = START_MS + int(hour * HOUR_MS)
@@ -82,130 +84,91 @@ class Leader:
         return rows
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def body() -> None:
-        await test()
-
-    asyncio.run(body())
-
-
-def test_messages_older_than_their_topic_keeps_them_are_hidden_and_others_stay() -> None:
-    async def test() -> None:
-        leader = Leader()
-        short, long = leader.node.topic("short"), leader.node.topic("long", queues=1)
-        leader.node.command(SetTopicRetention(short, 2 * HOUR_MS))
-        for hour in range(6):
-            leader.store(short, 0, hour)
-            leader.store(long, 0, hour)
-        leader.store(short, 1, 5)
-        assert await leader.trim(5) == [(short, 0, 3)], "stored at hour 3: exactly two hours old, still shown"
-        assert await leader.trim(5) == []
-        assert leader.node.state.queue_begin(long, 0) == 0
-        assert await leader.trim(6.5) == [(short, 0, 5)]
-        assert await leader.trim(9) == [(short, 0, 6), (short, 1, 1)], "all of it"
-        assert await leader.trim(10) == []
-
-    run(test)
+@in_loop
+async def test_messages_older_than_their_topic_keeps_them_are_hidden_and_others_stay() -> None:
+    leader = Leader()
+    short, long = leader.node.topic("short"), leader.node.topic("long", queues=1)
+    leader.node.command(c.SetTopicRetention(short, 2 * HOUR_MS))
+    for hour in range(6):
+        leader.store(short, 0, hour)
+        leader.store(long, 0, hour)
+    leader.store(short, 1, 5)
+    assert await leader.trim(5) == [(short, 0, 3)], "stored at hour 3: exactly two hours old, still shown"
+    assert await leader.trim(5) == []
+    assert leader.node.state.queue_begin(long, 0) == 0
+    assert await leader.trim(6.5) == [(short, 0, 5)]
+    assert await leader.trim(9) == [(short, 0, 6), (short, 1, 1)], "all of it"
+    assert await leader.trim(10) == []
 
 
-def test_a_jump_of_log_time_hides_nothing_that_is_young_by_the_wall_clock(
+@in_loop
+async def test_a_jump_of_log_time_hides_nothing_that_is_young_by_the_wall_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test() -> None:
-        leader = Leader()
-        topic = leader.node.topic("short")
-        leader.node.command(SetTopicRetention(topic, 2 * HOUR_MS))
-        for hour in range(4):
-            leader.store(topic, 0, hour)
-        monkeypatch.setattr("time.time", lambda: (START_MS + 4 * HOUR_MS) / 1000)
-        assert await leader.trim(24 * 365 * 10) == [(topic, 0, 2)], "what is old by both clocks"
-
-    run(test)
+    leader = Leader()
+    topic, _ = leader.one_topic(0, 1, 2, 3, keep_hours=2)
+    monkeypatch.setattr("time.time", lambda: (START_MS + 4 * HOUR_MS) / 1000)
+    assert await leader.trim(24 * 365 * 10) == [(topic, 0, 2)], "what is old by both clocks"
 
 
-def test_a_queue_whose_oldest_message_is_young_enough_is_not_looked_up_again() -> None:
-    async def test() -> None:
-        leader = Leader()
-        topic = leader.node.topic(queues=1)
-        leader.node.command(SetTopicRetention(topic, 2 * HOUR_MS))
-        leader.store(topic, 0, 0)
-        leader.store(topic, 0, 1)
-        await leader.trim(1)
-        looked_up = leader.looked_up
-        await leader.trim(1.5)
-        assert leader.looked_up == looked_up
-        assert await leader.trim(2.5) == [(topic, 0, 1)]
-
-    run(test)
+@in_loop
+async def test_a_queue_whose_oldest_message_is_young_enough_is_not_looked_up_again() -> None:
+    leader = Leader()
+    topic, _ = leader.one_topic(0, 1, keep_hours=2)
+    await leader.trim(1)
+    looked_up = leader.looked_up
+    await leader.trim(1.5)
+    assert leader.looked_up == looked_up
+    assert await leader.trim(2.5) == [(topic, 0, 1)]
 
 
-def test_a_longer_retention_does_not_show_again_what_was_hidden() -> None:
-    async def test() -> None:
-        leader = Leader()
-        topic = leader.node.topic(queues=1)
-        leader.node.command(SetTopicRetention(topic, HOUR_MS))
-        leader.store(topic, 0, 0)
-        leader.store(topic, 0, 1)
-        assert await leader.trim(2) == [(topic, 0, 1)]
-        leader.node.command(SetTopicRetention(topic, 9 * HOUR_MS))
-        assert await leader.trim(3) == []
-        assert leader.node.state.queue_begin(topic, 0) == 1
-
-    run(test)
+@in_loop
+async def test_a_longer_retention_does_not_show_again_what_was_hidden() -> None:
+    leader = Leader()
+    topic, _ = leader.one_topic(0, 1)
+    assert await leader.trim(2) == [(topic, 0, 1)]
+    leader.node.command(c.SetTopicRetention(topic, 9 * HOUR_MS))
+    assert await leader.trim(3) == []
+    assert leader.node.state.queue_begin(topic, 0) == 1
 
 
-def test_what_a_group_has_to_read_is_shown_until_the_disk_is_nearly_full() -> None:
-    async def test() -> None:
-        leader = Leader(protect=True)
-        topic, group = leader.node.topic(queues=1), leader.node.group()
-        leader.node.command(SetTopicRetention(topic, HOUR_MS))
-        for hour in range(4):
-            leader.store(topic, 0, hour)
-        leader.node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
-        assert await leader.trim(9) == [(topic, 0, 2)], "what it has read is hidden"
-        assert await leader.trim(9) == []
-        leader.retention.step = DiskStep.DELETE_OLDEST
-        assert await leader.trim(9) == [(topic, 0, 4)]
-        assert leader.node.state.lost_count(group, topic, 0) == 2
-
-    run(test)
+@in_loop
+async def test_what_a_group_has_to_read_is_shown_until_the_disk_is_nearly_full() -> None:
+    leader = Leader(protect=True)
+    topic, group = leader.one_topic(0, 1, 2, 3)
+    leader.node.commit_offsets(group, (topic, 0, 2))
+    assert await leader.trim(9) == [(topic, 0, 2)], "what it has read is hidden"
+    assert await leader.trim(9) == []
+    leader.retention.step = DiskStep.DELETE_OLDEST
+    assert await leader.trim(9) == [(topic, 0, 4)]
+    assert leader.node.state.lost_count(group, topic, 0) == 2
 
 
-def test_what_a_topic_keeps_is_not_hidden_however_full_the_disk_is() -> None:
-    async def test() -> None:
-        leader = Leader()
-        topic, group = leader.node.topic(queues=1), leader.node.group()
-        leader.node.command(SetTopicRetention(topic, HOUR_MS), SetTopicKeepUnread(topic, True))
-        for hour in range(4):
-            leader.store(topic, 0, hour)
-        leader.retention.step = DiskStep.REFUSE_MESSAGES
-        assert await leader.trim(9) == [], "no consumer group consumes it"
-        leader.node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
-        assert await leader.trim(9) == [(topic, 0, 2)], "what it has read is hidden"
-        leader.node.command(SetTopicKeepUnread(topic, False))
-        leader.retention.step = DiskStep.NORMAL
-        assert await leader.trim(9) == [(topic, 0, 4)]
-        assert leader.node.state.lost_count(group, topic, 0) == 2
-
-    run(test)
+@in_loop
+async def test_what_a_topic_keeps_is_not_hidden_however_full_the_disk_is() -> None:
+    leader = Leader()
+    topic, group = leader.one_topic(0, 1, 2, 3)
+    leader.node.command(c.SetTopicKeepUnread(topic, True))
+    leader.retention.step = DiskStep.REFUSE_MESSAGES
+    assert await leader.trim(9) == [], "no consumer group consumes it"
+    leader.node.commit_offsets(group, (topic, 0, 2))
+    assert await leader.trim(9) == [(topic, 0, 2)], "what it has read is hidden"
+    leader.node.command(c.SetTopicKeepUnread(topic, False))
+    leader.retention.step = DiskStep.NORMAL
+    assert await leader.trim(9) == [(topic, 0, 4)]
+    assert leader.node.state.lost_count(group, topic, 0) == 2
 
 
-def test_a_topic_that_is_to_keep_what_is_unread_while_old_messages_are_searched_keeps_them() -> None:
-    async def body() -> None:
-        leader = Leader()
-        node = leader.node
-        topic, group = node.topic("orders", queues=1), node.group("billing")
-        node.command(SetTopicRetention(topic, HOUR_MS))
-        for hour in (0, 1, 9):
-            leader.store(topic, 0, hour)
-        node.command(CommitOffsets(group, position_rows([(topic, 0, 1)])))
-        section_of = leader.reader.section_of
+@in_loop
+async def test_a_topic_that_is_to_keep_what_is_unread_while_old_messages_are_searched_keeps_them() -> None:
+    leader = Leader()
+    topic, group = leader.one_topic(0, 1, 9)
+    leader.node.commit_offsets(group, (topic, 0, 1))
+    section_of = leader.reader.section_of
 
-        async def and_meanwhile(physical_offset: int) -> Any:
-            node.command(SetTopicKeepUnread(topic, True))
-            return await section_of(physical_offset)
+    async def and_meanwhile(physical_offset: int) -> Any:
+        leader.node.command(c.SetTopicKeepUnread(topic, True))
+        return await section_of(physical_offset)
 
-        leader.reader.section_of = and_meanwhile
-        assert await leader.trim(9.5) == [(topic, 0, 1)]
-
-    run(body)
+    leader.reader.section_of = and_meanwhile
+    assert await leader.trim(9.5) == [(topic, 0, 1)]

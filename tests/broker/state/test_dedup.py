@@ -6,21 +6,28 @@ import numpy as np
 import pytest
 
 from ledgermq.broker.state import dedup
-from ledgermq.broker.state.dedup import MessageIds, ProducerStreams
+from ledgermq.broker.state.dedup import MessageIds, ProducerStreams, Stream
 
 
 def ids(first: int, count: int) -> bytes:
     return b"".join((first + i).to_bytes(16, "little") for i in range(count))
 
 
-def test_a_stream_keeps_the_last_results_only() -> None:
+def stream_of(count: int) -> tuple[ProducerStreams, Stream]:
+    """Return a stream after so many batches of ten records, which begin at queue offset 1,000."""
     streams = ProducerStreams()
-    for i in range(100):
+    for i in range(count):
         streams.record((1, 1, 0), 0, 10 * i, 10, 1_000 + 10 * i, 5)
-    stream = streams.get((1, 1, 0))
-    assert stream is not None
+    found = streams.get((1, 1, 0))
+    assert found is not None
+    return streams, found
+
+
+def test_a_stream_keeps_the_last_results_only() -> None:
+    _, stream = stream_of(dedup.KEPT_BATCHES + 36)
+    assert dedup.KEPT_BATCHES == 64
     assert stream.find(990, 10) == 1_990
-    assert stream.find(360, 10) == 1_360
+    assert stream.find(360, 10) == 1_360, "the oldest of 64"
     assert stream.find(350, 10) == -1, "stored, but too long ago to know where"
     assert stream.find(990, 9) is None
     assert stream.find(355, 10) is None
@@ -89,22 +96,10 @@ def test_the_same_id_in_another_topic_is_another_message() -> None:
 
 
 def test_a_new_epoch_of_a_producer_forgets_the_results_of_the_one_before() -> None:
-    streams = ProducerStreams()
-    for i in range(3):
-        streams.record((1, 1, 0), 0, 10 * i, 10, 1_000 + 10 * i, 5)
+    streams, _ = stream_of(3)
     streams.record((1, 1, 0), 1, 0, 7, 2_000, 6)
     stream = streams.get((1, 1, 0))
     assert stream is not None
     assert (stream.epoch, stream.next_sequence) == (1, 7)
     assert stream.find(0, 7) == 2_000
     assert stream.find(10, 10) is None, "sequence 10 of epoch 1 was not stored yet"
-
-
-def test_exactly_the_last_sixty_four_results_are_kept() -> None:
-    streams = ProducerStreams()
-    for i in range(dedup.KEPT_BATCHES + 1):
-        streams.record((1, 1, 0), 0, i, 1, 100 + i, 5)
-    stream = streams.get((1, 1, 0))
-    assert stream is not None
-    assert stream.find(1, 1) == 101, "the oldest of 64"
-    assert stream.find(0, 1) == -1

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.broker.state.commands import (
-    Ack,
-    Command,
-    CommitOffsets,
-    ReleaseLeases,
-    TrimQueues,
-    lease_rows,
-    position_rows,
-)
+from ledgermq.broker.state import commands as c
 
-from ..entry_log import Node
+from ..entry_log import filled
 from ..receiving import ack, offsets, receive, request
 
 
 def test_a_fifo_queue_is_locked_while_a_batch_is_in_flight() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
+    node, topic, group = filled(5, fifo=True)
     asked = request(group, topic, 2, attempt_id="a")
     other = request(group, topic, 2, attempt_id="b")
     first = receive(node, asked)
@@ -32,18 +22,16 @@ def test_a_fifo_queue_is_locked_while_a_batch_is_in_flight() -> None:
     assert (offsets(again), [item.attempt for item in again]) == (offsets(first), [1, 1])
     ack(node, asked, first[:1])
     assert receive(node, other) == []
-    node.command(Ack(group, topic, lease_rows([(0, 1, first[1].lease_id)])))
+    node.command(c.Ack(group, topic, c.lease_rows([(0, 1, first[1].lease_id)])))
     assert offsets(receive(node, other)) == [(0, 2), (0, 3)]
 
 
 def test_a_repeated_fifo_batch_ends_before_a_message_whose_lease_has_ended() -> None:
     """Its handle is void; and what is behind it must not come before it."""
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
+    node, topic, group = filled(5, fifo=True)
     asked = request(group, topic, 3, attempt_id="a")
     first = receive(node, asked)
-    node.command(ReleaseLeases(group, topic, lease_rows([(0, 1, first[1].lease_id)])))
+    node.command(c.ReleaseLeases(group, topic, c.lease_rows([(0, 1, first[1].lease_id)])))
     assert offsets(receive(node, asked)) == [(0, 0)]
     ack(node, asked, first[:1])
     assert receive(node, asked) == []
@@ -52,18 +40,14 @@ def test_a_repeated_fifo_batch_ends_before_a_message_whose_lease_has_ended() -> 
 
 
 def test_two_undecided_turns_do_not_share_a_fifo_queue() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
+    node, topic, group = filled(5, fifo=True)
     turn = node.view.open_turn()
     assert turn.grant(request(group, topic, 1), node.log.now).slot is not None
     assert turn.grant(request(group, topic, 1), node.log.now).slot is None
 
 
 def test_an_expired_fifo_batch_comes_again_from_its_first_open_message_with_acknowledged_ones() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
+    node, topic, group = filled(5, fifo=True)
     asked = request(group, topic, 3)
     first = receive(node, asked)
     ack(node, asked, [first[1]])
@@ -76,28 +60,24 @@ def test_an_expired_fifo_batch_comes_again_from_its_first_open_message_with_ackn
 
 
 def test_the_end_of_a_fifo_batch_wakes_those_who_wait() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 1)
+    node, topic, group = filled(1, fifo=True)
     (item,) = receive(node, request(group, topic))
-    effects = node.command(Ack(group, topic, lease_rows([(0, 0, item.lease_id)])))
+    effects = node.command(c.Ack(group, topic, c.lease_rows([(0, 0, item.lease_id)])))
     assert effects.released == {(group, topic)}
 
 
 @pytest.mark.parametrize("how", ["retention", "an offset that was committed"])
 def test_what_is_left_of_a_fifo_batch_when_its_open_message_goes_is_done(how: str) -> None:
     """Acknowledged messages come again only because of an open one before them."""
-    node = Node()
-    topic, group = node.topic(queues=1), node.group(fifo=True)
-    node.fill(topic, 0, 5)
+    node, topic, group = filled(5, fifo=True)
     asked = request(group, topic, 3)
     found = receive(node, asked)
-    rows = lease_rows([(0, each.queue_offset, each.lease_id) for each in found[1:]])
-    node.command(Ack(group, topic, rows))
-    move: Command = CommitOffsets(group, position_rows([(topic, 0, 1)]))
+    rows = c.lease_rows([(0, each.queue_offset, each.lease_id) for each in found[1:]])
+    node.command(c.Ack(group, topic, rows))
+    move: c.Command = c.CommitOffsets(group, c.position_rows([(topic, 0, 1)]))
     if how == "retention":
-        move = TrimQueues(position_rows([(topic, 0, 1)]))
+        move = c.TrimQueues(c.position_rows([(topic, 0, 1)]))
     effects = node.command(move)
     assert node.state.committed_offset(group, topic, 0) == 3
-    assert (group, topic) in effects.released, "whoever waits for the queue is woken"
+    assert (group, topic) in effects.released, "waiting polls are woken"
     assert offsets(receive(node, asked)) == [(0, 3), (0, 4)]

@@ -1,10 +1,8 @@
-"""Filters that want little of a long queue: how much they look at in one turn, measured in messages, and who comes between."""
+"""Filters that match little of a long queue: the messages they read in one turn, and what runs in between."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,8 +14,9 @@ from ledgermq.broker.state.commands import CreateGroup
 from ledgermq.broker.state.consume_queue import ColdRead, ConsumeQueue
 from ledgermq.broker.state.effects import GrantResult
 from ledgermq.raft.errors import NotLeaderError
+from tests.in_loop import in_loop
 
-from ..entry_log import Node
+from ..entry_log import Node, filled
 from ..fake_raft import FakeRaft, settle
 from ..leader.test_produce import sections
 from ..receiving import offsets, receive, request
@@ -47,7 +46,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def backlog(node: Node, queues: int, each: int) -> tuple[int, int]:
-    """Return (group, topic) with `each` unwanted messages in every queue, and one that is wanted behind the last."""
+    """Return (consumer group, topic): `each` unwanted messages per queue, a wanted one behind the last."""
     topic, group = node.topic(queues=queues), node.group()
     receive(node, request(group, topic, tags=frozenset({RARE})))  # where the group begins is decided
     for queue in range(queues):
@@ -86,8 +85,7 @@ def test_one_selection_looks_at_a_bounded_number_over_all_queues_and_says_that_i
 
 
 def test_what_is_looked_through_to_the_end_is_finished(looked_at: list[int]) -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group()
+    node, topic, group = filled()
     asked = request(group, topic, tags=frozenset({RARE}))
     receive(node, asked)
     node.fill(topic, 0, SELECTION - 50, size=8, tags=[COMMON])
@@ -107,14 +105,6 @@ def test_all_filters_of_a_turn_share_its_bound_and_plain_receives_do_not_count(l
     plain = request(node.group("plain"), topic, 3)
     receive(node, plain)
     assert len(receive(node, plain)) == 3
-
-
-def run(test: Callable[[FakeRaft], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        async with asyncio.timeout(30):
-            await test(FakeRaft())
-
-    asyncio.run(body())
 
 
 async def filtered_queue(raft: FakeRaft) -> Callable[[int], ReceiveWork]:
@@ -139,53 +129,52 @@ async def filtered_queue(raft: FakeRaft) -> Callable[[int], ReceiveWork]:
     return submit
 
 
-def test_filters_that_a_turn_has_no_room_for_wait_and_producers_behind_them_do_not(
+@in_loop
+async def test_filters_that_a_turn_has_no_room_for_wait_and_producers_behind_them_do_not(
     looked_at: list[int],
 ) -> None:
-    async def body(raft: FakeRaft) -> None:
-        submit = await filtered_queue(raft)
-        looked_at.clear()
-        filters = [submit(number) for number in range(10)]
-        sent = sections(1, producer=8)
-        raft.pipeline.submit(sent)
-        await settle()
-        assert TURN <= sum(looked_at) < TURN + 50
-        placed = [work for work in filters if work.future.done()]
-        assert placed == filters[:3]
+    raft = FakeRaft()
+    submit = await filtered_queue(raft)
+    looked_at.clear()
+    filters = [submit(number) for number in range(10)]
+    sent = sections(1, producer=8)
+    raft.pipeline.submit(sent)
+    await settle()
+    assert TURN <= sum(looked_at) < TURN + 50
+    placed = [work for work in filters if work.future.done()]
+    assert placed == filters[:3]
+    looked_at.clear()
+    await raft.decide(len(raft.proposals) - 1)
+    assert sent.future.done(), "it was sent behind all of them"
+    assert sum(looked_at) < TURN + 50
+    assert filters[5].future.done(), "those that waited come first in the next turn"
+    while not all(work.future.done() for work in filters):
         looked_at.clear()
         await raft.decide(len(raft.proposals) - 1)
-        assert sent.future.done(), "it was sent behind all of them"
         assert sum(looked_at) < TURN + 50
-        assert filters[5].future.done(), "those that waited come first in the next turn"
-        while not all(work.future.done() for work in filters):
-            looked_at.clear()
-            await raft.decide(len(raft.proposals) - 1)
-            assert sum(looked_at) < TURN + 50
-
-    run(body)
 
 
-def test_filters_that_wait_for_their_turn_are_refused_when_the_leader_falls(looked_at: list[int]) -> None:
-    async def body(raft: FakeRaft) -> None:
-        submit = await filtered_queue(raft)
-        filters = [submit(number) for number in range(6)]
-        await settle()
-        assert not filters[-1].future.done()
-        assert raft.pipeline.bytes_waiting
-        raft.pipeline.on_leader(None)
-        with pytest.raises(NotLeaderError):
-            filters[-1].future.result()
+@in_loop
+async def test_filters_that_wait_for_their_turn_are_refused_when_the_leader_falls(
+    looked_at: list[int],
+) -> None:
+    raft = FakeRaft()
+    submit = await filtered_queue(raft)
+    filters = [submit(number) for number in range(6)]
+    await settle()
+    assert not filters[-1].future.done()
+    assert raft.pipeline.bytes_waiting
+    raft.pipeline.on_leader(None)
+    with pytest.raises(NotLeaderError):
+        filters[-1].future.result()
 
-    run(body)
 
-
-def test_a_filter_whose_client_is_gone_looks_at_nothing(looked_at: list[int]) -> None:
-    async def body(raft: FakeRaft) -> None:
-        submit = await filtered_queue(raft)
-        looked_at.clear()
-        submit(1).future.cancel()
-        await settle()
-        assert not looked_at
-        assert not raft.pipeline.bytes_waiting
-
-    run(body)
+@in_loop
+async def test_a_filter_whose_client_is_gone_looks_at_nothing(looked_at: list[int]) -> None:
+    raft = FakeRaft()
+    submit = await filtered_queue(raft)
+    looked_at.clear()
+    submit(1).future.cancel()
+    await settle()
+    assert not looked_at
+    assert not raft.pipeline.bytes_waiting

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ledgermq.broker.state.commands import GrantLeases, QueueGrant, SetPositions, position_rows
-from ledgermq.broker.state.consumption import ConsumptionTable
+from ledgermq.broker.state.commands import GrantLeases, QueueGrant, SessionLost, SetPositions, position_rows
+from ledgermq.broker.state.consumption import ACKED, NEVER, Consumption, ConsumptionTable
 from ledgermq.broker.state.effects import Effects
-from ledgermq.broker.state.leases import ACKED, NEVER, Consumption
 
-from ..entry_log import Node
+from ..entry_log import filled
 
 
 def offsets(*values: int) -> np.ndarray:
@@ -91,9 +90,7 @@ def test_a_released_lease_is_there_at_once_uncounted_and_no_handle_fits_it() -> 
     row = found.leases[1]
     assert (int(row["attempt"]), int(row["session"]), int(row["deadline"])) == (0, 0, 60)
     assert not found.holds(offsets(1), 7).any()
-    assert acknowledged(found, [1], force=True)[1] == [False], (
-        "its message never left: nobody can have done it"
-    )
+    assert acknowledged(found, [1], force=True)[1] == [False], "its message was never sent"
     assert found.release(offsets(1), handles(7), now=61)[1].tolist() == [False]
 
 
@@ -116,9 +113,7 @@ def test_in_order_what_is_acknowledged_behind_an_open_message_comes_again_with_i
     assert accepted == [True]
     assert found.leases["offset"].tolist() == [0, 1, 2]
     assert (found.leases["flags"] & ACKED).tolist() == [0, ACKED, 0]
-    assert acknowledged(leased(), [1])[0].leases["offset"].tolist() == [0, 2], (
-        "without order it is simply done"
-    )
+    assert acknowledged(leased(), [1])[0].leases["offset"].tolist() == [0, 2], "done, without order"
     assert acknowledged(found, [0], fifo=True)[0].committed == 2
 
 
@@ -149,16 +144,14 @@ def test_the_leases_of_a_session_end_when_it_is_told_and_those_of_others_do_not(
 
 def test_a_restored_state_still_knows_whose_leases_are_whose() -> None:
     """The table of sessions is not in a checkpoint: it follows from the leases."""
-    node = Node()
-    topic, group = node.topic(queues=1), node.group("billing")
-    node.fill(topic, 0, 3)
+    node, topic, group = filled(3)
     node.command(SetPositions(group, position_rows([(topic, 0, 0)])))
     node.command(GrantLeases(group, topic, 60_000, (QueueGrant(0, 0, 3, np.arange(3, dtype=np.int64)),), 5))
-    table = ConsumptionTable(node.state.queues)
+    table = ConsumptionTable(node.state.queues, node.state.groups)
     table.restore(node.state.consumption.copy())
-    assert table.sessions() == [5]
+    assert table.drop_idle_sessions() == [5]
     effects = Effects(9, 1, 700)
-    table.session_lost(5, 900, effects)
+    table.session_lost(SessionLost(5, 200), effects)
     found = table.get((group, topic, 0))
     assert found is not None and found.leases["deadline"].tolist() == [900, 900, 900]
     assert effects.released == {(group, topic)}

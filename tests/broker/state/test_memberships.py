@@ -8,38 +8,25 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, restore_state, take_snapshot
-from ledgermq.broker.state.commands import (
-    NOBODY,
-    AssignQueues,
-    CommitOffsets,
-    DeleteGroup,
-    DeleteTopic,
-    JoinGroup,
-    LeaveGroup,
-    SetTopicRetention,
-    assignment_rows,
-    position_rows,
-)
+from ledgermq.broker.checkpoint.layout import encode_snapshot, take_snapshot
+from ledgermq.broker.state import commands as c
 from ledgermq.broker.state.effects import CommitResult, GroupResult, RowsResult
-from ledgermq.broker.state.machine import BrokerState
 from ledgermq.broker.state.memberships import GroupMember, GroupMembership, Ownership
 
-from ..entry_log import START_MS, Node
+from ..entry_log import START_MS, Node, checkpoint, filled, restored, result_of
 
 
 def join(node: Node, group: int, *names: str, topics: tuple[str, ...] = ("orders",)) -> None:
     for name in names:
-        node.command(JoinGroup(group, name, topics))
+        node.command(c.JoinGroup(group, name, topics))
 
 
 def assign(node: Node, group: int, name: str, *rows: tuple[int, int, int]) -> list[bool]:
     """Rows: topic id, queue id, epoch so far."""
-    command = AssignQueues(
-        group, (name,) if name else (), assignment_rows([(*row, 0 if name else NOBODY) for row in rows])
+    command = c.AssignQueues(
+        group, (name,) if name else (), c.assignment_rows([(*row, 0 if name else c.NO_OWNER) for row in rows])
     )
-    (result,) = node.command(command).results
-    assert isinstance(result, RowsResult)
+    result = result_of(node.command(command), RowsResult)
     return [bool(each) for each in result.accepted]
 
 
@@ -48,8 +35,9 @@ def commit(
 ) -> tuple[list[bool], list[bool]]:
     """Return which rows were taken, and which fenced."""
     named = np.array(epochs, np.uint64) if epochs else None
-    (result,) = node.command(CommitOffsets(group, position_rows(rows), reset, named)).results
-    assert isinstance(result, CommitResult)
+    result = result_of(
+        node.command(c.CommitOffsets(group, c.position_rows(rows), reset, named)), CommitResult
+    )
     return result.accepted.tolist(), result.fenced.tolist()
 
 
@@ -61,8 +49,7 @@ def membership(node: Node, group: int) -> GroupMembership:
 
 def ready() -> tuple[Node, int, int]:
     """A topic of two queues with ten messages each, a group with members a and b; a owns both queues."""
-    node = Node()
-    topic, group = node.topic(), node.group()
+    node, topic, group = filled(queues=2)
     for queue in range(2):
         node.fill(topic, queue, 10)
     join(node, group, "a", "b")
@@ -96,7 +83,7 @@ def test_the_owner_cannot_commit_backwards() -> None:
     assert node.state.committed_offset(group, topic, 0) == 7
 
 
-def test_nobody_commits_beside_the_members_of_a_group() -> None:
+def test_a_commit_without_an_epoch_is_refused_while_a_consumer_group_has_members() -> None:
     node, topic, group = ready()
     other = node.topic("other")
     node.fill(other, 0, 5)
@@ -108,22 +95,20 @@ def test_nobody_commits_beside_the_members_of_a_group() -> None:
 def test_without_members_commits_need_no_epoch_and_old_epochs_are_refused() -> None:
     node, topic, group = ready()
     epoch = node.state.applied_index
-    (result,) = node.command(LeaveGroup(group, ("a", "b", "c"))).results
-    assert isinstance(result, RowsResult) and result.accepted.tolist() == [True, True, False]
+    result = result_of(node.command(c.LeaveGroup(group, ("a", "b", "c"))), RowsResult)
+    assert result.accepted.tolist() == [True, True, False]
     assert node.state.memberships.get(group) is None
     assert commit(node, group, [(topic, 0, 4)], epoch) == ([False], [True])
     assert commit(node, group, [(topic, 0, 4)]) == ([True], [False])
 
 
-def test_who_leaves_owns_nothing_any_more() -> None:
+def test_a_member_that_leaves_owns_nothing_any_more() -> None:
     node, topic, group = ready()
     epoch = node.state.applied_index
-    node.command(LeaveGroup(group, ("a",)))
+    node.command(c.LeaveGroup(group, ("a",)))
     assert membership(node, group).of((topic, 0)) == Ownership("", node.state.applied_index)
     assert commit(node, group, [(topic, 0, 4)], epoch) == ([False], [True])
-    assert commit(node, group, [(topic, 0, 4)], node.state.applied_index) == ([False], [True]), (
-        "an epoch of nobody is nobody's"
-    )
+    assert commit(node, group, [(topic, 0, 4)], node.state.applied_index) == ([False], [True]), "no owner"
 
 
 def test_a_reset_by_an_outsider_gives_the_owner_a_new_epoch() -> None:
@@ -154,7 +139,7 @@ def test_an_assignment_of_a_leader_that_knew_another_epoch_is_refused() -> None:
     assert membership(node, group).of((topic, 0)).member == "a"
 
 
-def test_a_queue_is_not_given_to_who_is_no_member_nor_one_that_is_gone() -> None:
+def test_a_queue_is_assigned_to_members_only_and_only_if_it_exists() -> None:
     node, topic, group = ready()
     epoch = node.state.applied_index
     assert assign(node, group, "c", (topic, 0, epoch)) == [False]
@@ -162,12 +147,14 @@ def test_a_queue_is_not_given_to_who_is_no_member_nor_one_that_is_gone() -> None
     assert assign(node, 77, "b", (topic, 0, 0)) == [False]
 
 
-def test_who_comes_in_an_entry_owns_nothing_in_that_entry() -> None:
-    """Everybody leaves, one comes back and is given a queue: it could be the epoch of an owner before, all in one entry."""
+def test_a_member_that_joins_in_an_entry_owns_nothing_in_that_entry() -> None:
+    """All members leave, one returns and gets a queue: within one entry its epoch might not be unique."""
     node, topic, group = ready()
-    rows = assignment_rows([(topic, 0, 0, 0)])
+    rows = c.assignment_rows([(topic, 0, 0, 0)])
     results = node.command(
-        LeaveGroup(group, ("a", "b")), JoinGroup(group, "a", ("orders",)), AssignQueues(group, ("a",), rows)
+        c.LeaveGroup(group, ("a", "b")),
+        c.JoinGroup(group, "a", ("orders",)),
+        c.AssignQueues(group, ("a",), rows),
     ).results
     assert isinstance(results[2], RowsResult) and results[2].accepted.tolist() == [False]
     assert assign(node, group, "a", (topic, 0, 0)) == [True]
@@ -177,10 +164,10 @@ def test_coming_again_keeps_age_and_queues_and_changes_the_subscription() -> Non
     node, topic, group = ready()
     before = membership(node, group).members["a"]
     node.log.now += 500
-    assert node.command(JoinGroup(group, "a", ("orders",))).results == [
+    assert node.command(c.JoinGroup(group, "a", ("orders",))).results == [
         GroupResult(node.state.groups.get(group), False)
     ]
-    effects = node.command(JoinGroup(group, "a", ("orders", "paid"), "circle", "z1", "x", 4000, 500))
+    effects = node.command(c.JoinGroup(group, "a", ("orders", "paid"), "circle", "z1", "x", 4000, 500))
     assert effects.members_changed == {group}
     assert membership(node, group).members["a"] == GroupMember(
         "a", before.joined, START_MS, ("orders", "paid"), "circle", "z1", "x", 4000, 500
@@ -189,9 +176,9 @@ def test_coming_again_keeps_age_and_queues_and_changes_the_subscription() -> Non
     assert [member.name for member in membership(node, group).by_age()] == ["a", "b"]
 
 
-def test_nobody_joins_a_group_that_was_deleted() -> None:
+def test_a_deleted_consumer_group_takes_no_member() -> None:
     node = Node()
-    assert node.command(JoinGroup(9, "a", ())).results == [GroupResult(None, False)]
+    assert node.command(c.JoinGroup(9, "a", ())).results == [GroupResult(None, False)]
     assert node.state.memberships.group_ids() == []
 
 
@@ -199,37 +186,33 @@ def test_deleting_a_group_or_a_topic_ends_what_was_owned() -> None:
     node, topic, group = ready()
     other = node.topic("other")
     assign(node, group, "b", (other, 0, 0))
-    assert node.command(DeleteTopic(topic)).members_changed == {group}
+    assert node.command(c.DeleteTopic(topic)).members_changed == {group}
     assert list(membership(node, group).owners) == [(other, 0)]
-    assert node.command(SetTopicRetention(other, 5)).members_changed == set()
-    assert node.command(DeleteGroup(group)).members_changed == {group}
+    assert node.command(c.SetTopicRetention(other, 5)).members_changed == set()
+    assert node.command(c.DeleteGroup(group)).members_changed == {group}
     assert node.state.memberships.get(group) is None
-    assert node.command(DeleteTopic(other)).members_changed == set()
+    assert node.command(c.DeleteTopic(other)).members_changed == set()
 
 
-# --- checkpoints ----------------------------------------------------------------------------------------------------
-def bytes_of(state: BrokerState) -> bytes:
-    return b"".join(encode_snapshot(take_snapshot(state)))
-
-
+# --- checkpoints ----------------------------------------------------------------------------------------
 def test_memberships_survive_a_checkpoint() -> None:
     node, topic, group = ready()
-    node.command(JoinGroup(group, "c", (), "average", "zone-ä", "a||b", 60_000, 30_000))
-    node.command(LeaveGroup(group, ("b",)))
+    node.command(c.JoinGroup(group, "c", (), "average", "zone-ä", "a||b", 60_000, 30_000))
+    node.command(c.LeaveGroup(group, ("b",)))
     assign(node, group, "", (topic, 1, membership(node, group).of((topic, 1)).epoch))
-    raw = bytes_of(node.state)
-    restored = restore_state(decode_snapshot(raw, "x"))
-    assert restored.memberships.copy() == node.state.memberships.copy()
-    assert bytes_of(restored) == raw
+    raw = checkpoint(node.state)
+    loaded = restored(raw)
+    assert loaded.memberships.copy() == node.state.memberships.copy()
+    assert checkpoint(loaded) == raw
 
 
 def test_a_checkpoint_without_members_is_one_that_older_nodes_read() -> None:
     node, topic, group = ready()
-    assert bytes_of(node.state)[4] == 3
-    node.command(LeaveGroup(group, ("a", "b")))
-    assert bytes_of(node.state)[4] == 1
-    node.command(SetTopicRetention(topic, 5))
-    assert bytes_of(node.state)[4] == 2
+    assert checkpoint(node.state)[4] == 3
+    node.command(c.LeaveGroup(group, ("a", "b")))
+    assert checkpoint(node.state)[4] == 1
+    node.command(c.SetTopicRetention(topic, 5))
+    assert checkpoint(node.state)[4] == 2
 
 
 def test_a_snapshot_keeps_the_members_it_saw() -> None:
@@ -238,7 +221,7 @@ def test_a_snapshot_keeps_the_members_it_saw() -> None:
     before = b"".join(encode_snapshot(snapshot))
     join(node, group, "c")
     commit(node, group, [(topic, 0, 2)], reset=True)
-    node.command(LeaveGroup(group, ("a",)))
+    node.command(c.LeaveGroup(group, ("a",)))
     assert b"".join(encode_snapshot(snapshot)) == before
 
 
@@ -260,7 +243,7 @@ def test_random_histories_keep_one_owner_per_epoch_and_offsets_that_never_go_bac
         if roll < 0.15:
             join(node, group, name)
         elif roll < 0.25:
-            node.command(LeaveGroup(group, (name,)))
+            node.command(c.LeaveGroup(group, (name,)))
         elif roll < 0.55:
             epoch = known.epoch if choose.random() < 0.8 else choose.randrange(node.state.applied_index)
             taken = assign(node, group, name, (topic, queue, epoch))
@@ -281,5 +264,5 @@ def test_random_histories_keep_one_owner_per_epoch_and_offsets_that_never_go_bac
                 epochs[each] = now.epoch
                 assert owners.setdefault((each, now.epoch), now.member) == now.member
             assert (node.state.committed_offset(group, topic, each) or 0) == offsets[each]
-    raw = bytes_of(node.state)
-    assert bytes_of(restore_state(decode_snapshot(raw, "x"))) == raw
+    raw = checkpoint(node.state)
+    assert checkpoint(restored(raw)) == raw

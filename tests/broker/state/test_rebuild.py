@@ -1,4 +1,4 @@
-"""Queue files that are lost are made again from the log, as the state says they were, also when the log was trimmed."""
+"""Lost queue files are rebuilt from the log as the state describes them, also when the log was trimmed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint, finish_checkpoint
+from ledgermq.broker.checkpoint.store import CheckpointStore, begin_checkpoint
 from ledgermq.broker.errors import DivergedError
 from ledgermq.broker.replica import Replica
-from ledgermq.broker.state.consume_queue import UNIT_SIZE, ColdRead
-from ledgermq.broker.state.machine import BrokerState
-from ledgermq.broker.state.queue_sums import BLOCK_UNITS, bridging_unit
+from ledgermq.broker.state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead
+from ledgermq.broker.state.rebuild import bridging_unit
 from ledgermq.proto.errors import NewerFormatError
 from ledgermq.raft.disk.checked_file import read_record
 from ledgermq.raft.log.identity import Manifest, write_manifest
@@ -21,9 +20,9 @@ from ledgermq.raft.types import LogIndex
 from tests.power_cut import Keep
 from tests.raft.simulated_disk import PowerCut, SimulatedDisk
 
-from ..checkpoint.test_checkpoint import DATA, bytes_of, store_on, units
+from ..checkpoint.test_checkpoint import DATA, store_on, units, write
 from ..checkpoint.test_state_transfer import opened
-from ..entry_log import Node
+from ..entry_log import Node, checkpoint
 
 QUEUES = 4
 
@@ -31,7 +30,8 @@ QUEUES = 4
 class Trimmed:
     """A node of which retention took the first entries; queue 3 has nothing left."""
 
-    def __init__(self, seed: int = 1, *, trim: bool = True) -> None:
+    def __init__(self, seed: int = 1, *, trim: bool = True, lose: bool = False) -> None:
+        """`lose`: its queue files are deleted."""
         choose = random.Random(seed)
         self.node = node = Node()
         self.disk = SimulatedDisk()
@@ -49,6 +49,8 @@ class Trimmed:
         if trim:
             self.cut(14)
         self.write()
+        if lose:
+            self.lose_queues(self.disk)
 
     def cut(self, index: int) -> None:
         """Let the log begin at an entry."""
@@ -87,7 +89,7 @@ class Trimmed:
     def check_same(self, replica: Replica, store: CheckpointStore) -> None:
         """The state is the node's, and every block that is stored has its checksum."""
         assert replica.rebuild is None
-        assert bytes_of(replica.state) == bytes_of(self.node.state)
+        assert checkpoint(replica.state) == checkpoint(self.node.state)
         for queue in self.node.state.queues:
             found = units(replica.state, store, *queue.key)
             assert found == units(self.node.state, self.store, *queue.key)
@@ -102,12 +104,6 @@ class Trimmed:
 
 def content(disk: SimulatedDisk, path: Path) -> bytes:
     return bytes(disk.names[path].current)
-
-
-def write(store: CheckpointStore, state: BrokerState) -> None:
-    job = begin_checkpoint(state)
-    store.run(job)
-    finish_checkpoint(state, job)
 
 
 @pytest.mark.parametrize("behind", [0, 1, 7, BLOCK_UNITS - 1])
@@ -189,8 +185,7 @@ def test_the_older_checkpoint_is_enough_though_retention_took_units_that_it_stil
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_crash_while_lost_queues_are_made_again_begins_that_again(keep: Keep) -> None:
     choose = random.Random(keep.value)
-    made = Trimmed()
-    made.lose_queues(made.disk)
+    made = Trimmed(lose=True)
     disk = made.disk
     for _ in range(6):
         replica, store = opened(disk)
@@ -207,8 +202,7 @@ def test_a_crash_while_lost_queues_are_made_again_begins_that_again(keep: Keep) 
 
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_power_cut_at_any_step_of_a_rebuild_loses_nothing(keep: Keep) -> None:
-    made = Trimmed()
-    made.lose_queues(made.disk)
+    made = Trimmed(lose=True)
     for folder in {path.parent for path in made.disk.directories}:
         made.disk.sync_directory(folder)
 
@@ -235,8 +229,7 @@ def test_a_power_cut_at_any_step_of_a_rebuild_loses_nothing(keep: Keep) -> None:
 
 
 def test_a_log_that_lacks_units_which_no_retention_took_is_not_believed() -> None:
-    made = Trimmed(trim=False)
-    made.lose_queues(made.disk)
+    made = Trimmed(trim=False, lose=True)
     replica, _ = opened(made.disk)
     assert replica.rebuild is not None
     last = len(made.node.log.raw)
@@ -246,8 +239,7 @@ def test_a_log_that_lacks_units_which_no_retention_took_is_not_believed() -> Non
 
 
 def test_a_log_that_makes_other_units_than_the_state_counts_on_is_not_believed() -> None:
-    made = Trimmed()
-    made.lose_queues(made.disk)
+    made = Trimmed(lose=True)
     replica, _ = opened(made.disk)
     assert replica.rebuild is not None
     goals = replica.rebuild._goals
@@ -260,8 +252,7 @@ def test_a_log_that_makes_other_units_than_the_state_counts_on_is_not_believed()
 
 
 def test_a_former_build_does_not_take_a_rebuild_of_lost_files_for_that_of_a_reset() -> None:
-    made = Trimmed()
-    made.lose_queues(made.disk)
+    made = Trimmed(lose=True)
     opened(made.disk)
     with pytest.raises(NewerFormatError, match="rebuild"):
         read_record(made.disk, DATA / "checkpoint" / "rebuild", "rebuild", 1)

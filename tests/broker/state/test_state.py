@@ -8,61 +8,42 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ledgermq.broker.checkpoint.layout import decode_snapshot, encode_snapshot, restore_state, take_snapshot
 from ledgermq.broker.errors import DivergedError, UnknownCommandError
-from ledgermq.broker.state.commands import (
-    LATEST,
-    Ack,
-    ChangeInvisible,
-    Command,
-    CommitOffsets,
-    CreateGroup,
-    CreateTopic,
-    DeleteGroup,
-    DeleteTopic,
-    EvictDedup,
-    FeatureLevel,
-    GrantLeases,
-    LogStart,
-    QueueGrant,
-    ReleaseLeases,
-    SessionLost,
-    SetPositions,
-    SetTopicKeepUnread,
-    SetTopicRetention,
-    TrimQueues,
-    change_rows,
-    lease_rows,
-    position_rows,
-)
+from ledgermq.broker.state import commands as c
 from ledgermq.broker.state.effects import Effects, GrantResult, RowsResult, TopicResult
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.entry import EntryKind
 from ledgermq.proto.record import SectionKind, encode_command, encode_section, seal_section
 
-from ..entry_log import EntryLog, Node, command_section, records, section
+from ..entry_log import (
+    EntryLog,
+    Node,
+    checkpoint,
+    command_section,
+    filled,
+    records,
+    restored,
+    result_of,
+    section,
+)
 
 
 def rows_of(effects: Effects) -> list[bool]:
-    result = effects.results[0]
-    assert isinstance(result, RowsResult)
-    accepted: list[bool] = result.accepted.tolist()
-    return accepted
+    return [bool(each) for each in result_of(effects, RowsResult).accepted]
 
 
 def test_a_topic_that_is_created_again_gets_another_id() -> None:
     node = Node()
     first = node.topic()
-    node.command(DeleteTopic(first))
+    node.command(c.DeleteTopic(first))
     assert node.topic() == first + 1
 
 
 def test_creating_a_topic_twice_changes_nothing_and_tells_its_id() -> None:
     node = Node()
     first = node.topic(queues=2)
-    effects = node.command(CreateTopic("orders", 9))
-    result = effects.results[0]
-    assert isinstance(result, TopicResult)
+    effects = node.command(c.CreateTopic("orders", 9))
+    result = result_of(effects, TopicResult)
     assert result.topic is not None
     assert (result.topic.topic_id, result.topic.queue_count, result.changed) == (first, 2, False)
     assert not effects.topics_changed
@@ -83,7 +64,7 @@ def test_records_extend_their_queue_and_their_units_point_at_them() -> None:
 
 
 def test_one_log_holds_the_messages_of_all_topics_and_queues() -> None:
-    """A3.1, A3.6, A3.11: they stand in it in the order in which they came, and each queue says where its own are."""
+    """A3.1, A3.6, A3.11: in the order of their arrival; each queue knows the places of its own messages."""
     node = Node()
     topics = [node.topic(name, queues=2) for name in ("orders", "paid")]
     places = []
@@ -114,7 +95,7 @@ def test_a_section_of_a_topic_that_never_was_stops_the_node() -> None:
 def test_a_section_that_arrives_behind_the_deletion_of_its_topic_is_dropped_everywhere() -> None:
     node = Node()
     topic = node.topic()
-    node.command(DeleteTopic(topic))
+    node.command(c.DeleteTopic(topic))
     assert node.apply(section(topic, 0, records(1), base=0)).sections[0].gone
 
 
@@ -143,41 +124,30 @@ def test_an_unknown_command_or_version_stops_the_node(number: int, version: int)
 
 
 def test_committed_offsets_never_go_back_without_reset() -> None:
-    node = Node()
-    topic, group = node.topic(), node.group()
-    node.fill(topic, 0, 10)
+    node, topic, group = filled(10, queues=2)
     for offset, reset, expected in [(5, False, 5), (3, False, 5), (99, False, 10), (3, True, 3)]:
-        assert rows_of(node.command(CommitOffsets(group, position_rows([(topic, 0, offset)]), reset))) == [
-            True
-        ]
+        assert rows_of(node.commit_offsets(group, (topic, 0, offset), reset=reset)) == [True]
         assert node.state.committed_offset(group, topic, 0) == expected
 
 
 def test_offsets_of_unknown_groups_and_queues_are_refused() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group()
-    assert rows_of(node.command(CommitOffsets(group + 1, position_rows([(topic, 0, 0)])))) == [False]
-    assert rows_of(node.command(CommitOffsets(group, position_rows([(topic, 7, 0), (topic, 0, 0)])))) == [
-        False,
-        True,
-    ]
+    node, topic, group = filled()
+    assert rows_of(node.commit_offsets(group + 1, (topic, 0, 0))) == [False]
+    assert rows_of(node.commit_offsets(group, (topic, 7, 0), (topic, 0, 0))) == [False, True]
 
 
 def test_deleting_a_group_forgets_its_positions() -> None:
-    node = Node()
-    topic, group = node.topic(), node.group()
-    node.command(CommitOffsets(group, position_rows([(topic, 0, 0)])))
-    node.command(DeleteGroup(group))
+    node, topic, group = filled(queues=2)
+    node.commit_offsets(group, (topic, 0, 0))
+    node.command(c.DeleteGroup(group))
     assert node.state.committed_offset(group, topic, 0) is None
 
 
 def test_retention_hides_messages_below_and_never_goes_back() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group()
-    node.fill(topic, 0, 10)
-    node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
-    node.command(LogStart(2, 100, position_rows([(topic, 0, 6)])))
-    node.command(LogStart(1, 50, position_rows([(topic, 0, 4)])))
+    node, topic, group = filled(10)
+    node.commit_offsets(group, (topic, 0, 2))
+    node.command(c.LogStart(2, 100, c.position_rows([(topic, 0, 6)])))
+    node.command(c.LogStart(1, 50, c.position_rows([(topic, 0, 4)])))
     assert node.state.queue_begin(topic, 0) == 6
     assert (node.state.log_start_index, node.state.log_start_offset) == (2, 100)
     assert node.state.committed_offset(group, topic, 0) == 6
@@ -192,7 +162,7 @@ def test_the_leader_finds_the_begin_offsets_for_a_start_of_the_log() -> None:
     node.fill(topic, 0, 3)
     node.fill(topic, 1, 1)
     command = node.state.log_start_command(node.state.applied_index - 1, start, {})
-    assert isinstance(command, LogStart)
+    assert isinstance(command, c.LogStart)
     assert command.rows.tolist() == [(topic, 0, 3)]
 
 
@@ -202,65 +172,52 @@ def lost(effects: Effects) -> list[tuple[int, int, int]]:
 
 
 def test_trimmed_queues_begin_later_and_the_log_does_not() -> None:
-    node = Node()
-    topic, group = node.topic(), node.group()
-    node.fill(topic, 0, 10)
-    node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
-    effects = node.command(TrimQueues(position_rows([(topic, 0, 6), (topic, 1, 3), (99, 0, 1)])))
-    assert (node.state.queue_begin(topic, 0), node.state.queue_begin(topic, 1)) == (6, 0), (
-        "1 has nothing to hide"
-    )
+    node, topic, group = filled(10, queues=2)
+    node.commit_offsets(group, (topic, 0, 2))
+    effects = node.trim((topic, 0, 6), (topic, 1, 3), (99, 0, 1))
+    assert (node.state.queue_begin(topic, 0), node.state.queue_begin(topic, 1)) == (6, 0), "1 is empty"
     assert node.state.log_start_index == 1 and effects.log_start is None
     assert lost(effects) == [(0, 4, 6)]
-    assert lost(node.command(TrimQueues(position_rows([(topic, 0, 4)])))) == []
+    assert lost(node.trim((topic, 0, 4))) == []
     assert node.state.queue_begin(topic, 0) == 6, "never back"
-    node.command(TrimQueues(position_rows([(topic, 0, 1 << 40)])))
+    node.trim((topic, 0, 1 << 40))
     assert node.state.queue_begin(topic, 0) == 10, "not behind the end: the next message is shown"
 
 
 def test_a_group_is_told_once_what_retention_took_and_commits_end_it() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group()
-    node.fill(topic, 0, 20)
-    node.command(CommitOffsets(group, position_rows([(topic, 0, 1)])))
-    node.command(TrimQueues(position_rows([(topic, 0, 3)])))
-    node.command(TrimQueues(position_rows([(topic, 0, 5)])))
+    node, topic, group = filled(20)
+    node.commit_offsets(group, (topic, 0, 1))
+    node.trim((topic, 0, 3))
+    node.trim((topic, 0, 5))
     assert node.state.lost_count(group, topic, 0) == 4
-    nothing = GrantLeases(group, topic, 1000, (QueueGrant(0, 5, 5, np.array([], np.int64)),))
+    nothing = c.GrantLeases(group, topic, 1000, (c.QueueGrant(0, 5, 5, np.array([], np.int64)),))
     node.command(nothing)
-    assert node.state.lost_count(group, topic, 0) == 4, "nobody got anything: nobody was told"
-    granted = GrantLeases(group, topic, 1000, (QueueGrant(0, 5, 7, np.array([5, 6])),))
-    (result,) = node.command(granted).results
-    assert isinstance(result, GrantResult)
+    assert node.state.lost_count(group, topic, 0) == 4, "no message was granted, so the loss was not reported"
+    granted = c.GrantLeases(group, topic, 1000, (c.QueueGrant(0, 5, 7, np.array([5, 6])),))
+    result = result_of(node.command(granted), GrantResult)
     assert [(queue.lost, queue.begin) for queue in result.queues] == [(4, 5)]
     assert node.state.lost_count(group, topic, 0) == 0
     lease = result.lease_id
-    assert lost(node.command(TrimQueues(position_rows([(topic, 0, 6)])))) == [(0, 1, 6)], "leased, not done"
-    node.command(Ack(group, topic, lease_rows([(0, 6, lease)])))
-    assert node.state.lost_count(group, topic, 0) == 1, (
-        "an acknowledgement of what came earlier says nothing of it"
-    )
-    node.command(CommitOffsets(group, position_rows([(topic, 0, 9)])))
+    assert lost(node.trim((topic, 0, 6))) == [(0, 1, 6)], "leased, not done"
+    node.command(c.Ack(group, topic, c.lease_rows([(0, 6, lease)])))
+    assert node.state.lost_count(group, topic, 0) == 1, "an earlier delivery did not report the loss"
+    node.commit_offsets(group, (topic, 0, 9))
     assert node.state.lost_count(group, topic, 0) == 0
 
 
 def test_losses_and_retention_of_topics_survive_a_checkpoint_and_cost_nothing_without_them() -> None:
-    node = Node()
-    topic, group = node.topic(queues=1), node.group()
-    node.fill(topic, 0, 10)
-    node.command(CommitOffsets(group, position_rows([(topic, 0, 2)])))
+    node, topic, group = filled(10)
+    node.commit_offsets(group, (topic, 0, 2))
     assert checkpoint(node.state)[4:8] == bytes([1, 0, 0, 0]), "older nodes read it"
-    result = node.command(SetTopicRetention(topic, 3_600_000)).results[0]
-    assert isinstance(result, TopicResult) and result.changed
-    node.command(TrimQueues(position_rows([(topic, 0, 6)])))
-    assert checkpoint(node.state)[4:8] == bytes([2, 0, 0, 0]), (
-        "older nodes would lose something: they refuse it"
-    )
-    restored = restore_state(decode_snapshot(checkpoint(node.state), "test"))
-    assert restored.lost_count(group, topic, 0) == 4
-    assert restored.topics.named("orders").retention_ms == 3_600_000
-    assert restored.queue_begin(topic, 0) == 6
-    again = node.command(SetTopicRetention(topic, 3_600_000), SetTopicRetention(99, 1))
+    result = result_of(node.command(c.SetTopicRetention(topic, 3_600_000)), TopicResult)
+    assert result.changed
+    node.trim((topic, 0, 6))
+    assert checkpoint(node.state)[4:8] == bytes([2, 0, 0, 0]), "older nodes would lose it: they refuse"
+    loaded = restored(checkpoint(node.state))
+    assert loaded.lost_count(group, topic, 0) == 4
+    assert loaded.topics.named("orders").retention_ms == 3_600_000
+    assert loaded.queue_begin(topic, 0) == 6
+    again = node.command(c.SetTopicRetention(topic, 3_600_000), c.SetTopicRetention(99, 1))
     assert [each.changed for each in again.results if isinstance(each, TopicResult)] == [False, False]
 
 
@@ -282,7 +239,7 @@ class History:
             self.log.add([], EntryKind.NOOP)
             return
         made = [self.section() for _ in range(self.random.randint(1, 3))]
-        self.log.add([part for part in made if part is not None] or [command_section(FeatureLevel(1))])
+        self.log.add([part for part in made if part is not None] or [command_section(c.FeatureLevel(1))])
 
     def section(self) -> bytearray | None:
         if self.random.random() < 0.5 and self.ends:
@@ -306,7 +263,7 @@ class History:
         self.ends[key] += count
         return out
 
-    def command(self) -> Command:
+    def command(self) -> c.Command:
         pick, low = self.random.randint(0, 13), self.random.randint
         topic, queue, group, offset = low(1, 5), low(0, 2), low(1, 3), low(0, 40)
         lease = low(1, len(self.log.raw) + 2)
@@ -315,57 +272,55 @@ class History:
         if pick == 1 and self.random.random() < 0.2:
             return self._delete(topic)
         if pick == 2:
-            return CreateGroup(f"g{low(1, 3)}", LATEST, fifo=self.random.random() < 0.3)
+            return c.CreateGroup(f"g{low(1, 3)}", c.LATEST, fifo=self.random.random() < 0.3)
         if pick == 3 and self.random.random() < 0.1:
-            return DeleteGroup(group)
+            return c.DeleteGroup(group)
         if pick in (4, 5):
-            return CommitOffsets(group, position_rows([(topic, queue, offset)]), self.random.random() < 0.2)
+            return c.CommitOffsets(
+                group, c.position_rows([(topic, queue, offset)]), self.random.random() < 0.2
+            )
         if pick == 6:
-            return SetPositions(group, position_rows([(topic, q, 0) for q in range(3)]))
+            return c.SetPositions(group, c.position_rows([(topic, q, 0) for q in range(3)]))
         if pick in (7, 8, 9):
             offsets = np.array(sorted(self.random.sample(range(offset, offset + 9), 3)))
             start = self.random.choice([offset, 0, offset + 3])
-            grants = (QueueGrant(queue, start, offset + 9, offsets),)
-            return GrantLeases(group, topic, low(0, 500), grants, low(0, 1) * low(1, 3))
+            grants = (c.QueueGrant(queue, start, offset + 9, offsets),)
+            return c.GrantLeases(group, topic, low(0, 500), grants, low(0, 1) * low(1, 3))
         if pick == 10:
             rows = [(low(0, 2), low(0, 40), lease) for _ in range(4)]
-            return Ack(group, topic, lease_rows(rows), force=self.random.random() < 0.5)
+            return c.Ack(group, topic, c.lease_rows(rows), force=self.random.random() < 0.5)
         if pick == 11:
-            return ChangeInvisible(group, topic, change_rows([(queue, offset, lease, low(0, 900))]))
+            return c.ChangeInvisible(group, topic, c.change_rows([(queue, offset, lease, low(0, 900))]))
         if pick == 12:
-            return ReleaseLeases(group, topic, lease_rows([(queue, offset, lease)]))
+            return c.ReleaseLeases(group, topic, c.lease_rows([(queue, offset, lease)]))
         return self._rare(topic, queue)
 
-    def _rare(self, topic: int, queue: int) -> Command:
+    def _rare(self, topic: int, queue: int) -> c.Command:
         last, low = self.random.random(), self.random.randint
         if last < 0.3:
-            return SessionLost(low(1, 3), 50)
+            return c.SessionLost(low(1, 3), 50)
         if last < 0.5:
-            return EvictDedup(self.log.now - 4_000, self.log.now - 9_000)
+            return c.EvictDedup(self.log.now - 4_000, self.log.now - 9_000)
         if last < 0.65:
-            return SetTopicRetention(topic, low(0, 2) * 1000)
+            return c.SetTopicRetention(topic, low(0, 2) * 1000)
         if last < 0.7:
-            return SetTopicKeepUnread(topic, queue > 0)
+            return c.SetTopicKeepUnread(topic, queue > 0)
         if last < 0.8:
-            return TrimQueues(position_rows([(topic, q, low(0, 12)) for q in range(3)]))
-        return LogStart(len(self.log.raw), self.log.end, position_rows([(topic, queue, low(0, 9))]))
+            return c.TrimQueues(c.position_rows([(topic, q, low(0, 12)) for q in range(3)]))
+        return c.LogStart(len(self.log.raw), self.log.end, c.position_rows([(topic, queue, low(0, 9))]))
 
-    def _create(self) -> CreateTopic:
+    def _create(self) -> c.CreateTopic:
         name = f"t{self.random.randint(1, 4)}"
         if name not in self.names:
             self.names[name], self.topics[self.next_topic] = self.next_topic, 3
             self.ends.update({(self.next_topic, queue): 0 for queue in range(3)})
             self.next_topic += 1
-        return CreateTopic(name, 3)
+        return c.CreateTopic(name, 3)
 
-    def _delete(self, topic: int) -> DeleteTopic:
+    def _delete(self, topic: int) -> c.DeleteTopic:
         self.names = {name: known for name, known in self.names.items() if known != topic}
         self.ends = {key: end for key, end in self.ends.items() if key[0] != topic}
-        return DeleteTopic(topic)
-
-
-def checkpoint(state: BrokerState) -> bytes:
-    return b"".join(encode_snapshot(take_snapshot(state)))
+        return c.DeleteTopic(topic)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -382,7 +337,7 @@ def test_two_nodes_with_one_history_have_equal_checkpoints_even_when_one_restart
         if history.random.random() < 0.05:
             raw = checkpoint(restarted)
             assert raw == checkpoint(steady), f"seed {seed} index {index}"
-            restarted = without_tails(restarted, restore_state(decode_snapshot(raw, "test")))
+            restarted = without_tails(restarted, restored(raw))
         for queue in steady.queues:
             assert queue.begin >= begins.get(queue.key, 0), f"seed {seed} index {index}: a begin went back"
             begins[queue.key] = queue.begin
@@ -405,18 +360,18 @@ def test_that_a_topic_keeps_what_is_unread_survives_a_checkpoint_and_costs_nothi
     node = Node()
     topic, other = node.topic(), node.topic("other")
     assert checkpoint(node.state)[4:8] == bytes([1, 0, 0, 0]), "older nodes read it"
-    (result,) = node.command(SetTopicKeepUnread(topic, True)).results
-    assert isinstance(result, TopicResult) and result.changed and result.topic is not None
+    result = result_of(node.command(c.SetTopicKeepUnread(topic, True)), TopicResult)
+    assert result.changed and result.topic is not None
     assert checkpoint(node.state)[4:8] == bytes([6, 0, 0, 0]), "older nodes would delete: they refuse it"
-    restored = restore_state(decode_snapshot(checkpoint(node.state), "test"))
-    assert {each.topic_id: each.keep_unread for each in restored.topics} == {topic: True, other: False}
+    loaded = restored(checkpoint(node.state))
+    assert {each.topic_id: each.keep_unread for each in loaded.topics} == {topic: True, other: False}
     version = result.topic.version
     again = node.command(
-        SetTopicKeepUnread(topic, True), SetTopicKeepUnread(99, True), SetTopicRetention(topic, 5)
+        c.SetTopicKeepUnread(topic, True), c.SetTopicKeepUnread(99, True), c.SetTopicRetention(topic, 5)
     )
     assert [each.changed for each in again.results if isinstance(each, TopicResult)] == [False, False, True]
     assert (
         node.state.topics.named("orders").keep_unread and node.state.topics.named("orders").version > version
     )
-    node.command(SetTopicKeepUnread(topic, False), CreateTopic("born-so", 1, keep_unread=True))
+    node.command(c.SetTopicKeepUnread(topic, False), c.CreateTopic("born-so", 1, keep_unread=True))
     assert [each.keep_unread for each in node.state.topics] == [False, False, True]

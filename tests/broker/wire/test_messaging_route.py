@@ -26,7 +26,9 @@ def test_the_queues_of_several_groups_alternate() -> None:
     assert [(q.id, q.broker.name) for q in queues] == [(0, "g0.n1"), (0, "g1.n2"), (1, "g0.n1")]
 
 
-def test_an_ordered_topic_lists_each_queue_once_so_that_a_hash_meets_the_same_group_whoever_lives() -> None:
+def test_an_ordered_topic_lists_each_queue_once_so_a_hash_meets_one_broker_group_whichever_nodes_live() -> (
+    None
+):
     def groups_of(nodes: routes.LiveNodes) -> list[str]:
         groups = [routes.GroupQueues("g0", 3, nodes), routes.GroupQueues("g1", 3, NODES)]
         return [q.broker.name[:2] for q in routes.route(TOPIC, groups, TopicMessageType.FIFO)]
@@ -41,9 +43,7 @@ def test_a_push_consumer_polls_every_group() -> None:
 
 
 def test_a_mixed_topic_takes_every_type() -> None:
-    assert routes.accepted_types(TopicMessageType.MIXED) == (v2.NORMAL, v2.FIFO), (
-        "what is not built is not offered"
-    )
+    assert routes.accepted_types(TopicMessageType.MIXED) == (v2.NORMAL, v2.FIFO), "the supported types"
     assert routes.accepted_types(0) == (v2.NORMAL,)
 
 
@@ -57,11 +57,8 @@ def test_an_ordinary_group_polls_any_queue_of_every_node() -> None:
 
 def test_a_fifo_group_has_each_queue_under_exactly_one_node() -> None:
     found = routes.assignments(TOPIC, [routes.GroupQueues("g0", 3, NODES)], fifo=True)
-    assert [(a.message_queue.id, a.message_queue.broker.name[-2:]) for a in found] == [
-        (0, "n1"),
-        (1, "n2"),
-        (2, "n1"),
-    ]
+    polled = [(a.message_queue.id, a.message_queue.broker.name[-2:]) for a in found]
+    assert polled == [(0, "n1"), (1, "n2"), (2, "n1")]
 
 
 def test_the_scheme_follows_the_host() -> None:
