@@ -559,7 +559,8 @@ def _next_steps(target: Target, segment_size: int) -> list[str]:
     peers = ",".join(f"{name}={address or 'HOST:20911'}" for name, address in target.nodes.items())
     lines = ["Next: move each folder to its machine, and start every node once with all the others:"]
     for name in target.nodes:
-        flags = f"--cluster {target.cluster} --group {target.broker_group} --node {name} --data {target.data / name}"
+        flags = f"--cluster {target.cluster} --group {target.broker_group} --node {name}"
+        flags += f" --data {target.data / name}"
         many = f" --peers {peers}" if len(target.nodes) > 1 else ""
         lines.append(f"  ledgermq broker {flags} --segment-size {segment_size}{many} ...")
     lines.append(

@@ -1,8 +1,10 @@
-"""How tests are shared out to the workers of pytest-xdist (tests/run_suites.py): what shares a fixture stays together.
+"""How tests are shared out to the workers of pytest-xdist (tests/run_suites.py): what shares a fixture stays
+together.
 
-The unit of work is a file. Tests of processes and of the simulator last long and are few: each is a unit of its own,
-unless its file shares a cluster (a fixture of the module). One worker alone has the Spark session of a suite, one the
-containers, whose names and images are the same for all. Tests marked `long` begin first, so that no worker waits for one at the end.
+The unit of work is a file. Tests of processes and of the simulator last long and are few: each is a unit of
+its own, unless its file shares a cluster (a fixture of the module). One worker alone has the Spark session of
+a suite, one the containers, whose names and images are the same for all. Tests marked `long` begin first, so
+that no worker waits for one at the end.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import functools
 import inspect
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,7 +32,8 @@ settings.load_profile("ledgermq")
 logging.getLogger("asyncio").addFilter(lambda record: "PollerCompletionQueue" not in record.getMessage())
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in its background so, and every process that a test interrupts would inherit it.
+    # A shell starts what runs in its background so, and every process that a test interrupts would inherit
+    # it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,9 +84,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     runner: asyncio.Runner = pyfuncitem._request.getfixturevalue("runner")
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    runner.run(asyncio.wait_for(pyfuncitem.obj(**arguments), COROUTINE_SECONDS))
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    runner.run(_run(pyfuncitem.obj, given))
     return True
+
+
+async def _run(test: Callable[..., Awaitable[None]], given: dict[str, Any]) -> None:
+    """Run a test. Enter each fixture that is an asynchronous context manager, and pass on its value."""
+    async with asyncio.timeout(COROUTINE_SECONDS), AsyncExitStack() as stack:
+        for name, value in given.items():
+            if isinstance(value, AbstractAsyncContextManager):
+                given[name] = await stack.enter_async_context(value)
+        await test(**given)
 
 
 @pytest.fixture
@@ -93,7 +107,9 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(autouse=True)
 def _own_interrupt_handler() -> Iterator[None]:
-    """Give each test Python's own Ctrl-C: a loop that ran in this process before may have left its handler behind."""
+    """Give each test Python's own Ctrl-C: a loop that ran in this process before may have left its handler
+    behind.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)

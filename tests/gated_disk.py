@@ -1,9 +1,9 @@
 """A disk that stands still for as long as a test wants: reads, or flushes, of log segments wait at a gate.
 
-A node with `GatedFileSystem` looks beside its data folder `DATA` into `DATA.gates`. While a FIFO `reads` stands there,
-no segment is in any cache, and reading one waits; while `opens`, opening one to read it waits; while `flushes`, fdatasync of a segment waits. Whatever waits leaves
-a file there first. `Gate` is the test's side: so a test shows that something happened *while* something else stood still,
-whatever the time it took.
+A node with `GatedFileSystem` looks beside its data folder `DATA` into `DATA.gates`. While a FIFO `reads`
+stands there, no segment is in any cache, and reading one waits; while `opens`, opening one to read it waits;
+while `flushes`, fdatasync of a segment waits. Whatever waits leaves a file there first. `Gate` is the test's
+side: so a test shows that something happened *while* something else stood still, whatever the time it took.
 """
 
 from __future__ import annotations

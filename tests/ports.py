@@ -1,9 +1,9 @@
 """Ports for servers in tests: free ones of 127.0.0.1, which nobody else on this machine hands out.
 
-They lie below the range that the kernel gives to outgoing connections, so that a node which is killed finds its ports
-free when it starts again, and above those of `ledgermq up` and `ledgermq demo`. Each process locks a block for its
-life: workers of one run, and runs beside each other, never give the same port. A block goes round, so that a port comes
-again only after all others.
+They lie below the range that the kernel gives to outgoing connections, so that a node which is killed finds
+its ports free when it starts again, and above those of `ledgermq up` and `ledgermq demo`. Each process locks
+a block for its life: workers of one run, and runs beside each other, never give the same port. A block goes
+round, so that a port comes again only after all others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What a power cut leaves on a disk: the one rule of the disks in memory (raft/simulated_disk.py, sim/file_system.py).
+"""What a power cut leaves on a disk: the one rule of the disks in memory (raft/simulated_disk.py,
+sim/file_system.py).
 
-Of what was written and not synced any part is kept, block by block, and one block may be torn; that holds for what went
-past the page cache, too, since a disk has a cache of its own. Of names that were changed in a directory which was not
-synced each change is kept or not, but a move is one change: no file loses both its names, and a folder is at its old
-place or at its new one with all that is in it.
+Of what was written and not synced any part is kept, block by block, and one block may be torn; that holds for
+what went past the page cache, too, since a disk has a cache of its own. Of names that were changed in a
+directory which was not synced each change is kept or not, but a move is one change: no file loses both its
+names, and a folder is at its old place or at its new one with all that is in it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def blocks(writes: Iterable[Write], size: int) -> list[Write]:
 
 
 def kept_writes(writes: Iterable[Write], size: int, keep: Keep, rng: random.Random) -> list[Write]:
-    """Choose the blocks that reached the platter, in the order in which they did; the last one is perhaps torn."""
+    """Choose the blocks that reached the platter, in the order in which they did; the last one is perhaps
+    torn.
+    """
     found = blocks(writes, size)
     if keep is Keep.NONE:
         return []
@@ -122,7 +125,9 @@ class FolderMoves:
         self._moves = [move for move in self._moves if move.unsynced]
 
     def taken_back(self, keep: Keep, rng: random.Random) -> list[tuple[Path, Path]]:
-        """Choose the moves that did not get to the platter; return how each is undone, (from, to), in this order."""
+        """Choose the moves that did not get to the platter; return how each is undone, (from, to), in this
+        order.
+        """
         if keep is Keep.ANY:
             lost = [move for move in self._moves if rng.random() < 0.5]
         elif keep is Keep.PREFIX:

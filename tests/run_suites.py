@@ -1,11 +1,13 @@
-"""Run suites of tests, each in its own pytest process, and end with one line: "N passed, N failed, N skipped in T s".
+"""Run suites of tests, each in its own pytest process, and end with one line: "N passed, N failed, N skipped
+in T s".
 
     python tests/run_suites.py unit sim integration e2e
 
-Processes of their own: the Spark session, gRPC threads and protobuf registrations of one suite do not reach the next.
-A suite runs in several workers, one per core up to four (WORKERS=n: so many; 1: none but pytest itself), which
-tests/conftest.py shares the tests out to. Tests marked `alone` come after the others, with nothing beside them.
-All suites run even when one fails; the exit code is 1 when any test failed. Reports are kept in build/test/.
+Processes of their own: the Spark session, gRPC threads and protobuf registrations of one suite do not reach
+the next. A suite runs in several workers, one per core up to four (WORKERS=n: so many; 1: none but pytest
+itself), which tests/conftest.py shares the tests out to. Tests marked `alone` come after the others, with
+nothing beside them. All suites run even when one fails; the exit code is 1 when any test failed. Reports are
+kept in build/test/.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def main(suites: list[str]) -> int:
         return 2
     if shutil.which("docker") is None or not _docker_answers():
         _say(
-            "There is no Docker engine here: the tests with containers are skipped. Start one to run them: dockerd"
+            "There is no Docker engine here: the tests with containers are skipped. "
+            "Start one to run them: dockerd"
         )
     REPORTS.mkdir(parents=True, exist_ok=True)
     workers = _workers()

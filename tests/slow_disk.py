@@ -1,6 +1,7 @@
 """A file system whose every fdatasync takes longer: what a busy or dying disk does to a node.
 
-For integration tests that show that the event loop never waits for a disk. Given to the node as its FileSystem.
+For integration tests that show that the event loop never waits for a disk. Given to the node as its
+FileSystem.
 """
 
 from __future__ import annotations

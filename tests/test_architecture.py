@@ -1,13 +1,14 @@
 """The rules of the architecture, as tests (decisions D1 and D2).
 
 * Core modules are pure: no clock, socket, file, thread, asyncio or global random; no `async def`.
-* Imports go in one direction: every package may use `proto`; broker → raft, spark_jobs → client; nothing else.
+* Imports go in one direction: every package may use `proto`; broker → raft, spark_jobs → client; nothing
+  else.
 * The packages are imported as `ledgermq.<folder>`; a bare `import raft` would find the folder, or the tests.
 * No `common`, no `utils`. Every public module says in its docstring what it owns.
 * No two modules and no two public classes have one name.
 
-* Inside raft, broker and client modules live in rooms (sub-packages); rooms import each other as `INSIDE` says, and never in a
-  circle. Neither do modules.
+* Inside raft, broker and client modules live in rooms (sub-packages); rooms import each other as `INSIDE`
+  says, and never in a circle. Neither do modules.
 
 A new pure module is added to `PURE` by whoever writes it, unless it is in a folder of `PURE_FOLDERS`.
 """
@@ -34,7 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "spark_jobs": {"proto", "client"},
 }
 
-#: Folders and modules that decide and do no I/O. Names that do not exist yet are allowed, so that a rename shows in review.
+#: Folders and modules that decide and do no I/O. Names that do not exist yet are allowed, so that a rename
+#: shows in review.
 PURE_FOLDERS = ("raft/core", "broker/state", "broker/wire")
 PURE: dict[str, tuple[str, ...]] = {
     "proto": (
@@ -117,8 +119,8 @@ PURE: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: The rooms of each package, and which other rooms of it each may import. Whoever reads the tree from above finds here what
-#: builds on what.
+#: The rooms of each package, and which other rooms of it each may import. Whoever reads the tree from above
+#: finds here what builds on what.
 INSIDE: dict[str, dict[str, set[str]]] = {
     "raft": {
         "core": set(),
@@ -170,7 +172,8 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "cli": {"admin", "bench", "cluster", "consume", "demo", "local", "produce", "trace"},
     },
 }
-#: Modules of a package's top folder that its rooms may import. The others import rooms, and no room imports them.
+#: Modules of a package's top folder that its rooms may import. The others import rooms, and no room imports
+#: them.
 ROOT_MODULES = {
     "raft": {"config", "damage", "errors", "metrics", "state_machine", "node_status", "types"},
     "broker": {"config", "errors", "metrics", "refusals", "replica"},
@@ -225,7 +228,9 @@ def parse(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[tuple[str, str, bool]]:
-    """Yield (module, imported name or "", only for the type checker) of every import, relative ones made absolute."""
+    """Yield (module, imported name or "", only for the type checker) of every import, relative ones made
+    absolute.
+    """
     package = ["ledgermq", *path.relative_to(ROOT).parts[:-1]]
     tree = parse(path)
     for_types = {id(inner) for node in ast.walk(tree) if _is_type_checking(node) for inner in ast.walk(node)}
@@ -304,7 +309,9 @@ def test_core_module_imports_nothing_that_does_io(path: Path) -> None:
 
 
 def _is_pure(path: Path, module: str, name: str) -> bool:
-    """Whether only pure names are taken: `from random import Random`, or `import random` used as `random.Random`."""
+    """Whether only pure names are taken: `from random import Random`, or `import random` used as
+    `random.Random`.
+    """
     if name:
         return (module, name) in PURE_NAMES
     used = {
@@ -427,8 +434,9 @@ def test_no_module_is_a_drawer_for_everything(path: Path) -> None:
     assert not names & {"common", "utils", "util", "helpers", "misc"}, name_of(path)
 
 
-#: Modules that may share their name: each package has its own, in its top folder; `config` also has the core's,
-#: and each of the two state machines, Raft's core and the replicated state, is the `machine` of its room.
+#: Modules that may share their name: each package has its own, in its top folder; `config` also has the
+#: core's, and each of the two state machines, Raft's core and the replicated state, is the `machine` of its
+#: room.
 SHARED_MODULES = {"config", "errors", "machine", "metrics"}
 #: Rooms whose modules are named after something else: commands of the command line, and asyncio twins.
 NAMED_AFTER_OTHERS = ("client/cli/", "client/sync/")
@@ -478,7 +486,7 @@ def test_every_folder_of_tests_is_a_package(path: Path) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_of_modules_name_files_that_exist(package: str) -> None:
-    """`file.py` is beside the module or in its package; with a folder it counts from the package or the top."""
+    """`file.py` is beside the module or in its package; with a folder it is below the package or the top."""
     lost = []
     for path in sorted((ROOT / package).rglob("*.py")):
         for name in re.findall(r"`((?:\w+/)*\w+\.py)`", ast.get_docstring(parse(path)) or ""):

@@ -226,7 +226,9 @@ def test_files_that_a_page_names_by_their_path_exist(page: Path) -> None:
 
 
 def test_walks_name_files_and_functions_that_are_there() -> None:
-    """A bare file name is in the folder of the file before it; a name behind a file is defined or served there."""
+    """A bare file name is in the folder of the file before it; a name behind a file is defined or served
+    there.
+    """
     page = (ROOT / "docs/architecture.md").read_text()
     walks = page.partition("## Walks through the code")[2].partition("\n## ")[0]
     checked = 0

@@ -135,13 +135,15 @@ def test_a_name_of_the_client_that_is_used_first_changes_nothing_in_the_process(
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("os.environ['X'] = '1'; del os.environ['X']", "[] [('os.putenv', (b'X', b'1')), ('os.unsetenv', (b'X',))]"),
+        ("os.environ['X'] = '1'; del os.environ['X']",
+         "[] [('os.putenv', (b'X', b'1')), ('os.unsetenv', (b'X',))]"),
         ("signal.signal(signal.SIGUSR1, signal.SIG_IGN)", "['signal handlers'] []"),
         ("logging.basicConfig()", "['loggers'] []"),
         ("warnings.simplefilter('ignore')", "['warnings'] []"),
         ("sys.path.append('/nowhere')", "['sys.path'] []"),
         ("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "['threads', 'tasks'] []"),
-        ("__name__ = 'ledgermq.x'; atexit.register(print)", "[] [('register', (<built-in function print>,), {})]"),
+        ("__name__ = 'ledgermq.x'; atexit.register(print)",
+         "[] [('register', (<built-in function print>,), {})]"),
     ],
 )  # fmt: skip
 def test_a_module_that_does_change_the_process_is_found(line: str, found: str, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""docs/seeds.md, the table of what the seed articles say: every row is there, has evidence, and gives the numbers that hold."""
+"""docs/seeds.md, the table of what the seed articles say: every row is there, has evidence, and gives the
+numbers that hold.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from ledgermq.raft.ports import front as port_front
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/seeds.md").read_text()
-#: How many rows the inventory of the articles has in each part. A9: what they contradict each other in. E: what users complain of.
+#: How many rows the inventory of the articles has in each part. A9: what they contradict each other in. E:
+#: what users complain of.
 PARTS = {"A1": 19, "A2": 13, "A3": 25, "A4": 18, "A5": 15, "A6": 7, "A7": 7, "A8": 4, "A9": 12, "E": 25}
 #: Parts whose rows all stand in an article.
 ARTICLES = ("A1", "A2", "A3", "A4", "A5", "A6", "A7", "A9")
@@ -119,7 +122,8 @@ NUMBERS: list[tuple[str, Any, Any, str]] = [
     ("A5.7", PushOptions().poll_ms, 15_000, "15 s"),
     ("A5.7", pauses.POLL_MS, 10_000, "10 s"),
     ("A5.7", LONG_POLLING_SECONDS, 20, "20 s"),
-    ("A5.8", (_LIMITS.messages, _LIMITS.bytes, _LIMITS.span), (1000, 100 << 20, 2000), "1,000 messages, 100 MiB and 2,000"),
+    ("A5.8", (_LIMITS.messages, _LIMITS.bytes, _LIMITS.span), (1000, 100 << 20, 2000),
+     "1,000 messages, 100 MiB and 2,000"),
     ("A5.8", PushOptions().max_bytes, 256 << 20, "256 MiB"),
     ("A5.12", PushOptions().commit_interval_ms, 100, "100 ms"),
     ("A5.14", _SETTINGS.access_message_in_memory_max_ratio, 40, "40 %"),
@@ -152,13 +156,15 @@ def test_who_comes_from_rocketmq_finds_the_words_of_the_articles() -> None:
     """docs/coming-from-rocketmq.md says of each what it is here."""
     page = (ROOT / "docs/coming-from-rocketmq.md").read_text()
     words = """
-        NameServer brokerId brokerRole DLedger CommitLog ConsumeQueue IndexFile topics.json consumerOffset.json
-        DefaultMQProducer sendOneway MessageQueueSelector SelectMessageQueueByRandom SelectMessageQueueByHash
-        SelectMessageQueueByMachineRoom setSendLatencyFaultEnable setRetryTimesWhenSendFailed setCompressMsgBodyOverHowmuch SendResult
-        DefaultMQPushConsumer MessageListenerConcurrently MessageListenerOrderly DefaultLitePullConsumer SimpleConsumer BROADCASTING
-        setConsumeFromWhere setAllocateMessageQueueStrategy setBrokerSuspendMaxTimeMillis %RETRY% %DLQ% flushDiskType slaveReadEnable
-        accessMessageInMemoryMaxRatio autoCreateTopicEnable fileReservedTime deleteWhen warmMapedFileEnable sendMessageThreadPoolNums
-        serverChannelMaxIdleTimeSeconds enableMsgTrace queryMsgByKey updateTopic wipeWritePerm resetOffsetByTime dashboard
+        NameServer brokerId brokerRole DLedger CommitLog ConsumeQueue IndexFile topics.json
+        consumerOffset.json DefaultMQProducer sendOneway MessageQueueSelector SelectMessageQueueByRandom
+        SelectMessageQueueByHash SelectMessageQueueByMachineRoom setSendLatencyFaultEnable
+        setRetryTimesWhenSendFailed setCompressMsgBodyOverHowmuch SendResult DefaultMQPushConsumer
+        MessageListenerConcurrently MessageListenerOrderly DefaultLitePullConsumer SimpleConsumer BROADCASTING
+        setConsumeFromWhere setAllocateMessageQueueStrategy setBrokerSuspendMaxTimeMillis %RETRY% %DLQ%
+        flushDiskType slaveReadEnable accessMessageInMemoryMaxRatio autoCreateTopicEnable fileReservedTime
+        deleteWhen warmMapedFileEnable sendMessageThreadPoolNums serverChannelMaxIdleTimeSeconds
+        enableMsgTrace queryMsgByKey updateTopic wipeWritePerm resetOffsetByTime dashboard
     """
     missing = [word for word in words.split() if word not in page]
     assert not missing, missing

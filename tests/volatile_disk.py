@@ -1,9 +1,10 @@
 """A real file system that behaves as if the power were cut when its process is killed.
 
-For the power-cut test with real broker processes: bytes reach the real file only at fdatasync, names only when the
-directory is synced. So `kill -9` loses exactly what a power cut would have lost. A test's entry point builds the node
-with it (`RaftNode(..., file_system=VolatileFileSystem())`); no flag of the broker can switch it on.
-With `ignore_fdatasync` it lies about fdatasync: the test that proves that the power-cut test can fail.
+For the power-cut test with real broker processes: bytes reach the real file only at fdatasync, names only
+when the directory is synced. So `kill -9` loses exactly what a power cut would have lost. A test's entry
+point builds the node with it (`RaftNode(..., file_system=VolatileFileSystem())`); no flag of the broker can
+switch it on. With `ignore_fdatasync` it lies about fdatasync: the test that proves that the power-cut test
+can fail.
 """
 
 from __future__ import annotations

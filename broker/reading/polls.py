@@ -9,9 +9,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ledgermq.raft.node.raft_node import RaftNode
+if TYPE_CHECKING:
+    from ledgermq.raft.node.raft_node import RaftNode  # the configuration reads MAX_KEYS before gRPC may load
 
 #: Maximum of waiting requests.
 MAX_WAITING: Final = 20_000

@@ -1,4 +1,6 @@
-"""What the comparison with peers makes of its rows: tables, plots, options. On made figures; no peer is needed."""
+"""What the comparison with peers makes of its rows: tables, plots, options. On made figures; no peer is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ ROWS = [
     row("gRPC echo", "W6, empty handler", 5000, server_ms_per_1000=[200.0], rss_anon_mib=[]),
     row("LedgerMQ", "W6, at the leader", 4000, echo_ratio=0.8),
     row("LedgerMQ", "bodies of 1 MiB", 200, payload_mib_s=200.0, bandwidth_ratio=0.75),
-    row("LedgerMQ", "10,000 queues", 80_000, few_queues_ratio=0.9, files=[5, 7, 6], disk_mib=[1.0, 2.0, 3.0], descriptors=[40, 99, 41]),
+    row("LedgerMQ", "10,000 queues", 80_000, few_queues_ratio=0.9, files=[5, 7, 6],
+        disk_mib=[1.0, 2.0, 3.0], descriptors=[40, 99, 41]),
     *(row("LedgerMQ", "failover", 100, gap_ms=gap) for gap in (90.0, 110.0)),
 ]  # fmt: skip
 
@@ -97,7 +100,8 @@ def test_ratios_are_those_of_each_run_to_the_best_way_of_a_peer() -> None:
         *(row("LedgerMQ", "W3 1 KiB", rate, run) for run, rate in enumerate((80_000, 100_000, 90_000))),
         *(row("LedgerMQ", "W3 1 KiB, send_batch", 160_000, run) for run in range(3)),
         *(row("RabbitMQ", "W3 1 KiB", 5_000, run) for run in range(3)),
-        *(row("RabbitMQ", "W3 1 KiB, leanest client", rate, run) for run, rate in enumerate((20_000, 20_000, 30_000))),
+        *(row("RabbitMQ", "W3 1 KiB, leanest client", rate, run)
+          for run, rate in enumerate((20_000, 20_000, 30_000))),
         row("LedgerMQ", "W1", 1000, p50_ms=0.9),
         row("RabbitMQ", "W1", 1000, p50_ms=1.0),
         *(row("LedgerMQ", "failover", 1, gap_ms=gap) for gap in (90.0, 100.0, 110.0)),

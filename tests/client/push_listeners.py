@@ -1,4 +1,4 @@
-"""What tests of the push consumer share: messages, listeners that remember, and waits for what brokers know."""
+"""Support for tests of the push consumer: messages, listeners that remember, waits for what brokers know."""
 
 from __future__ import annotations
 

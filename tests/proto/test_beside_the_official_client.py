@@ -24,7 +24,8 @@ from rocketmq.grpc_protocol import definition_pb2, service_pb2
 assert api_implementation.Type() == sys.argv[1], api_implementation.Type()
 theirs = {**definition_pb2.DESCRIPTOR.message_types_by_name, **service_pb2.DESCRIPTOR.message_types_by_name}
 for name, message in theirs.items():  # ours is of a later version of the protocol, with a field more
-    known = {(field.number, field.name, field.type) for field in ours.DESCRIPTOR.message_types_by_name[name].fields}
+    message = ours.DESCRIPTOR.message_types_by_name[name]
+    known = {(field.number, field.name, field.type) for field in message.fields}
     assert {(field.number, field.name, field.type) for field in message.fields} <= known, name
 
 fields = dict(

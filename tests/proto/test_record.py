@@ -1,4 +1,4 @@
-"""Sections, records and commands: what is encoded comes back, damage is refused, both record readers agree."""
+"""Sections, records, commands: what is encoded comes back, damage is refused, both record readers agree."""
 
 from __future__ import annotations
 

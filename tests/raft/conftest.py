@@ -1,9 +1,8 @@
-"""Coroutine tests: each runs on an event loop of its own, on which its fixtures are closed too."""
+"""The fixture `cluster`: Raft nodes on the event loop of a test."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,25 +14,6 @@ from .node_cluster import Cluster
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker of the fixture `cluster`."""
     config.addinivalue_line("markers", "cluster(*names, **settings): members and settings of `cluster`")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    runner: asyncio.Runner = pyfuncitem._request.getfixturevalue("runner")
-    runner.run(
-        pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
-    )
-    return True
-
-
-@pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    """Return the event loop of a test."""
-    with asyncio.Runner() as made:
-        yield made
 
 
 @pytest.fixture

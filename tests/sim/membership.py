@@ -1,8 +1,8 @@
 """Greetings, incarnations and voting rights in the simulation: the real `VotingRights`, over events.
 
-Does with events what it and the transport do with coroutines and streams: store, ask, greet. Greetings are packets
-that are repeated until they are answered. The member record is stored in simulated time before any greeting
-is answered. Frames count only if they come from the run of a node whose greeting was accepted.
+Does with events what it and the transport do with coroutines and streams: store, ask, greet. Greetings are
+packets that are repeated until they are answered. The member record is stored in simulated time before any
+greeting is answered. Frames count only if they come from the run of a node whose greeting was accepted.
 """
 
 from __future__ import annotations

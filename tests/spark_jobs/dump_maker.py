@@ -1,7 +1,7 @@
 """Makes logs of replicas and dumps of them, small and from a seed, for tests; and damages them.
 
-The log is written with the real layouts, and the dump is taken by the broker's own code, so what these tests check is
-what a node writes.
+The log is written with the real layouts, and the dump is taken by the broker's own code, so what these tests
+check is what a node writes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def make_section(queue_id: int, bodies: list[bytes]) -> bytearray:
 def make_log(
     count: int = 60, *, seed: int = 1, segment_size: int = 64 << 10, max_body: int = 1500, fork_at: int = 0
 ) -> Log:
-    """Make a log of `count` entries: no-ops at terms' starts, messages of 3 queues. Equal arguments, equal bytes.
+    """Make a log of `count` entries: no-ops at terms' starts, messages of 3 queues. Equal arguments, equal
+    bytes.
 
     From index `fork_at` on (0 = never) the contents are those of another leader.
     """

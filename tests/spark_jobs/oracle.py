@@ -1,7 +1,7 @@
 """A second, slow and obvious checker of one node's log: the truth that the fast one is compared with.
 
-It is given the log as it should be and looks at what is there, entry by entry, without numpy and without resync: where
-an entry is not byte for byte what was written, it is wrong.
+It is given the log as it should be and looks at what is there, entry by entry, without numpy and without
+resync: where an entry is not byte for byte what was written, it is wrong.
 """
 
 from __future__ import annotations

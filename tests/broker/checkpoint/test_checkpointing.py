@@ -69,7 +69,6 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-@in_loop
 async def test_a_clean_stop_leaves_a_checkpoint_of_everything_applied(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.node.fill(rig.node.topic(), 0, 5)
@@ -80,7 +79,6 @@ async def test_a_clean_stop_leaves_a_checkpoint_of_everything_applied(tmp_path: 
     assert store_in(tmp_path).load().applied_index == 2
 
 
-@in_loop
 async def test_a_stop_writes_nothing_without_news_or_ahead_of_its_own_log(tmp_path: Path) -> None:
     await Rig(tmp_path).work.stop()
     rig = Rig(tmp_path)
@@ -90,7 +88,6 @@ async def test_a_stop_writes_nothing_without_news_or_ahead_of_its_own_log(tmp_pa
     assert files_in(tmp_path) == []
 
 
-@in_loop
 async def test_files_of_a_deleted_topic_go_when_no_kept_checkpoint_counts_on_them(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     topic = rig.node.topic()
@@ -105,7 +102,6 @@ async def test_files_of_a_deleted_topic_go_when_no_kept_checkpoint_counts_on_the
     await rig.work.stop()
 
 
-@in_loop
 async def test_many_units_are_written_before_the_next_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +115,6 @@ async def test_many_units_are_written_before_the_next_checkpoint(
     await rig.work.stop()
 
 
-@in_loop
 async def test_queue_files_that_are_wholly_hidden_go_with_the_checkpoints_also_after_a_crash(
     tmp_path: Path,
 ) -> None:
@@ -145,7 +140,6 @@ async def test_queue_files_that_are_wholly_hidden_go_with_the_checkpoints_also_a
     await again.work.stop()
 
 
-@in_loop
 async def test_a_state_that_failed_in_the_middle_of_an_entry_is_never_written(tmp_path: Path) -> None:
     """The next start applies that entry again, perhaps with a build that knows its command."""
     rig = Rig(tmp_path)
@@ -182,7 +176,6 @@ class _FailingFile(RealFile):
         super().fdatasync()
 
 
-@in_loop
 async def test_a_failed_flush_of_a_queue_file_ends_the_node_and_is_not_tried_again(tmp_path: Path) -> None:
     disk = FailingSync()
     rig = Rig(tmp_path, disk=disk)

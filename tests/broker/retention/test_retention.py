@@ -25,7 +25,6 @@ from ledgermq.proto import admin_pb2
 from ledgermq.raft.disk.files import DiskUse
 from ledgermq.raft.log.segment import SegmentInfo
 from ledgermq.raft.types import LogIndex
-from tests.in_loop import in_loop
 
 from ..entry_log import Node
 
@@ -141,7 +140,6 @@ def test_the_daily_expiry_runs_at_its_time_of_day() -> None:
     assert next_clean(datetime(2026, 1, 1, 4, 0), "04:00") == datetime(2026, 1, 2, 4, 0)
 
 
-@in_loop
 async def test_a_daily_expiry_is_made_up_for_within_an_hour_by_the_leader_of_then() -> None:
     node = FakeNode(100, 80, 0)
     at = node.work._clean_at
@@ -154,7 +152,6 @@ async def test_a_daily_expiry_is_made_up_for_within_an_hour_by_the_leader_of_the
     assert not node.work._follow_clock(at + timedelta(days=1, seconds=1)), "done"
 
 
-@in_loop
 async def test_expired_segments_wait_for_their_time_of_day_while_there_is_room() -> None:
     node = FakeNode(100, 80, 10, 0)
     assert await node.decide() == []
@@ -162,7 +159,6 @@ async def test_expired_segments_wait_for_their_time_of_day_while_there_is_room()
 
 
 @pytest.mark.parametrize("of", ["log time", "wall clock"])
-@in_loop
 async def test_a_jump_of_one_clock_expires_nothing_that_is_young_by_the_other(
     of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +170,6 @@ async def test_a_jump_of_one_clock_expires_nothing_that_is_young_by_the_other(
     assert await node.decide(due=True) == [21], "what is old by both clocks"
 
 
-@in_loop
 async def test_expired_segments_go_at_once_when_the_fullest_node_is_above_75_percent() -> None:
     node = FakeNode(100, 80, 10, 0, others=380)  # 78 %
     assert await node.decide() == [21]
@@ -193,7 +188,6 @@ async def test_expired_segments_go_at_once_when_the_fullest_node_is_above_75_per
     assert await node.decide() == [], "what it said is old"
 
 
-@in_loop
 async def test_above_85_percent_the_fewest_oldest_go_when_nothing_has_expired() -> None:
     node = FakeNode(5, 4, 3, 2, 0, others=380)  # 88 %: one segment ends it
     assert await node.decide() == [11]
@@ -206,7 +200,6 @@ async def test_above_85_percent_the_fewest_oldest_go_when_nothing_has_expired() 
     assert node.changes == 1
 
 
-@in_loop
 async def test_expired_segments_go_before_unexpired_ones_above_85_percent() -> None:
     node = FakeNode(100, 99, 3, 2, 0, others=480)  # 98 %
     assert await node.decide() == [21]
@@ -218,7 +211,6 @@ async def test_expired_segments_go_before_unexpired_ones_above_85_percent() -> N
     assert await node.decide() == [21], "88 %: not enough"
 
 
-@in_loop
 async def test_one_follower_that_others_filled_costs_the_group_no_message() -> None:
     class Peer:
         connected = True
@@ -233,7 +225,6 @@ async def test_one_follower_that_others_filled_costs_the_group_no_message() -> N
     assert await node.decide() == [11], "with two of three full nothing can be committed"
 
 
-@in_loop
 async def test_nothing_is_proposed_before_its_checkpoint_is_written() -> None:
     node = FakeNode(100, 80, 0)
     node.checkpoint_works = False
@@ -247,7 +238,6 @@ async def test_nothing_is_proposed_before_its_checkpoint_is_written() -> None:
     assert dry.bytes == 2 * SIZE and dry.log_start_index == 21
 
 
-@in_loop
 async def test_segments_are_unlinked_below_the_start_and_the_checkpoints_at_the_configured_rate() -> None:
     node = FakeNode(*[100] * 9, 0, delete_segments_per_second=2)
     node.floor = 75
@@ -267,7 +257,6 @@ async def test_segments_are_unlinked_below_the_start_and_the_checkpoints_at_the_
     assert node.unlink_after_a_second() == 9
 
 
-@in_loop
 async def test_nothing_is_unlinked_before_the_checkpoints_know_that_the_log_begins_later() -> None:
     """A node that starts from an older one could not reset a follower: its state needs deleted entries.
 
@@ -284,7 +273,6 @@ async def test_nothing_is_unlinked_before_the_checkpoints_know_that_the_log_begi
     assert node.first == 5
 
 
-@in_loop
 async def test_after_a_start_nothing_is_unlinked_before_newer_checkpoints_are_there() -> None:
     """The state may be that of the newer checkpoint: the older one need not know where the log begins."""
     node = FakeNode(*[100] * 9, 0, delete_segments_per_second=100)
@@ -298,7 +286,6 @@ async def test_after_a_start_nothing_is_unlinked_before_newer_checkpoints_are_th
     await node.work.stop()
 
 
-@in_loop
 async def test_while_segments_wait_for_checkpoints_the_start_is_said_again_now_and_then() -> None:
     """Without entries there are no checkpoints, and a new leader does not know the plans of the last one."""
     node = FakeNode(100, 80, 0)
@@ -313,7 +300,6 @@ async def test_while_segments_wait_for_checkpoints_the_start_is_said_again_now_a
     assert await node.decide() == [], "they can go now"
 
 
-@in_loop
 async def test_a_disk_that_says_nothing_for_a_moment_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -340,7 +326,6 @@ async def test_a_disk_that_says_nothing_for_a_moment_is_looked_at_again(
     assert node.produce_refusal
 
 
-@in_loop
 async def test_a_clean_by_hand_tells_why_the_rest_stays() -> None:
     node = FakeNode(100, 10, 0)
     nothing = await node.work.clean(admin_pb2.CleanRequest(older_than_ms=200 * HOUR_MS))
@@ -372,7 +357,6 @@ def _keeping(*ages: float, **config: Any) -> tuple[FakeNode, Node, int, int]:
     return node, log, first, second
 
 
-@in_loop
 async def test_what_a_topic_keeps_goes_neither_by_age_nor_on_a_full_disk_nor_by_hand() -> None:
     node, log, first, second = _keeping(*[100.0] * 20, others=-1050)  # 95 %
     assert 0 < first < second < 18
@@ -404,7 +388,6 @@ async def test_what_a_topic_keeps_goes_neither_by_age_nor_on_a_full_disk_nor_by_
     await node.work.stop()
 
 
-@in_loop
 async def test_a_topic_that_is_to_keep_what_is_unread_while_the_checkpoint_is_written_keeps_it() -> None:
     node, log, _, _ = _keeping(*[100.0] * 20, others=-1900)
     log.command(SetTopicKeepUnread(1, False))

@@ -15,7 +15,6 @@ from ledgermq.broker.reading.log_reader import QueueReader
 from ledgermq.broker.retention.topic_retention import TopicRetention
 from ledgermq.broker.service.disk_steps import DiskStep, RetentionView
 from ledgermq.broker.state import commands as c
-from tests.in_loop import in_loop
 
 from ..entry_log import START_MS, Node
 
@@ -84,7 +83,6 @@ class Leader:
         return rows
 
 
-@in_loop
 async def test_messages_older_than_their_topic_keeps_them_are_hidden_and_others_stay() -> None:
     leader = Leader()
     short, long = leader.node.topic("short"), leader.node.topic("long", queues=1)
@@ -101,7 +99,6 @@ async def test_messages_older_than_their_topic_keeps_them_are_hidden_and_others_
     assert await leader.trim(10) == []
 
 
-@in_loop
 async def test_a_jump_of_log_time_hides_nothing_that_is_young_by_the_wall_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,7 +108,6 @@ async def test_a_jump_of_log_time_hides_nothing_that_is_young_by_the_wall_clock(
     assert await leader.trim(24 * 365 * 10) == [(topic, 0, 2)], "what is old by both clocks"
 
 
-@in_loop
 async def test_a_queue_whose_oldest_message_is_young_enough_is_not_looked_up_again() -> None:
     leader = Leader()
     topic, _ = leader.one_topic(0, 1, keep_hours=2)
@@ -122,7 +118,6 @@ async def test_a_queue_whose_oldest_message_is_young_enough_is_not_looked_up_aga
     assert await leader.trim(2.5) == [(topic, 0, 1)]
 
 
-@in_loop
 async def test_a_longer_retention_does_not_show_again_what_was_hidden() -> None:
     leader = Leader()
     topic, _ = leader.one_topic(0, 1)
@@ -132,7 +127,6 @@ async def test_a_longer_retention_does_not_show_again_what_was_hidden() -> None:
     assert leader.node.state.queue_begin(topic, 0) == 1
 
 
-@in_loop
 async def test_what_a_group_has_to_read_is_shown_until_the_disk_is_nearly_full() -> None:
     leader = Leader(protect=True)
     topic, group = leader.one_topic(0, 1, 2, 3)
@@ -144,7 +138,6 @@ async def test_what_a_group_has_to_read_is_shown_until_the_disk_is_nearly_full()
     assert leader.node.state.lost_count(group, topic, 0) == 2
 
 
-@in_loop
 async def test_what_a_topic_keeps_is_not_hidden_however_full_the_disk_is() -> None:
     leader = Leader()
     topic, group = leader.one_topic(0, 1, 2, 3)
@@ -159,7 +152,6 @@ async def test_what_a_topic_keeps_is_not_hidden_however_full_the_disk_is() -> No
     assert leader.node.state.lost_count(group, topic, 0) == 2
 
 
-@in_loop
 async def test_a_topic_that_is_to_keep_what_is_unread_while_old_messages_are_searched_keeps_them() -> None:
     leader = Leader()
     topic, group = leader.one_topic(0, 1, 9)

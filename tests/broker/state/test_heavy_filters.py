@@ -14,7 +14,6 @@ from ledgermq.broker.state.commands import CreateGroup
 from ledgermq.broker.state.consume_queue import ColdRead, ConsumeQueue
 from ledgermq.broker.state.effects import GrantResult
 from ledgermq.raft.errors import NotLeaderError
-from tests.in_loop import in_loop
 
 from ..entry_log import Node, filled
 from ..fake_raft import FakeRaft, settle
@@ -129,7 +128,6 @@ async def filtered_queue(raft: FakeRaft) -> Callable[[int], ReceiveWork]:
     return submit
 
 
-@in_loop
 async def test_filters_that_a_turn_has_no_room_for_wait_and_producers_behind_them_do_not(
     looked_at: list[int],
 ) -> None:
@@ -154,7 +152,6 @@ async def test_filters_that_a_turn_has_no_room_for_wait_and_producers_behind_the
         assert sum(looked_at) < TURN + 50
 
 
-@in_loop
 async def test_filters_that_wait_for_their_turn_are_refused_when_the_leader_falls(
     looked_at: list[int],
 ) -> None:
@@ -169,7 +166,6 @@ async def test_filters_that_wait_for_their_turn_are_refused_when_the_leader_fall
         filters[-1].future.result()
 
 
-@in_loop
 async def test_a_filter_whose_client_is_gone_looks_at_nothing(looked_at: list[int]) -> None:
     raft = FakeRaft()
     submit = await filtered_queue(raft)

@@ -51,9 +51,11 @@ def test_messages_of_a_deleted_topic_are_written_with_labels_and_bodies(tmp_path
     take_dump(log, tmp_path / "dumps", "n1")
     plain, binary, long, later = export(tmp_path, "--topic", "gone")
     assert plain == {
-        "message_id": "01" + ID.hex().upper(), "topic": "gone", "topic_id": GONE_TOPIC_ID, "broker_group": "g0",
+        "message_id": "01" + ID.hex().upper(), "topic": "gone", "topic_id": GONE_TOPIC_ID,
+        "broker_group": "g0",
         "queue_id": 2, "queue_offset": 0, "index": 3, "store_timestamp": log.entries[2].timestamp,
-        "born_timestamp": START_MS - 5, "tag": "a", "keys": ["k1"], "message_group": "", "properties": {"p": "ü"},
+        "born_timestamp": START_MS - 5, "tag": "a", "keys": ["k1"], "message_group": "",
+        "properties": {"p": "ü"},
         "body": "plain", "body_encoding": "utf-8",
     }  # fmt: skip
     assert (binary["body_encoding"], base64.b64decode(str(binary["body"]))) == ("base64", b"\xff\x00")

@@ -141,7 +141,7 @@ async def test_a_group_whose_topic_no_other_group_takes_messages_of_is_not_drain
         assert not (await admin.drain("g0")).changed, "a drained group is drained whoever is there"
 
 
-async def test_a_group_without_a_leader_takes_no_messages_of_a_drained_one_and_is_named_when_it_is_asked_for() -> (
+async def test_a_group_without_a_leader_takes_no_messages_of_a_drained_one_and_is_named_when_asked_for() -> (
     None
 ):
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
@@ -284,7 +284,7 @@ async def test_a_group_of_which_no_node_is_up_takes_no_messages_of_a_drained_one
             await admin.drain("g0")
 
 
-# --- two drains at once -------------------------------------------------------------------------------------------
+# --- two drains at once -------------------------------------------------------------------------------------
 
 
 def draining_meanwhile(cluster: FakeCluster, happens: Callable[[], None]) -> None:

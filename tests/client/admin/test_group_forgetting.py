@@ -63,9 +63,7 @@ class TwoNameservers(FakeCluster):
         return f"{super().address},{self.second_address}"
 
 
-async def test_a_lost_group_is_forgotten_at_every_nameserver_and_the_others_go_on_as_if_it_had_never_been() -> (
-    None
-):
+async def test_a_lost_group_is_forgotten_at_every_nameserver_and_the_others_go_on_as_without_it() -> None:
     async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
         left, gone = cluster.groups
         await cluster.expire(gone)
@@ -170,7 +168,7 @@ def test_an_older_nameserver_says_how_it_forgets(monkeypatch: pytest.MonkeyPatch
     run(scenario())
 
 
-# --- the command line ---------------------------------------------------------------------------------------------
+# --- the command line ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ def two_groups() -> FakeCluster:
 
 
 async def send(cluster: FakeCluster, count: int, first: int = 0) -> list[str]:
-    """Send messages one after the other, each stored a millisecond later, to all queues in turn; return their ids."""
+    """Send messages one after the other, each stored a millisecond later, to all queues in turn; return their
+    ids.
+    """
     ids = []
     async with Producer(cluster.address, selector=StrictRoundRobin()) as producer:
         for i in range(first, first + count):

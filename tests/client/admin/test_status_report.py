@@ -249,7 +249,8 @@ def test_a_follower_with_a_full_disk_is_not_said_to_refuse_what_the_leader_takes
     report = status_report.report(asked(answer("n1", "follower"), leader, follower))
     assert report.verdict is GroupVerdict.DEGRADED
     assert report.notes == (
-        "n3: 100% of 100 MiB used: as leader it would refuse messages. n2 leads and takes them, until too few "
+        "n3: 100% of 100 MiB used: as leader it would refuse messages. n2 leads and takes them, "
+        "until too few "
         "nodes have room to store them. See: docs/runbook.md, Disk",
     )
     leader.disk_step, leader.disk_step_text = 4, "all writes are refused"

@@ -34,7 +34,8 @@ NOBODY = ["--nameserver", "127.0.0.1:1"]
         (
             ["up", "--data", "d", "--replication", "sync_master", "--nodes", "1"],
             1,
-            "a master needs at least one slave, which confirms its messages. Nothing was made. Start two nodes or more: ledgermq up --replication "
+            "a master needs at least one slave, which confirms its messages. Nothing was made. "
+            "Start two nodes or more: ledgermq up --replication "
             "sync_master --nodes 2",
         ),
         (["topic", "list", "--nameserver", "nowhere"], 2, "host:port"),

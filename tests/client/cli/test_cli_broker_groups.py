@@ -26,7 +26,9 @@ Cluster = Served[FakeCluster]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """g0 has two topics: five messages of one, of which billing has finished two, and three that nobody consumes."""
+    """g0 has two topics: five messages of one, of which billing has finished two, and three that nobody
+    consumes.
+    """
     monkeypatch.setenv("COLUMNS", "200")
     old = FakeGroup("g0", {"orders": 1, "lonely": 1})
     old.groups["billing"] = ConsumerGroupInfo(name="billing", start_position="earliest", max_attempts=5)
@@ -106,7 +108,7 @@ def test_an_interrupted_wait_says_that_the_group_goes_on_being_drained(
     assert cluster.cluster.groups[0].mode == pb.MODE_DRAINING
 
 
-# --- what happens while a drain waits ---------------------------------------------------------------------------------
+# --- what happens while a drain waits -----------------------------------------------------------------------
 @pytest.fixture
 def meanwhile(
     ledgermq: CommandLine, cluster: Cluster, monkeypatch: pytest.MonkeyPatch

@@ -303,7 +303,8 @@ def test_fewer_messages_than_asked_for_is_an_exit_code(ledgermq: CommandLine, cl
 def test_cleaning_tells_what_is_deleted(ledgermq: CommandLine, cluster: Cluster) -> None:
     assert ledgermq("admin clean --dry-run --older-than-hours 0.5") == (
         0,
-        "g0: would delete 1 segments, 1,048,576 bytes\n    the log begins at entry 9 then\n    the newest segment always stays\n",
+        "g0: would delete 1 segments, 1,048,576 bytes\n    the log begins at entry 9 then\n"
+        "    the newest segment always stays\n",
         "",
     )  # fmt: skip
     request = cluster.cluster.node("n1").cleaned
@@ -518,7 +519,8 @@ def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert asked == [[*job, *options], [*job, "--master", "spark://host:7077"]]
 
 
-#: Commands that run until somebody stops them, the demo for people, and one that prints nothing but lines of JSON.
+#: Commands that run until somebody stops them, the demo for people, and one that prints nothing but lines of
+#: JSON.
 NO_JSON = {"up", "broker", "nameserver", "demo", "message export"}
 
 

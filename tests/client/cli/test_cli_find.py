@@ -1,4 +1,6 @@
-"""`ledgermq message …` against a fake cluster: what is printed, for people and for programs, and the exit codes."""
+"""`ledgermq message …` against a fake cluster: what is printed, for people and for programs, and the exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def test_a_message_is_shown_with_everything_that_is_known_of_it(
     ledgermq: CommandLine, cluster: Cluster
 ) -> None:
     message_id = send(
-        cluster, b"42 pieces\x1b[31m", tag="paid", keys=["o-1", "o-2"], properties={"shop": "north"}, message_group="g"
+        cluster, b"42 pieces\x1b[31m", tag="paid", keys=["o-1", "o-2"], properties={"shop": "north"},
+        message_group="g",
     )  # fmt: skip
     code, out, err = ledgermq("get", message_id)
     lines = dict(line.split(None, 1) for line in out.splitlines()[1:] if line[:1].islower())
@@ -142,7 +145,13 @@ def test_more_messages_of_a_millisecond_than_the_limit_are_no_endless_loop(
 
 
 @pytest.mark.parametrize(
-    "bounds", [["--to", "1960-01-01"], ["--to", "1970-01-01T00:00:00+00:00"], ["--to", "earliest"], ["--from", "latest"]]
+    "bounds",
+    [
+        ["--to", "1960-01-01"],
+        ["--to", "1970-01-01T00:00:00+00:00"],
+        ["--to", "earliest"],
+        ["--from", "latest"],
+    ],
 )  # fmt: skip
 def test_a_time_in_which_nothing_can_be_is_no_missing_bound(
     ledgermq: CommandLine, cluster: Cluster, bounds: list[str]

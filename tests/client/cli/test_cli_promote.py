@@ -27,7 +27,8 @@ def answer(
         *[pb.NodeStatus(node_id=n) for n in others],
     ]
     return pb.GetStatusResponse(
-        group="g0", node_id=name, master_id="n1", last_index=last_index, last_term=last_term, generation=generation,
+        group="g0", node_id=name, master_id="n1", last_index=last_index, last_term=last_term,
+        generation=generation,
         nodes=nodes, leader_id=leader, flush=flush,
     )  # fmt: skip
 

@@ -32,11 +32,13 @@ from ledgermq.client.local.processes import run_to_end
 from ..fakes import FakeCluster
 from ..served import served
 
-#: Every command, with what it needs to begin its work. "N": the nameserver. Servers are asked to stop in other tests.
+#: Every command, with what it needs to begin its work. "N": the nameserver. Servers are asked to stop in
+#: other tests.
 ARGUMENTS = {
     "topic create": "t", "topic update": "t --retention-hours 5", "topic list": "", "topic describe": "t",
     "topic delete": "t --yes", "group create": "g", "group list": "", "group describe": "g", "group lag": "g",
-    "group release": "g --all", "group reset": "g --topic t --to earliest --yes", "group delete": "g --yes", "send": "t x --count 100000",
+    "group release": "g --all", "group reset": "g --topic t --to earliest --yes",
+    "group delete": "g --yes", "send": "t x --count 100000",
     "consume": "t -g g", "message get": "x", "message query": "t --key k", "message trace": "x",
     "cluster status": "--watch", "cluster leader": "", "cluster transfer": "n2",
     "cluster add-group": "g1", "cluster drain": "g0 --wait", "cluster undrain": "g0",
@@ -44,10 +46,12 @@ ARGUMENTS = {
     "bench": "--seconds 1", "admin clean": "--yes",
 }  # fmt: skip
 LOCAL = {
-    "restore": "{} --data {}/new", "message export": "{} --topic t", "up": "--data {}/up", "dump": "{}/dump", "check": "{}", "demo": "--data {}/demo", "cluster recover": "--data {}",
+    "restore": "{} --data {}/new", "message export": "{} --topic t", "up": "--data {}/up",
+    "dump": "{}/dump", "check": "{}", "demo": "--data {}/demo", "cluster recover": "--data {}",
 }  # fmt: skip
 SERVERS = {"broker", "nameserver"}
-#: As the entry point does; before its first line the interpreter itself answers. Says when the exit code was decided.
+#: As the entry point does; before its first line the interpreter itself answers. Says when the exit code was
+#: decided.
 BEGUN = """
 import os, signal, sys, time
 from ledgermq.client.cli import main
@@ -74,7 +78,9 @@ def leaves(group: Any, path: str = "") -> dict[str, Any]:
 
 
 def interrupted(arguments: list[str], after: float) -> tuple[int, str, bool]:
-    """Run a command and send SIGINT `after` s. Return its exit code, its stderr, and whether it ended before that."""
+    """Run a command and send SIGINT `after` s. Return its exit code, its stderr, and whether it ended before
+    that.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", BEGUN, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,

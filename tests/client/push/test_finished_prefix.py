@@ -10,7 +10,9 @@ from ledgermq.client.push.finished_prefix import FinishedPrefix, Span, cut_out
 
 @st.composite
 def finishes(draw: st.DrawFn) -> tuple[int, list[list[Span]]]:
-    """Return where a queue begins, and its offsets cut into spans, finished in any order, some of them together."""
+    """Return where a queue begins, and its offsets cut into spans, finished in any order, some of them
+    together.
+    """
     begin = draw(st.integers(0, 5))
     sizes = draw(st.lists(st.integers(0, 4), max_size=30))
     spans, at = [], begin

@@ -1,4 +1,4 @@
-"""The file of a broadcast consumer: what is stored is there, what is damaged is said, one consumer at a time."""
+"""The file of a broadcast consumer: what is stored is there, damage is told, one consumer at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A push consumer's queue: batches, retries, progress and limits, beside a model that remembers every message."""
+"""A push consumer's queue: batches, retries, progress and limits, beside a model that remembers every
+message.
+"""
 
 from __future__ import annotations
 
@@ -246,7 +248,7 @@ def test_nothing_is_lost_twice_or_committed_too_early(data: st.DataObject) -> No
     assert (owned.progress.position, owned.unfinished, budget.used) == (fetched_to, 0, 0)
 
 
-# --- the intake -----------------------------------------------------------------------------------------------
+# --- the intake ---------------------------------------------------------------------------------------------
 
 
 def intake_of(*queues: OwnedQueue, budget: ByteBudget | None = None) -> tuple[PushIntake, list[OwnedQueue]]:

@@ -1,4 +1,6 @@
-"""The push consumer against fake nodes on real sockets: what it consumes, from where, and what it says of itself."""
+"""The push consumer against fake nodes on real sockets: what it consumes, from where, and what it says of
+itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Push consumers that share a group, against fake nodes: who owns what, hand-overs, fences, leaders that change."""
+"""Push consumers that share a group, against fake nodes: who owns what, hand-overs, fences, leaders that
+change.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def test_a_second_consumer_takes_half_and_what_stays_is_not_interrupted() 
 async def held_by_one(
     group: FakeGroup, first: Seen, second: Seen, options: PushOptions
 ) -> AsyncIterator[tuple[FakeCluster, PushConsumer]]:
-    """Let `first` hold eight messages in its listener, in two queues; give a second consumer, which has not subscribed."""
+    """Let `first` hold eight messages in its listener, in two queues; give a second consumer, which has not
+    subscribed.
+    """
     async with FakeCluster(group) as cluster:
         await fill(cluster, numbers(8))
         async with (

@@ -1,4 +1,6 @@
-"""Listeners of the push consumer that do what they should not: nothing is lost by that, and nothing stands still in silence."""
+"""Listeners of the push consumer that do what they should not: nothing is lost by that, and nothing stands
+still in silence.
+"""
 
 from __future__ import annotations
 

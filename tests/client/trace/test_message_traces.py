@@ -149,7 +149,8 @@ async def test_leases_are_told_from_their_receipt_to_their_end() -> None:
             await consumer.change_invisible(second, 0)
         events = await traced(cluster)
     assert [(each.kind, each.result) for each in events] == [
-        ("receive", "delivered"), ("receive", "delivered"), ("consume", "consumed"), ("consume", "given back"),
+        ("receive", "delivered"), ("receive", "delivered"), ("consume", "consumed"),
+        ("consume", "given back"),
     ]  # fmt: skip
     assert [events[0].message_id, events[1].message_id] == [each.message_id for each in events[2:]]
 
@@ -175,7 +176,7 @@ async def test_a_cluster_that_keeps_no_traces_takes_messages_all_the_same(
     assert "Do the brokers keep traces (trace_topic = true)?" in caplog.text
 
 
-# --- the search -----------------------------------------------------------------------------------------------------
+# --- the search ---------------------------------------------------------------------------------------------
 
 
 async def search(cluster: FakeCluster, **wanted: str) -> TraceReport:

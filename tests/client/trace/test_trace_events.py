@@ -1,4 +1,4 @@
-"""The form of traces: what is written can be read, what cannot be read is passed over, and keys have bounds."""
+"""The form of traces: what is written can be read, the unreadable is passed over, and keys have bounds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_what_is_no_trace_or_of_a_newer_version_is_passed_over(body: bytes) -> N
     [
         ("begin_ms", "soon"), ("message_id", 7), ("attempt", None), ("kind", "explode"), ("begin_ms", -1),
         ("begin_ms", 1 << 60), ("stored_ms", 10**400), ("queue_id", 1 << 31), ("queue_offset", -2),
-        ("queue_offset", 1 << 63), ("queue_id", True), ("attempt", 1.5), ("topic", "\ud800"), ("keys", ["\udfff"]),
+        ("queue_offset", 1 << 63), ("queue_id", True), ("attempt", 1.5), ("topic", "\ud800"),
+        ("keys", ["\udfff"]),
         ("keys", 7), ("error", "x" * 20_000),
     ],
 )  # fmt: skip

@@ -134,7 +134,7 @@ class Peer:
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    """Return the loop that brokers use, and the one that others may: they hand a connection over differently."""
+    """Return the loop of brokers, and the one that others may use: they hand connections over differently."""
     with asyncio.Runner(loop_factory=request.param) as made:
         yield made
 
