@@ -7,7 +7,7 @@ BrokerError
 ├── NotThereError               something was named that does not exist
 │   ├── TopicNotFoundError
 │   ├── QueueNotFoundError
-│   └── GroupNotFoundError
+│   └── ConsumerGroupNotFoundError
 ├── LimitReachedError           there are as many topics, queues, consumer groups, clients as a setting allows
 ├── InvalidReceiptHandleError   a receipt handle that is not ours, damaged, or no longer the current one
 ├── CertificateError            the files that a port should speak TLS with cannot be used
@@ -82,7 +82,7 @@ class QueueNotFoundError(NotThereError):
         self.queue_id = queue_id
 
 
-class GroupNotFoundError(NotThereError):
+class ConsumerGroupNotFoundError(NotThereError):
     def __init__(self, consumer_group: str | int) -> None:
         super().__init__(f'consumer group "{safe_text(str(consumer_group))}" does not exist')
         self.consumer_group = consumer_group

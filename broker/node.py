@@ -44,7 +44,7 @@ from .cluster.known_leader import Leadership
 from .cluster.lane_server import forwarded_calls_handler
 from .cluster.leader_calls import LeaderCalls
 from .cluster.members import Members
-from .cluster.other_broker_groups import OtherGroups
+from .cluster.other_broker_groups import OtherBrokerGroups
 from .cluster.registration import Registration
 from .cluster.slaves import SlaveGate
 from .config import BrokerConfig
@@ -188,7 +188,7 @@ class BrokerNode:
         )
         self._transfer = BrokerStateTransfer(files, self._store, self._replica, self._checkpointing)
         self._members = Members(own_info(config), config.voters)
-        self._others = OtherGroups(config.cluster, config.group, config.nameservers)
+        self._others = OtherBrokerGroups(config.cluster, config.group, config.nameservers)
         self._handlers = _LateHandlers()
         raft = raft_config(config)
         self._raft = RaftNode(

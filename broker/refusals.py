@@ -26,7 +26,7 @@ from .cluster.leader_calls import LeaderUnavailableError
 from .cluster.slaves import SlavesAwayError, SlaveTimeoutError
 from .errors import (
     ConsumeQueueError,
-    GroupNotFoundError,
+    ConsumerGroupNotFoundError,
     LimitReachedError,
     QueueNotFoundError,
     TopicNotFoundError,
@@ -72,7 +72,7 @@ _TABLE: Final[tuple[tuple[type[Exception], RefusalCode, bool], ...]] = (
     (EntryTooLargeError, route_pb2.MESSAGE_TOO_LARGE, False),
     (TopicNotFoundError, route_pb2.TOPIC_NOT_FOUND, False),
     (QueueNotFoundError, route_pb2.QUEUE_NOT_FOUND, False),
-    (GroupNotFoundError, route_pb2.GROUP_NOT_FOUND, False),
+    (ConsumerGroupNotFoundError, route_pb2.GROUP_NOT_FOUND, False),
     (LimitReachedError, route_pb2.NOT_SUPPORTED, False),  # not TOO_MANY_REQUESTS: clients repeat that
     (LogCompactedError, route_pb2.OFFSET_OUT_OF_RANGE, False),
     (TransferFailedError, route_pb2.NO_QUORUM, True),

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     __version__: str
     from .admin.admin import Admin
-    from .admin.broker_groups import GroupAdmin
+    from .admin.broker_groups import BrokerGroupAdmin
     from .admin.message_query import FoundMessages
     from .cluster.every_group import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
     from .consume.pull_consumer import PullConsumer
     from .consume.simple_consumer import SimpleConsumer
     from .errors import (
         AlreadyExistsError,
+        BrokerGroupDrainingError,
         BrokerGroupsGoneError,
         BrokerUnreachableError,
         BufferFullError,
         ClosedError,
+        ConsumerGroupNotFoundError,
         CorruptMessageError,
         DiskFullError,
         FencedError,
-        GroupDrainingError,
-        GroupNotFoundError,
         InvalidAddressError,
         InvalidHandleError,
         InvalidMessageError,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         NotLeaderError,
         OffsetOutOfRangeError,
         OffsetsFileError,
-        OtherGroupError,
+        OtherBrokerGroupError,
         OutcomeUnknownError,
         RefusedError,
         RouteError,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     )
     from .message import LeasedMessage, Message, MessageQueue, MessageView, SendReceipt
     from .produce.producer import Producer
-    from .produce.producer_statistics import GroupStatistics, ProducerStatistics
+    from .produce.producer_statistics import BrokerGroupStatistics, ProducerStatistics
     from .push.listener_calls import WrongListenerError
     from .push.options import PushOptions, RetryLater
     from .push.owned_queue import QueueLimits
@@ -72,8 +72,8 @@ _HOMES: Final = {
     "Admin": "admin.admin",
     "BrokerGroupsSilentError": "cluster.every_group",
     "FoundMessages": "admin.message_query",
-    "GroupAdmin": "admin.broker_groups",
-    "GroupStatistics": "produce.producer_statistics",
+    "BrokerGroupAdmin": "admin.broker_groups",
+    "BrokerGroupStatistics": "produce.producer_statistics",
     "LeasedMessage": "message",
     "Message": "message",
     "MessageQueue": "message",
@@ -95,19 +95,19 @@ _HOMES: Final = {
 __all__ = [
     "Admin",
     "AlreadyExistsError",
+    "BrokerGroupAdmin",
+    "BrokerGroupDrainingError",
+    "BrokerGroupStatistics",
     "BrokerGroupsGoneError",
     "BrokerGroupsSilentError",
     "BrokerUnreachableError",
     "BufferFullError",
     "ClosedError",
+    "ConsumerGroupNotFoundError",
     "CorruptMessageError",
     "DiskFullError",
     "FencedError",
     "FoundMessages",
-    "GroupAdmin",
-    "GroupDrainingError",
-    "GroupNotFoundError",
-    "GroupStatistics",
     "InvalidAddressError",
     "InvalidHandleError",
     "InvalidMessageError",
@@ -127,7 +127,7 @@ __all__ = [
     "NotLeaderError",
     "OffsetOutOfRangeError",
     "OffsetsFileError",
-    "OtherGroupError",
+    "OtherBrokerGroupError",
     "OutcomeUnknownError",
     "PartlyChangedError",
     "PartlyRefusedError",

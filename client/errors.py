@@ -18,9 +18,9 @@ LedgerMQError
 │   └── BrokerGroupsSilentError a broker group does not answer before a change of all of them (every_group.py)
 ├── RefusedError                a node or nameserver refused; `code` names the reason
 │   ├── NotLeaderError · NoQuorumError · TooManyRequestsError · DiskFullError · StaleRouteError
-│   ├── GroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
-│   ├── GroupDrainingError      the broker group is being drained
-│   ├── OtherGroupError         another broker group has the name of the one that was meant
+│   ├── ConsumerGroupNotFoundError · AlreadyExistsError · OffsetOutOfRangeError · SequenceGapError
+│   ├── BrokerGroupDrainingError      the broker group is being drained
+│   ├── OtherBrokerGroupError         another broker group has the name of the one that was meant
 │   ├── FencedError             another consumer owns the queue now
 │   └── InvalidHandleError      a receipt handle that is no longer valid
 ├── OutcomeUnknownError         sent, but no answer: it may or may not have been stored
@@ -336,7 +336,7 @@ class DiskFullError(RefusedError):
     retryable = True
 
 
-class GroupDrainingError(RefusedError):
+class BrokerGroupDrainingError(RefusedError):
     """The broker group is draining and accepts no new messages; others do. Send the message again."""
 
     retryable = True
@@ -350,7 +350,7 @@ class StaleRouteError(RefusedError):
     refresh_route = True
 
 
-class OtherGroupError(RefusedError):
+class OtherBrokerGroupError(RefusedError):
     """Another broker group has the name and address of the intended one. Nothing was done.
 
     `broker_group` and `group_id` identify the intended one, as far as this client knows it.
@@ -362,7 +362,7 @@ class OtherGroupError(RefusedError):
     group_id = 0
 
 
-class GroupNotFoundError(RefusedError):
+class ConsumerGroupNotFoundError(RefusedError):
     """The consumer group does not exist."""
 
 
@@ -429,7 +429,7 @@ def message_of_replaced(broker_group: str, group_id: int, *, sent: bool) -> Ledg
     return _other_group(f"{what}. The message is certainly not stored. Send it again", broker_group, group_id)
 
 
-def position_of_replaced(broker_group: str, group_id: int, positions: str) -> OtherGroupError:
+def position_of_replaced(broker_group: str, group_id: int, positions: str) -> OtherBrokerGroupError:
     """Return the error of a consumer with positions in a replaced broker group."""
     return _other_group(
         f"{_replaced(broker_group, group_id)}. The position of {positions} means nothing in the new one. "
@@ -443,8 +443,8 @@ def position_of_replaced(broker_group: str, group_id: int, positions: str) -> Ot
 
 def _other_group(
     text: str, broker_group: str, group_id: int, may_retry: bool | None = None
-) -> OtherGroupError:
-    error = OtherGroupError("OTHER_GROUP", text, may_retry=may_retry)
+) -> OtherBrokerGroupError:
+    error = OtherBrokerGroupError("OTHER_GROUP", text, may_retry=may_retry)
     error.broker_group, error.group_id = broker_group, group_id
     return error
 
@@ -521,11 +521,11 @@ _BY_CODE: dict[int, type[RefusedError]] = {
     pb.SHUTTING_DOWN: NoQuorumError,
     pb.TOO_MANY_REQUESTS: TooManyRequestsError,
     pb.DISK_FULL: DiskFullError,
-    pb.GROUP_DRAINING: GroupDrainingError,
+    pb.GROUP_DRAINING: BrokerGroupDrainingError,
     pb.STALE_ROUTE: StaleRouteError,
     pb.QUEUE_NOT_FOUND: StaleRouteError,
-    pb.OTHER_GROUP: OtherGroupError,
-    pb.GROUP_NOT_FOUND: GroupNotFoundError,
+    pb.OTHER_GROUP: OtherBrokerGroupError,
+    pb.GROUP_NOT_FOUND: ConsumerGroupNotFoundError,
     pb.ALREADY_EXISTS: AlreadyExistsError,
     pb.OFFSET_OUT_OF_RANGE: OffsetOutOfRangeError,
     pb.SEQUENCE_GAP: SequenceGapError,

@@ -31,7 +31,7 @@ import ledgermq.client.errors
 import ledgermq.client.sync
 from ledgermq.broker import __main__ as broker_program
 from ledgermq.broker.config import ENV_PREFIX, BrokerConfig, ListenerConfig
-from ledgermq.client.admin.broker_groups import AddedGroup, Left
+from ledgermq.client.admin.broker_groups import AddedBrokerGroup, Left
 from ledgermq.client.cli.command_line import build_app
 from ledgermq.client.consume.statistics import LeaseStatistics, PulledQueue, PullStatistics
 from ledgermq.client.errors import LedgerMQError
@@ -46,7 +46,7 @@ TOPICS: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     "producer": (
         "Producer",
         "Sends messages.",
-        ("Producer", "SendReceipt", "ProducerStatistics", "GroupStatistics"),
+        ("Producer", "SendReceipt", "ProducerStatistics", "BrokerGroupStatistics"),
     ),
     "simple-consumer": (
         "SimpleConsumer",
@@ -66,7 +66,7 @@ TOPICS: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     "admin": (
         "Administration",
         "Topics, consumer groups, broker groups, stored messages.",
-        ("Admin", "GroupAdmin", "FoundMessages"),
+        ("Admin", "BrokerGroupAdmin", "FoundMessages"),
     ),
     "messages": ("Message", "What a producer sends.", ("Message",)),
 }
@@ -75,7 +75,7 @@ RETURNED: Final[Mapping[str, tuple[type, ...]]] = {
     "simple-consumer": (LeaseStatistics,),
     "push-consumer": (ConsumerStatistics, QueueStatistics),
     "pull-consumer": (PullStatistics, PulledQueue),
-    "admin": (AddedGroup, Left),
+    "admin": (AddedBrokerGroup, Left),
 }
 
 

@@ -18,7 +18,7 @@ RaftError                     base; `retryable` tells whether the same call may 
     │   ├── LockedFolderError     another process uses it
     │   ├── NewerFolderError      written by a newer LedgerMQ
     │   ├── DamagedFolderError    identity, hard state or manifest is missing or damaged
-    │   └── GroupRecoveryError    a broker group that lost its majority cannot be recovered from it
+    │   └── BrokerGroupRecoveryError    a broker group that lost its majority cannot be recovered from it
     ├── DamagedLogError       an entry that must be there is damaged or missing; carries file and offset
     ├── InvalidWireError      entries from a peer that do not fit: checksum, chain, index, offset, size
     │   └── OtherHistoryError     they are intact, but continue another log
@@ -172,7 +172,7 @@ class OldHardStateError(DamagedFolderError):
     """The hard state is older than the log beside it, so the newer one, and the vote in it, are lost."""
 
 
-class GroupRecoveryError(DataFolderError):
+class BrokerGroupRecoveryError(DataFolderError):
     """A broker group cannot be recovered from this folder, or a copy of it cannot become a member."""
 
 

@@ -2,7 +2,7 @@
 
 This is where a field is named. The admin service passes on every field that has its name in
 `GetStatusResponse` or `NodeStatus` (proto/admin.proto), `ledgermq cluster status` every one that has its name
-in `NodeRow` or `GroupReport` (client/admin/status_report.py). `Published` makes a field a metric.
+in `NodeRow` or `BrokerGroupReport` (client/admin/status_report.py). `Published` makes a field a metric.
 """
 
 from __future__ import annotations

@@ -443,7 +443,7 @@ NAMED_AFTER_OTHERS = ("client/cli/", "client/sync/")
 #: Errors of the client that stand for a refusal of the server, and have the name of the server's error.
 SHARED_ERRORS = {
     "DiskFullError",
-    "GroupNotFoundError",
+    "ConsumerGroupNotFoundError",
     "NotLeaderError",
     "RefusedError",
     "TooManyRequestsError",

@@ -136,7 +136,7 @@ def test_every_public_class_and_method_has_a_docstring(kind: type) -> None:
     "module", [ledgermq.client, ledgermq.client.sync], ids=lambda module: module.__name__
 )
 @pytest.mark.parametrize(
-    "name", ["Producer", "SimpleConsumer", "PullConsumer", "PushConsumer", "Admin", "GroupAdmin"]
+    "name", ["Producer", "SimpleConsumer", "PullConsumer", "PushConsumer", "Admin", "BrokerGroupAdmin"]
 )
 def test_the_main_classes_have_an_example_that_calls_what_exists(module: Any, name: str) -> None:
     kind = getattr(module, name)

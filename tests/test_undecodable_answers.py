@@ -18,7 +18,7 @@ import pytest
 
 from ledgermq.broker.cluster import other_broker_groups as other_groups
 from ledgermq.broker.cluster import registration
-from ledgermq.broker.cluster.other_broker_groups import OtherGroups
+from ledgermq.broker.cluster.other_broker_groups import OtherBrokerGroups
 from ledgermq.broker.cluster.registration import Registration
 from ledgermq.broker.config import BrokerConfig
 from ledgermq.broker.find_master import _ask
@@ -119,7 +119,7 @@ def test_the_other_broker_groups_are_watched_again(monkeypatch: pytest.MonkeyPat
     stranger = Stranger(times=1)
 
     async def scenario(address: str) -> None:
-        watching = OtherGroups("local", "g1", (address,))
+        watching = OtherBrokerGroups("local", "g1", (address,))
         watching.start()
         try:
             await until(lambda: stranger.calls["WatchRoutes"] > 1)

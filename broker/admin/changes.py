@@ -23,9 +23,9 @@ from ..state.commands import (
     KEEP_UNREAD,
     NOT_BUILT,
     CommitOffsets,
-    CreateGroup,
+    CreateConsumerGroup,
     CreateTopic,
-    DeleteGroup,
+    DeleteConsumerGroup,
     DeleteTopic,
     MessageType,
     SetTopicKeepUnread,
@@ -192,7 +192,9 @@ class ConsumerGroupChanges:
             raise RefusedError(route_pb2.INVALID_ARGUMENT, str(error)) from None
         if self._replica.state.groups.find(wanted.name) is None:
             self._creation.check_room_for_consumer_group()
-        command = CreateGroup(wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo)
+        command = CreateConsumerGroup(
+            wanted.name, start, wanted.max_attempts or DEFAULT_MAX_ATTEMPTS, wanted.fifo
+        )
         applied = await self._pipeline.run(command)
         consumer_group: ConsumerGroup = applied.result.group
         there = (consumer_group.start, consumer_group.max_attempts, consumer_group.fifo)
@@ -209,7 +211,7 @@ class ConsumerGroupChanges:
         if request.perhaps_done and self._replica.state.groups.find(request.name) is None:
             return admin_pb2.DeleteGroupResponse()
         consumer_group = known_consumer_group(self._replica.state, request.name)
-        await self._pipeline.run(DeleteGroup(consumer_group.group_id))
+        await self._pipeline.run(DeleteConsumerGroup(consumer_group.group_id))
         return admin_pb2.DeleteGroupResponse()
 
     async def reset_offsets(self, request: admin_pb2.ResetOffsetsRequest) -> log_pb2.CommitOffsetsResponse:

@@ -12,7 +12,7 @@ from ledgermq.proto import admin_pb2, log_pb2
 from ..state.backlog import progress
 from ..state.consumer_groups import ConsumerGroup
 from ..state.machine import BrokerState
-from ..state.memberships import GroupMembership
+from ..state.memberships import ConsumerGroupMembership
 from ..state.topics import Topic
 from .broker_group_view import topic_info
 from .changes import consumed_topics, known_consumer_group, known_topic
@@ -84,8 +84,8 @@ def _consumer_group_info(state: BrokerState, consumer_group: ConsumerGroup) -> a
     )
 
 
-def _membership(state: BrokerState, consumer_group: ConsumerGroup) -> GroupMembership:
-    return state.memberships.get(consumer_group.group_id) or GroupMembership()
+def _membership(state: BrokerState, consumer_group: ConsumerGroup) -> ConsumerGroupMembership:
+    return state.memberships.get(consumer_group.group_id) or ConsumerGroupMembership()
 
 
 def _members(state: BrokerState, consumer_group: ConsumerGroup) -> list[admin_pb2.GroupMember]:

@@ -15,7 +15,7 @@ from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, walk_command
 from ..errors import UnknownCommandError
 from ..state import commands as c
 from ..state.codecs import decode
-from ..state.consumer_groups import GroupTable
+from ..state.consumer_groups import ConsumerGroupTable
 from ..state.topics import TopicTable
 
 #: Most events that are remembered; the newest are kept.
@@ -41,7 +41,7 @@ class LogHistory:
     """Collects events. Pass it every entry after its initial state (empty: from the log's first entry on)."""
 
     topics: TopicTable = field(default_factory=TopicTable)
-    consumer_groups: GroupTable = field(default_factory=GroupTable)
+    consumer_groups: ConsumerGroupTable = field(default_factory=ConsumerGroupTable)
     state_index: int = 0  # the initial tables include the entries up to here
     events: list[LogEvent] = field(default_factory=list)
 
@@ -70,10 +70,10 @@ class LogHistory:
         if isinstance(command, c.DeleteTopic):
             topic = self.topics.delete(command.topic_id)
             return f"topic {topic.name} was deleted" if topic else ""
-        if isinstance(command, c.CreateGroup):
+        if isinstance(command, c.CreateConsumerGroup):
             _, created = self.consumer_groups.create(command, header.index)
             return f"consumer group {command.name} was created" if created else ""
-        if isinstance(command, c.DeleteGroup):
+        if isinstance(command, c.DeleteConsumerGroup):
             consumer_group = self.consumer_groups.delete(command.group_id)
             return f"consumer group {consumer_group.name} was deleted" if consumer_group else ""
         if isinstance(command, c.CommitOffsets) and command.reset:

@@ -49,7 +49,7 @@ from ..state.consumer_groups import ConsumerGroup
 from ..state.consumption import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption, ConsumptionKey
 from ..state.dedup import Generation, Stream, StreamKey
 from ..state.machine import BrokerState
-from ..state.memberships import GroupMember, GroupMembership, Ownership
+from ..state.memberships import ConsumerGroupMember, ConsumerGroupMembership, Ownership
 from ..state.topics import Topic
 
 MAGIC: Final = b"LMQC"
@@ -121,7 +121,7 @@ class Snapshot:
     streams: dict[StreamKey, Stream]
     generations: list[Generation]  # oldest first
     sums: dict[QueueKey, tuple[int, bytes, int]]  # arguments of QueueSums
-    memberships: dict[int, GroupMembership]  # by consumer group id
+    memberships: dict[int, ConsumerGroupMembership]  # by consumer group id
     mode: tuple[int, int]  # mode of the broker group, log time (ms) of its last change
 
 
@@ -392,7 +392,7 @@ def _decode_message_ids(raw: bytes) -> Iterator[Generation]:
         yield Generation(first, last, dict(zip(keys, places, strict=True)))
 
 
-def _decode_memberships(raw: bytes) -> Iterator[tuple[int, GroupMembership]]:
+def _decode_memberships(raw: bytes) -> Iterator[tuple[int, ConsumerGroupMembership]]:
     position = 0
     while position < len(raw):
         group_id, member_count, owner_count = _MEMBERSHIP.unpack_from(raw, position)
@@ -402,7 +402,7 @@ def _decode_memberships(raw: bytes) -> Iterator[tuple[int, GroupMembership]]:
             joined, joined_at, timeout, release, topic_count = _MEMBER.unpack_from(raw, position)
             texts, position = unpack_texts(raw, position + _MEMBER.size, 4 + topic_count)
             name, allocation, zone, tags, *topics = texts
-            members[name] = GroupMember(
+            members[name] = ConsumerGroupMember(
                 name, joined, joined_at, tuple(topics), allocation, zone, tags, timeout, release
             )
         names, owners = list(members), {}
@@ -410,4 +410,4 @@ def _decode_memberships(raw: bytes) -> Iterator[tuple[int, GroupMembership]]:
             topic_id, queue_id, epoch, place = _OWNER.unpack_from(raw, position)
             position += _OWNER.size
             owners[topic_id, queue_id] = Ownership("" if place == NO_OWNER else names[place], epoch)
-        yield group_id, GroupMembership(members, owners)
+        yield group_id, ConsumerGroupMembership(members, owners)

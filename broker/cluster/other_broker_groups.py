@@ -24,7 +24,7 @@ from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.grpc_answers import decoded
 
-from ..wire.route import GroupQueues, accepted_types
+from ..wire.route import BrokerGroupQueues, accepted_types
 from .members import pick
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
-class OtherGroups:
+class OtherBrokerGroups:
     """Use: `start()`, then ask; `await stop()`."""
 
     def __init__(
@@ -89,7 +89,7 @@ class OtherGroups:
             self._views[name] = view
             self._topics[name] = {info.name: info for info in view.topics}
 
-    def queues(self, topic: str, listener: str) -> list[tuple[GroupQueues, int]]:
+    def queues(self, topic: str, listener: str) -> list[tuple[BrokerGroupQueues, int]]:
         """Return (queues, message type) of the topic in each other broker group that serves it, by name.
 
         A broker group without live nodes is left out, unless the topic may be ordered.
@@ -104,7 +104,7 @@ class OtherGroups:
                 addresses = [(node.node_id, pick(node, listener)) for node in nodes]
                 writable = self._views[name].mode == route_pb2.MODE_ACTIVE
                 found.append(
-                    (GroupQueues(name, info.queue_count, addresses, writable), int(info.message_type))
+                    (BrokerGroupQueues(name, info.queue_count, addresses, writable), int(info.message_type))
                 )
         return found
 

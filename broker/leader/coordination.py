@@ -22,7 +22,7 @@ from ledgermq.raft.errors import NodeStoppedError, NotLeaderError
 from ..cluster.known_leader import Leadership
 from ..refusals import REFUSABLE, RefusedError
 from ..replica import Replica
-from ..state.commands import JoinGroup, LeaveGroup, SetPositions, position_rows
+from ..state.commands import JoinConsumerGroup, LeaveConsumerGroup, SetPositions, position_rows
 from ..state.consume_queue import QueueKey
 from ..state.effects import Effects
 from .coordinator import Coordinator, MemberView, StartsByTime, Wish
@@ -102,7 +102,7 @@ class Coordination:
         self._drop()
 
     # --- members --------------------------------------------------------------------------------------------
-    async def open(self, command: JoinGroup) -> MembershipStream:
+    async def open(self, command: JoinConsumerGroup) -> MembershipStream:
         """Add a member, or a known one again: applying the command proves that this node leads.
 
         Raises: RefusedError, and what the pipeline raises.
@@ -123,7 +123,7 @@ class Coordination:
         logger.info("member joined group=%d member=%s", command.group_id, command.member)
         return stream
 
-    async def subscribe(self, command: JoinGroup) -> None:
+    async def subscribe(self, command: JoinConsumerGroup) -> None:
         """Store a member or its new subscription. Raises: as `open`."""
         if (coordinator := self._groups.get(command.group_id)) is not None:
             coordinator.came(command.member, self._now())  # else it may be removed behind its own command
@@ -180,7 +180,7 @@ class Coordination:
     def _is_current(self, stream: MembershipStream) -> bool:
         return self._streams.get(stream.group_id, {}).get(stream.member) is stream
 
-    def _check_bounds(self, command: JoinGroup) -> None:
+    def _check_bounds(self, command: JoinConsumerGroup) -> None:
         """Check the limits, counting members that are about to join. Raises: RefusedError."""
         memberships = self._replica.state.memberships
         known = memberships.get(command.group_id)
@@ -329,7 +329,7 @@ class Coordination:
             return
         error = None if future.cancelled() else future.exception()
         if error is None and not future.cancelled():
-            if isinstance(wish, LeaveGroup):
+            if isinstance(wish, LeaveConsumerGroup):
                 logger.info("members left group=%d members=%s", group_id, ",".join(wish.members))
             self._soon(group_id)
             return

@@ -19,10 +19,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..state.commands import NO_OWNER, AssignQueues, LeaveGroup, SetPositions, assignment_rows, position_rows
+from ..state.commands import (
+    NO_OWNER,
+    AssignQueues,
+    LeaveConsumerGroup,
+    SetPositions,
+    assignment_rows,
+    position_rows,
+)
 from ..state.consume_queue import QueueKey
 from ..state.machine import BrokerState
-from ..state.memberships import GroupMember, GroupMembership, Ownership
+from ..state.memberships import ConsumerGroupMember, ConsumerGroupMembership, Ownership
 from ..state.topics import Topic
 from .allocation import STICKY, STRATEGIES, Owners, Subscriber, TopicQueues, allocate
 
@@ -42,7 +49,7 @@ class StartsByTime:
 
 
 #: Result of `decide`. The caller proposes each and then reports it with `settled`.
-Wish = LeaveGroup | AssignQueues | SetPositions | StartsByTime
+Wish = LeaveConsumerGroup | AssignQueues | SetPositions | StartsByTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +96,8 @@ class Coordinator:
         self._next = now  # ms; next time at which `decide` is due without an event
 
     @property
-    def _membership(self) -> GroupMembership:
-        return self._state.memberships.get(self._group_id) or GroupMembership()
+    def _membership(self) -> ConsumerGroupMembership:
+        return self._state.memberships.get(self._group_id) or ConsumerGroupMembership()
 
     # --- events ---------------------------------------------------------------------------------------------
     def heard(self, name: str, now: int) -> None:
@@ -120,7 +127,7 @@ class Coordinator:
 
     def settled(self, wish: Wish) -> None:
         """Record that a wish was applied or failed. The next `decide` repeats it if it is still needed."""
-        if isinstance(wish, LeaveGroup):
+        if isinstance(wish, LeaveConsumerGroup):
             self._removing.difference_update(wish.members)
         elif isinstance(wish, StartsByTime):
             self._busy.difference_update(wish.keys)
@@ -138,7 +145,7 @@ class Coordinator:
         membership = self._membership
         wishes: list[Wish] = []
         if gone := self._gone(membership, now):
-            wishes.append(LeaveGroup(self._group_id, gone))
+            wishes.append(LeaveConsumerGroup(self._group_id, gone))
             self._removing.update(gone)
         target = self._wanted(membership)
         moves: dict[QueueKey, str] = {}
@@ -152,7 +159,7 @@ class Coordinator:
         self._busy.update(moves)
         return wishes + self._proposals(moves, membership)
 
-    def _gone(self, membership: GroupMembership, now: int) -> tuple[str, ...]:
+    def _gone(self, membership: ConsumerGroupMembership, now: int) -> tuple[str, ...]:
         self._heard = {name: self._heard.get(name, now) for name in membership.members}
         self._leaving &= membership.members.keys()
         self._removing &= membership.members.keys()
@@ -163,7 +170,7 @@ class Coordinator:
             and (name in self._leaving or now >= self._heard[name] + member.session_timeout_ms)
         )
 
-    def _deadlines(self, membership: GroupMembership) -> Iterable[int]:
+    def _deadlines(self, membership: ConsumerGroupMembership) -> Iterable[int]:
         for name, member in membership.members.items():
             if name not in self._removing:
                 yield self._heard[name] + member.session_timeout_ms
@@ -171,7 +178,7 @@ class Coordinator:
             if key not in self._busy:
                 yield revocation.deadline
 
-    def _moves(self, key: QueueKey, wanted: str, membership: GroupMembership, now: int) -> bool:
+    def _moves(self, key: QueueKey, wanted: str, membership: ConsumerGroupMembership, now: int) -> bool:
         """Tell whether to assign a queue now. If not, start or cancel its revocation."""
         owner = membership.of(key)
         if not owner.member:
@@ -191,7 +198,7 @@ class Coordinator:
             known = self._revocations[key] = _Revocation(owner.epoch, deadline)
         return known.released or now >= known.deadline
 
-    def _wanted(self, membership: GroupMembership) -> Owners:
+    def _wanted(self, membership: ConsumerGroupMembership) -> Owners:
         """Return the allocation for these members and topics. It is stable while owners converge to it."""
         topics = self._topics(membership)
         staying = frozenset(membership.members.keys() - self._removing)
@@ -211,11 +218,11 @@ class Coordinator:
             self._target_for = key
         return self._target
 
-    def _topics(self, membership: GroupMembership) -> tuple[Topic, ...]:
+    def _topics(self, membership: ConsumerGroupMembership) -> tuple[Topic, ...]:
         found = (self._state.topics.find(name) for name in sorted(membership.subscribed))
         return tuple(topic for topic in found if topic is not None)
 
-    def _proposals(self, moves: Mapping[QueueKey, str], membership: GroupMembership) -> list[Wish]:
+    def _proposals(self, moves: Mapping[QueueKey, str], membership: ConsumerGroupMembership) -> list[Wish]:
         """Return the commands for these moves. A queue without a position gets one first."""
         new = [
             key
@@ -233,7 +240,7 @@ class Coordinator:
             wishes.append(AssignQueues(self._group_id, tuple(names), assignment_rows(rows)))
         return wishes
 
-    def _starts(self, keys: list[QueueKey], membership: GroupMembership) -> list[Wish]:
+    def _starts(self, keys: list[QueueKey], membership: ConsumerGroupMembership) -> list[Wish]:
         """Return the commands that set start positions in queues without one.
 
         In a topic that is younger than the oldest membership, the consumer group starts at the queues' begin.
@@ -278,7 +285,7 @@ class Coordinator:
         known = self._revocations.get(key)
         return known is not None and known.epoch == epoch
 
-    def _warnings(self, membership: GroupMembership) -> tuple[str, ...]:
+    def _warnings(self, membership: ConsumerGroupMembership) -> tuple[str, ...]:
         """Return warnings: members with settings that differ from the oldest member's, and unknown topics."""
         members = membership.by_age()
         found = [text for member in members[1:] for text in _differences(member, members[0])]
@@ -292,13 +299,13 @@ class Coordinator:
         return tuple(found)
 
 
-def _strategy(membership: GroupMembership) -> str:
+def _strategy(membership: ConsumerGroupMembership) -> str:
     """Return the strategy of the oldest member, or the default if this build does not know it."""
     wanted = membership.by_age()[0].allocation if membership.members else STICKY
     return wanted if wanted in STRATEGIES else STICKY
 
 
-def _differences(member: GroupMember, oldest: GroupMember) -> Iterable[str]:
+def _differences(member: ConsumerGroupMember, oldest: ConsumerGroupMember) -> Iterable[str]:
     if set(member.topics) != set(oldest.topics):
         yield (
             f'members subscribe differently: "{member.name}" to {_listed(member.topics)}, "{oldest.name}" to '

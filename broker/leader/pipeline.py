@@ -60,11 +60,11 @@ MAX_WORKS_PER_TURN: Final = 8192
 #: internal housekeeping.
 ESSENTIAL: Final = (
     commands.AssignQueues,
-    commands.DeleteGroup,
+    commands.DeleteConsumerGroup,
     commands.DeleteTopic,
     commands.EvictDedup,
     commands.FeatureLevel,
-    commands.LeaveGroup,
+    commands.LeaveConsumerGroup,
     commands.LogStart,
     commands.ParkMessages,
     commands.ReleaseLeases,

@@ -26,7 +26,7 @@ from ..replica import Replica
 from ..service.answers import Refusals, parsed
 from ..service.broker_group_identity import BrokerGroupIdentity
 from ..service.creation import Creation
-from ..state.commands import JoinGroup
+from ..state.commands import JoinConsumerGroup
 from ..state.topics import MAX_QUEUES
 from ..wire.validation import group_problem, text_problem, topic_problem
 
@@ -90,7 +90,7 @@ class _Session:
     def __init__(self, node: Memberships, grpc_context: Any) -> None:
         self._node = node
         self._grpc = grpc_context
-        self._join: JoinGroup
+        self._join: JoinConsumerGroup
 
     async def run(self) -> None:
         """Serve until the member leaves or its stream ends. Raises: REFUSABLE."""
@@ -228,9 +228,9 @@ def _problem_of_first(request: log_pb2.MembershipRequest) -> str:
     return ""
 
 
-def join_command(group_id: int, request: log_pb2.MembershipRequest) -> JoinGroup:
+def join_command(group_id: int, request: log_pb2.MembershipRequest) -> JoinConsumerGroup:
     """Return the command for a checked first request."""
-    return JoinGroup(
+    return JoinConsumerGroup(
         group_id,
         request.member_id,
         tuple(sorted(set(request.topics))),
@@ -242,6 +242,6 @@ def join_command(group_id: int, request: log_pb2.MembershipRequest) -> JoinGroup
     )
 
 
-def changed_subscription(join: JoinGroup, request: log_pb2.MembershipRequest) -> JoinGroup:
+def changed_subscription(join: JoinConsumerGroup, request: log_pb2.MembershipRequest) -> JoinConsumerGroup:
     """Return the command for a later request that names topics."""
     return replace(join, topics=tuple(sorted(set(request.topics))), filter=request.filter)

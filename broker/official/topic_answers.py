@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 from ..cluster.members import Members
-from ..cluster.other_broker_groups import OtherGroups
+from ..cluster.other_broker_groups import OtherBrokerGroups
 from ..replica import Replica
 from ..service.creation import Creation
 from ..state.commands import BrokerGroupMode
 from ..state.topics import Topic
-from ..wire.route import GroupQueues, assignments, route
+from ..wire.route import BrokerGroupQueues, assignments, route
 from ..wire.status import ok, topic_not_found
 from ..wire.validation import check_group
 
@@ -25,7 +25,7 @@ from ..wire.validation import check_group
 class RoutedTopic:
     """A topic's queues in all broker groups, and the type of its messages."""
 
-    broker_groups: list[GroupQueues]  # one per broker group, ordered by its name
+    broker_groups: list[BrokerGroupQueues]  # one per broker group, ordered by its name
     message_type: int
 
 
@@ -37,7 +37,7 @@ class TopicAnswers:
     _replica: Replica
     _creation: Creation
     _members: Members
-    _others: OtherGroups
+    _others: OtherBrokerGroups
 
     def find(self, name: str, listener: str) -> RoutedTopic | None:
         """Return the queues of a topic; None when it is not known in any broker group."""
@@ -68,10 +68,10 @@ class TopicAnswers:
         message_type = int(own.message_type) if own is not None else others[0][1]
         return RoutedTopic(sorted(broker_groups, key=lambda each: each.broker_group), message_type)
 
-    def _own_queues(self, topic: Topic, listener: str) -> GroupQueues:
+    def _own_queues(self, topic: Topic, listener: str) -> BrokerGroupQueues:
         nodes = sorted(self._members.alive(listener), key=lambda node: node[0])
         writable = self._replica.state.mode is BrokerGroupMode.ACTIVE
-        return GroupQueues(self._broker_group, topic.queue_count, nodes, writable)
+        return BrokerGroupQueues(self._broker_group, topic.queue_count, nodes, writable)
 
     def route(self, message: v2.QueryRouteRequest, found: RoutedTopic) -> bytes:
         """Return the encoded QueryRouteResponse."""

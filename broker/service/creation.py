@@ -14,7 +14,7 @@ from ..config import BrokerConfig
 from ..errors import LimitReachedError
 from ..leader.pipeline import AppendPipeline
 from ..replica import Replica
-from ..state.commands import CreateGroup, CreateTopic, MessageType
+from ..state.commands import CreateConsumerGroup, CreateTopic, MessageType
 from ..state.consumer_groups import ConsumerGroup
 from ..state.topics import Topic
 from ..wire.validation import topic_problem
@@ -75,6 +75,6 @@ class Creation:
         if consumer_group is not None:
             return consumer_group
         self.check_room_for_consumer_group()
-        applied = await self._pipeline.run(CreateGroup(name))
+        applied = await self._pipeline.run(CreateConsumerGroup(name))
         created: ConsumerGroup = applied.result.group
         return created

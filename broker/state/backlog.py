@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from .commands import LATEST
 from .consume_queue import ConsumeQueue, QueueKey
-from .consumer_groups import ConsumerGroup, GroupTable
+from .consumer_groups import ConsumerGroup, ConsumerGroupTable
 from .consumption import Consumption, ConsumptionKey, ConsumptionTable
 from .effects import TopicProgress
 from .memberships import MembershipTable
@@ -35,7 +35,7 @@ class Consumed(Protocol):
     """The part of BrokerState that this module reads."""
 
     topics: TopicTable
-    groups: GroupTable
+    groups: ConsumerGroupTable
     consumption: ConsumptionTable
     memberships: MembershipTable
 

@@ -154,13 +154,15 @@ def _create_topic(version: int, layout: str) -> _Codec:
     return _Codec(1, c.CreateTopic, pack, unpack, version)
 
 
-def _pack_group(command: c.CreateGroup) -> bytes:
+def _pack_group(command: c.CreateConsumerGroup) -> bytes:
     return _GROUP.pack(command.start.value, command.max_attempts, command.fifo) + pack_text(command.name)
 
 
 def _unpack_group(payload: memoryview) -> c.Command:
     start, attempts, fifo = _GROUP.unpack_from(payload)
-    return c.CreateGroup(unpack_text(payload, _GROUP.size), c.StartPosition(start), attempts, bool(fifo))
+    return c.CreateConsumerGroup(
+        unpack_text(payload, _GROUP.size), c.StartPosition(start), attempts, bool(fifo)
+    )
 
 
 def _pack_grant(command: c.GrantLeases) -> bytes:
@@ -213,7 +215,7 @@ def _unpack_log_start(payload: memoryview) -> c.Command:
     return c.LogStart(index, physical_offset, _array(payload, _LOG_START.size, c.POSITION_DTYPE))
 
 
-def _pack_join(command: c.JoinGroup) -> bytes:
+def _pack_join(command: c.JoinConsumerGroup) -> bytes:
     head = _JOIN.pack(command.group_id, command.session_timeout_ms, command.release_ms, len(command.topics))
     texts = (command.member, command.allocation, command.zone, command.filter, *command.topics)
     return head + b"".join(map(pack_text, texts))
@@ -222,12 +224,12 @@ def _pack_join(command: c.JoinGroup) -> bytes:
 def _unpack_join(payload: memoryview) -> c.Command:
     group_id, session_timeout_ms, release_ms, count = _JOIN.unpack_from(payload)
     (member, allocation, zone, tags, *topics), _ = unpack_texts(payload, _JOIN.size, 4 + count)
-    return c.JoinGroup(
+    return c.JoinConsumerGroup(
         group_id, member, tuple(topics), allocation, zone, tags, session_timeout_ms, release_ms
     )
 
 
-def _pack_members(command: c.LeaveGroup | c.AssignQueues) -> bytes:
+def _pack_members(command: c.LeaveConsumerGroup | c.AssignQueues) -> bytes:
     head = _TEXTS.pack(command.group_id, len(command.members))
     return head + b"".join(map(pack_text, command.members))
 
@@ -265,8 +267,8 @@ _CODECS: Final = (
     _create_topic(2, "<IBq"),
     _create_topic(3, "<IBq?"),
     _numbers(2, c.DeleteTopic, "<I"),
-    _Codec(3, c.CreateGroup, _pack_group, _unpack_group),
-    _numbers(4, c.DeleteGroup, "<I"),
+    _Codec(3, c.CreateConsumerGroup, _pack_group, _unpack_group),
+    _numbers(4, c.DeleteConsumerGroup, "<I"),
     _rows(5, c.CommitOffsets, c.POSITION_DTYPE, "reset"),
     _Codec(5, c.CommitOffsets, _pack_commit_2, _unpack_commit_2, version=2),
     _rows(6, c.SetPositions, c.POSITION_DTYPE),
@@ -285,8 +287,13 @@ _CODECS: Final = (
         lambda command: command.rows.tobytes(),
         lambda payload: c.TrimQueues(_array(payload, 0, c.POSITION_DTYPE)),
     ),
-    _Codec(17, c.JoinGroup, _pack_join, _unpack_join),
-    _Codec(18, c.LeaveGroup, _pack_members, lambda payload: c.LeaveGroup(*_unpack_members(payload)[:2])),
+    _Codec(17, c.JoinConsumerGroup, _pack_join, _unpack_join),
+    _Codec(
+        18,
+        c.LeaveConsumerGroup,
+        _pack_members,
+        lambda payload: c.LeaveConsumerGroup(*_unpack_members(payload)[:2]),
+    ),
     _Codec(
         19, c.AssignQueues, lambda command: _pack_members(command) + command.rows.tobytes(), _unpack_assign
     ),

@@ -128,8 +128,8 @@ class DeleteTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateGroup:
-    """Create a consumer group. Does nothing if the name is taken. Result: GroupResult, as for CreateTopic."""
+class CreateConsumerGroup:
+    """Create a consumer group. Does nothing if the name is taken. Result: ConsumerGroupResult."""
 
     name: str
     start: StartPosition = EARLIEST
@@ -138,8 +138,8 @@ class CreateGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteGroup:
-    """Delete a consumer group, with its positions, leases and members. Result: GroupResult."""
+class DeleteConsumerGroup:
+    """Delete a consumer group, with its positions, leases and members. Result: ConsumerGroupResult."""
 
     group_id: int
 
@@ -329,10 +329,10 @@ class SetBrokerGroupMode:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinGroup:
+class JoinConsumerGroup:
     """Add a member to a queue-exclusive consumer group, or update its settings.
 
-    A known member keeps its queues. Result: GroupResult (`changed`: the member is new or its settings
+    A known member keeps its queues. Result: ConsumerGroupResult (`changed`: the member is new or its settings
     differ).
     """
 
@@ -347,7 +347,7 @@ class JoinGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveGroup:
+class LeaveConsumerGroup:
     """Remove members. Their queues lose their owner, and their epochs end.
 
     Result: RowsResult (False: not a member).
@@ -371,10 +371,10 @@ class AssignQueues:
 
 
 Command = (
-    CreateTopic | DeleteTopic | SetTopicRetention | SetTopicKeepUnread | CreateGroup | DeleteGroup
-    | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible | ReleaseLeases | ParkMessages
-    | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues | FeatureLevel | SetBrokerGroupMode
-    | JoinGroup | LeaveGroup | AssignQueues
+    CreateTopic | DeleteTopic | SetTopicRetention | SetTopicKeepUnread | CreateConsumerGroup
+    | DeleteConsumerGroup | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible | ReleaseLeases
+    | ParkMessages | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues | FeatureLevel | SetBrokerGroupMode
+    | JoinConsumerGroup | LeaveConsumerGroup | AssignQueues
 )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
-from ..errors import GroupNotFoundError
-from .commands import CreateGroup, StartPosition
+from ..errors import ConsumerGroupNotFoundError
+from .commands import CreateConsumerGroup, StartPosition
 from .topics import NamedTable
 
 
@@ -27,13 +27,13 @@ class ConsumerGroup:
     version: int  # log index of its last change
 
 
-class GroupTable(NamedTable[ConsumerGroup]):
+class ConsumerGroupTable(NamedTable[ConsumerGroup]):
     """Consumer groups by name and by id."""
 
     def __init__(self) -> None:
-        super().__init__(attrgetter("group_id"), GroupNotFoundError)
+        super().__init__(attrgetter("group_id"), ConsumerGroupNotFoundError)
 
-    def create(self, command: CreateGroup, index: int) -> tuple[ConsumerGroup, bool]:
+    def create(self, command: CreateConsumerGroup, index: int) -> tuple[ConsumerGroup, bool]:
         """Add a consumer group unless the name is taken; return it and whether it is new."""
         found = self.find(command.name)
         if found is not None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from . import commands as c
 from .consume_queue import ConsumeQueues, QueueKey
-from .consumer_groups import GroupTable
+from .consumer_groups import ConsumerGroupTable
 from .effects import CommitResult, Effects, GrantedQueue, GrantResult, Loss, Parked, RowsResult
 
 ConsumptionKey = tuple[int, int, int]  # consumer group id, topic id, queue id
@@ -346,7 +346,7 @@ def _sorted(rows: np.ndarray, more: np.ndarray) -> np.ndarray:
 class ConsumptionTable:
     """Consumption by (consumer group, topic, queue). A key is present once it has a position."""
 
-    def __init__(self, queues: ConsumeQueues, consumer_groups: GroupTable) -> None:
+    def __init__(self, queues: ConsumeQueues, consumer_groups: ConsumerGroupTable) -> None:
         self._queues = queues
         self._consumer_groups = consumer_groups
         self._table: dict[ConsumptionKey, Consumption] = {}

@@ -57,8 +57,8 @@ class TopicResult:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupResult:
-    """Result of CreateGroup, DeleteGroup and JoinGroup."""
+class ConsumerGroupResult:
+    """Result of CreateConsumerGroup, DeleteConsumerGroup and JoinConsumerGroup."""
 
     group: ConsumerGroup | None  # the one that the command names; None: there is none
     changed: bool  # this command changed the state
@@ -133,7 +133,7 @@ class ModeResult:
     left: tuple[TopicProgress, ...] = ()  # unconsumed topics that prevented the change
 
 
-CommandResult = TopicResult | GroupResult | RowsResult | GrantResult | ModeResult | None
+CommandResult = TopicResult | ConsumerGroupResult | RowsResult | GrantResult | ModeResult | None
 
 
 @dataclass(slots=True)

@@ -31,15 +31,15 @@ from . import commands as c
 from .backlog import missed
 from .codecs import decode
 from .consume_queue import ColdRead, ConsumeQueue, ConsumeQueues, QueueKey, record_starts, units_of
-from .consumer_groups import GroupTable
+from .consumer_groups import ConsumerGroupTable
 from .consumption import ConsumptionTable
 from .dedup import MessageIds, ProducerStreams
 from .effects import (
     AppliedSection,
     CommandResult,
     CommitResult,
+    ConsumerGroupResult,
     Effects,
-    GroupResult,
     ModeResult,
     RowsResult,
     TopicResult,
@@ -61,7 +61,7 @@ class BrokerState:
 
     def __init__(self) -> None:
         self.topics = TopicTable()
-        self.groups = GroupTable()
+        self.groups = ConsumerGroupTable()
         self.queues = ConsumeQueues()
         self.consumption = ConsumptionTable(self.queues, self.groups)
         self.memberships = MembershipTable()
@@ -144,13 +144,13 @@ class BrokerState:
             effects.deleted_topics.append(topic)
         return TopicResult(topic, topic is not None)
 
-    def _delete_consumer_group(self, command: c.DeleteGroup, effects: Effects) -> CommandResult:
+    def _delete_consumer_group(self, command: c.DeleteConsumerGroup, effects: Effects) -> CommandResult:
         consumer_group = self.groups.delete(command.group_id)
         if consumer_group is not None:
             self.consumption.remove_consumer_group(consumer_group.group_id)
             if self.memberships.remove_consumer_group(consumer_group.group_id):
                 effects.members_changed.add(consumer_group.group_id)
-        return GroupResult(consumer_group, consumer_group is not None)
+        return ConsumerGroupResult(consumer_group, consumer_group is not None)
 
     def _commit_offsets(self, command: c.CommitOffsets, effects: Effects) -> CommandResult:
         if self.groups.get(command.group_id) is None:
@@ -208,16 +208,16 @@ class BrokerState:
         return ModeResult(self.mode, self.mode_since, changed)
 
     # --- members of queue-exclusive consumer groups ---------------------------------------------------------
-    def _join(self, command: c.JoinGroup, effects: Effects) -> CommandResult:
+    def _join(self, command: c.JoinConsumerGroup, effects: Effects) -> CommandResult:
         consumer_group = self.groups.get(command.group_id)
         if consumer_group is None:
-            return GroupResult(None, False)
+            return ConsumerGroupResult(None, False)
         changed = self.memberships.join(command, effects.index, effects.timestamp)
         if changed:
             effects.members_changed.add(command.group_id)
-        return GroupResult(consumer_group, changed)
+        return ConsumerGroupResult(consumer_group, changed)
 
-    def _leave(self, command: c.LeaveGroup, effects: Effects) -> CommandResult:
+    def _leave(self, command: c.LeaveConsumerGroup, effects: Effects) -> CommandResult:
         effects.members_changed.add(command.group_id)
         return RowsResult(self.memberships.leave(command, effects.index))
 
@@ -303,8 +303,10 @@ _Apply = Callable[[BrokerState, Any, Effects], CommandResult]
 _APPLY: Final[dict[type, _Apply]] = {
     c.CreateTopic: BrokerState._create_topic,
     c.DeleteTopic: BrokerState._delete_topic,
-    c.CreateGroup: lambda state, command, effects: GroupResult(*state.groups.create(command, effects.index)),
-    c.DeleteGroup: BrokerState._delete_consumer_group,
+    c.CreateConsumerGroup: lambda state, command, effects: ConsumerGroupResult(
+        *state.groups.create(command, effects.index)
+    ),
+    c.DeleteConsumerGroup: BrokerState._delete_consumer_group,
     c.CommitOffsets: BrokerState._commit_offsets,
     c.SetPositions: lambda state, command, effects: state.consumption.set_positions(command, effects),
     c.GrantLeases: lambda state, command, effects: state.consumption.grant(command, effects),
@@ -318,8 +320,8 @@ _APPLY: Final[dict[type, _Apply]] = {
     c.SetTopicRetention: BrokerState._change_topic,
     c.SetTopicKeepUnread: BrokerState._change_topic,
     c.FeatureLevel: BrokerState._feature_level,
-    c.JoinGroup: BrokerState._join,
-    c.LeaveGroup: BrokerState._leave,
+    c.JoinConsumerGroup: BrokerState._join,
+    c.LeaveConsumerGroup: BrokerState._leave,
     c.AssignQueues: BrokerState._assign,
     c.SetBrokerGroupMode: BrokerState._set_mode,
     c.ParkMessages: lambda state, command, effects: state.consumption.park(command, effects),

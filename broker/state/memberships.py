@@ -16,14 +16,14 @@ from typing import Final
 
 import numpy as np
 
-from .commands import NO_OWNER, AssignQueues, CommitOffsets, JoinGroup, LeaveGroup
+from .commands import NO_OWNER, AssignQueues, CommitOffsets, JoinConsumerGroup, LeaveConsumerGroup
 from .consume_queue import QueueKey
 from .topics import TopicTable
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMember:
-    """A consumer in a queue-exclusive consumer group. The settings are those of its last JoinGroup."""
+class ConsumerGroupMember:
+    """A consumer in a queue-exclusive consumer group. Its settings are those of the last join."""
 
     name: str
     joined: int  # log index at which it joined first; decides its age
@@ -48,10 +48,10 @@ _UNTOUCHED: Final = Ownership("", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMembership:
+class ConsumerGroupMembership:
     """Members and queue owners of one consumer group with members."""
 
-    members: Mapping[str, GroupMember] = field(default_factory=dict)  # by name
+    members: Mapping[str, ConsumerGroupMember] = field(default_factory=dict)  # by name
     # Queues that were assigned at least once. Invariant: each owner is in `members` or "".
     owners: Mapping[QueueKey, Ownership] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class GroupMembership:
         """Names of the topics that members subscribe to, whether they exist or not."""
         return {name for member in self.members.values() for name in member.topics}
 
-    def by_age(self) -> list[GroupMember]:
+    def by_age(self) -> list[ConsumerGroupMember]:
         """Return the members, oldest first."""
         return sorted(self.members.values(), key=lambda member: (member.joined, member.name))
 
@@ -73,16 +73,16 @@ class GroupMembership:
         return sorted(key for key, owner in self.owners.items() if owner.member == member)
 
 
-_EMPTY: Final = GroupMembership()
+_EMPTY: Final = ConsumerGroupMembership()
 
 
 class MembershipTable:
     """Memberships of all consumer groups that have members, by consumer group id."""
 
     def __init__(self) -> None:
-        self._memberships: dict[int, GroupMembership] = {}
+        self._memberships: dict[int, ConsumerGroupMembership] = {}
 
-    def get(self, group_id: int) -> GroupMembership | None:
+    def get(self, group_id: int) -> ConsumerGroupMembership | None:
         return self._memberships.get(group_id)
 
     def group_ids(self) -> list[int]:
@@ -90,12 +90,12 @@ class MembershipTable:
         return sorted(self._memberships)
 
     # --- commands -------------------------------------------------------------------------------------------
-    def join(self, command: JoinGroup, index: int, timestamp: int) -> bool:
+    def join(self, command: JoinConsumerGroup, index: int, timestamp: int) -> bool:
         """Add a member or update its settings; return whether that changed anything."""
         membership = self._memberships.get(command.group_id, _EMPTY)
         known = membership.members.get(command.member)
         joined, joined_at = (known.joined, known.joined_at) if known is not None else (index, timestamp)
-        member = GroupMember(
+        member = ConsumerGroupMember(
             command.member, joined, joined_at, command.topics, command.allocation, command.zone,
             command.filter, command.session_timeout_ms, command.release_ms,
         )  # fmt: skip
@@ -106,7 +106,7 @@ class MembershipTable:
         )
         return True
 
-    def leave(self, command: LeaveGroup, index: int) -> np.ndarray:
+    def leave(self, command: LeaveConsumerGroup, index: int) -> np.ndarray:
         """Remove members; return a bool per name: it was a member. The last one takes all epochs along."""
         membership = self._memberships.get(command.group_id, _EMPTY)
         left = set(command.members)
@@ -116,7 +116,7 @@ class MembershipTable:
                 key: Ownership("", index) if owner.member in left else owner
                 for key, owner in membership.owners.items()
             }
-            self._memberships[command.group_id] = GroupMembership(members, owners)
+            self._memberships[command.group_id] = ConsumerGroupMembership(members, owners)
         else:
             self._memberships.pop(command.group_id, None)
         return np.array([name in membership.members for name in command.members], bool)
@@ -192,8 +192,8 @@ class MembershipTable:
         return touched
 
     # --- checkpoints ----------------------------------------------------------------------------------------
-    def copy(self) -> dict[int, GroupMembership]:
+    def copy(self) -> dict[int, ConsumerGroupMembership]:
         return dict(self._memberships)
 
-    def restore(self, memberships: dict[int, GroupMembership]) -> None:
+    def restore(self, memberships: dict[int, ConsumerGroupMembership]) -> None:
         self._memberships = memberships

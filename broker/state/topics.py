@@ -72,7 +72,7 @@ class NamedTable(Generic[_Item]):
         return self._by_name.get(name)
 
     def named(self, name: str) -> _Item:
-        """Return the item. Raises: TopicNotFoundError, GroupNotFoundError."""
+        """Return the item. Raises: TopicNotFoundError, ConsumerGroupNotFoundError."""
         found = self._by_name.get(name)
         if found is None:
             raise self._not_found(name)

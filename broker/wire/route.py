@@ -58,7 +58,7 @@ def _scheme(host: str) -> v2.AddressScheme:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupQueues:
+class BrokerGroupQueues:
     """Queues of a topic in one broker group."""
 
     broker_group: str
@@ -67,7 +67,7 @@ class GroupQueues:
     writable: bool = True  # False: the broker group is being drained; producers obey the permission
 
 
-def route(topic: v2.Resource, parts: Sequence[GroupQueues], message_type: int) -> list[v2.MessageQueue]:
+def route(topic: v2.Resource, parts: Sequence[BrokerGroupQueues], message_type: int) -> list[v2.MessageQueue]:
     """Return the queues of a route.
 
     Broker groups and nodes alternate, so a client that retries with the next queue reaches another node.
@@ -89,7 +89,7 @@ def route(topic: v2.Resource, parts: Sequence[GroupQueues], message_type: int) -
     ]
 
 
-def assignments(topic: v2.Resource, parts: Sequence[GroupQueues], *, fifo: bool) -> list[v2.Assignment]:
+def assignments(topic: v2.Resource, parts: Sequence[BrokerGroupQueues], *, fifo: bool) -> list[v2.Assignment]:
     """Return the assignments of a push consumer: "any queue" (-1) of each live node.
 
     FIFO: each queue of one node.
@@ -108,7 +108,7 @@ def assignments(topic: v2.Resource, parts: Sequence[GroupQueues], *, fifo: bool)
     ]
 
 
-def _polled(queues: GroupQueues, fifo: bool) -> list[tuple[int, tuple[str, ListenerAddresses]]]:
+def _polled(queues: BrokerGroupQueues, fifo: bool) -> list[tuple[int, tuple[str, ListenerAddresses]]]:
     if fifo:
         return [(each, queues.nodes[each % len(queues.nodes)]) for each in range(queues.queue_count)]
     return [(-1, node) for node in queues.nodes]

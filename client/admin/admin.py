@@ -45,7 +45,7 @@ from ..cluster.gone_groups import groups_gone_error
 from ..cluster.routes import Routes, check_address
 from ..cluster.topic_route import BrokerGroup, Node
 from ..errors import (
-    GroupNotFoundError,
+    ConsumerGroupNotFoundError,
     LedgerMQError,
     RefusedError,
     TopicNotFoundError,
@@ -440,7 +440,7 @@ class Admin:
 
     @checked(name=a_consumer_group)
     async def delete_group(self, name: str) -> None:
-        """Delete a consumer group with its offsets. Raises: GroupNotFoundError."""
+        """Delete a consumer group with its offsets. Raises: ConsumerGroupNotFoundError."""
         request = pb.DeleteGroupRequest(name=name)
         delete = self._in_each(lambda stub: stub.DeleteGroup, request, absent=_NO_GROUP)
         if not await self._change_all(delete, again=_DELETE_AGAIN):
@@ -463,7 +463,7 @@ class Admin:
     ) -> tuple[pb.ConsumerGroupInfo, list[tuple[str, pb.GroupQueueProgress]]]:
         """Return the consumer group, and (broker group, progress) of every queue that it has consumed.
 
-        Raises: GroupNotFoundError.
+        Raises: ConsumerGroupNotFoundError.
         """
         answers = await self._describe_everywhere(name, topic, silent)
         progress = [(broker_group.name, each) for broker_group, answer in answers for each in answer.queues]
@@ -475,7 +475,7 @@ class Admin:
     ) -> list[tuple[str, pb.GroupMember]]:
         """Return (broker group, member) of a consumer group whose members own its queues, oldest first.
 
-        Raises: GroupNotFoundError.
+        Raises: ConsumerGroupNotFoundError.
         """
         answers = await self._describe_everywhere(name, "", silent)
         return [(broker_group.name, each) for broker_group, answer in answers for each in answer.members]
@@ -492,7 +492,7 @@ class Admin:
         """Return (broker group, leases and parked messages) of a consumer group; topic "": all topics.
 
         `max_parked`: maximum of named parked messages per broker group; 0: 1,000. Older brokers name none.
-        Raises: GroupNotFoundError.
+        Raises: ConsumerGroupNotFoundError.
         """
         request = pb.GetDeliveriesRequest(group=name, topic=topic, max_parked=max_parked)
 
@@ -508,7 +508,7 @@ class Admin:
         """Deliver parked messages of a consumer group again, with all attempts: all, of one topic, or by id.
 
         Returns the number of released messages. Broker groups without a running node are skipped.
-        Raises: GroupNotFoundError, UsageError (none of that id is parked).
+        Raises: ConsumerGroupNotFoundError, UsageError (none of that id is parked).
         """
         places = await self._parked_places(name, topic, message_id) if message_id else {}
         wanted = {broker_group for broker_group, _ in places}
@@ -574,7 +574,7 @@ class Admin:
             return group_not_found(name, known)
         if topic not in {info.name for info in await self.topics(silent={})}:
             return await self._topic_not_found(topic)
-        return GroupNotFoundError(
+        return ConsumerGroupNotFoundError(
             "GROUP_NOT_FOUND",
             f'consumer group "{name}" does not exist where topic "{topic}" is. '
             "Create it there, too: ledgermq group create "
@@ -585,7 +585,7 @@ class Admin:
     async def reset_offsets(self, group: str, topic: str, to: str) -> None:
         """Move a consumer group to "earliest", "latest", or a time, in all queues of the topic.
 
-        A time is in ms since the epoch. Raises: GroupNotFoundError, TopicNotFoundError, UsageError.
+        A time is in ms since the epoch. Raises: ConsumerGroupNotFoundError, TopicNotFoundError, UsageError.
         """
         request = pb.ResetOffsetsRequest(group=group, topic=topic)
         if to == "earliest":
@@ -675,11 +675,11 @@ async def _deliveries(
     return answer
 
 
-def group_not_found(name: str, known: list[str]) -> GroupNotFoundError:
+def group_not_found(name: str, known: list[str]) -> ConsumerGroupNotFoundError:
     """Return the error for an unknown consumer group."""
     similar = similar_names(name, known)
     hint = f' Did you mean "{similar[0]}"?' if similar else ""
-    return GroupNotFoundError(
+    return ConsumerGroupNotFoundError(
         "GROUP_NOT_FOUND",
         f'consumer group "{name}" does not exist.{hint} Create it: ledgermq group create {name}',
     )

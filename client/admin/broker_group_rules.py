@@ -117,7 +117,7 @@ def _group_settings(info: ConsumerGroupInfo) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherGroup:
+class OtherBrokerGroup:
     """Another broker group, as it reports itself now."""
 
     name: str
@@ -136,7 +136,7 @@ class OtherGroup:
         return ""
 
 
-def left_alone(topics: Iterable[TopicInfo], others: Sequence[OtherGroup]) -> dict[str, str]:
+def left_alone(topics: Iterable[TopicInfo], others: Sequence[OtherBrokerGroup]) -> dict[str, str]:
     """Return the topics for which no other broker group takes messages, with the reasons."""
     found = {}
     for info in topics:

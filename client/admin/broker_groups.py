@@ -1,6 +1,6 @@
 """Growing and shrinking a cluster by broker groups: add, drain, undrain, remove, forget.
 
-    async with GroupAdmin("127.0.0.1:9876") as admin:
+    async with BrokerGroupAdmin("127.0.0.1:9876") as admin:
         await admin.add_group("g1")
         await admin.drain("g0")
 
@@ -23,7 +23,7 @@ from ledgermq.proto.grpc_answers import decoded
 from ..arguments import a_flag, a_text, checked, instance_of, texts
 from ..cluster.calls import call_log_service
 from ..cluster.every_group import Silent
-from ..cluster.gone_groups import GoneGroup, gone_of
+from ..cluster.gone_groups import GoneBrokerGroup, gone_of
 from ..cluster.topic_route import BrokerGroup, Node
 from ..errors import (
     FencedError,
@@ -38,14 +38,14 @@ from ..errors import (
 from ..pauses import ASK_TIMEOUT_S, NAMESERVER_LOOK_S, NAMESERVER_WAIT_S
 from .broker_group_rules import (
     ORDERED_TYPES,
-    OtherGroup,
+    OtherBrokerGroup,
     RuleComparison,
     check_kept,
     compare_consumer_groups,
     compare_topics,
     left_alone,
 )
-from .consumer_progress import GroupProgress
+from .consumer_progress import ConsumerGroupProgress
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +56,10 @@ Listed = tuple[nameserver_pb2.ListGroupsResponse, nameserver_pb2.ListGroupsRespo
 
 
 @dataclass(frozen=True, slots=True)
-class LostGroup:
+class LostBrokerGroup:
     """A broker group without a running node, and its topics as far as the nameservers remember."""
 
-    gone: GoneGroup  # from the nameserver with the latest contact
+    gone: GoneBrokerGroup  # from the nameserver with the latest contact
     alone: Sequence[str]  # topics that no other broker group has
 
 
@@ -72,7 +72,7 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
-class AddedGroup:
+class AddedBrokerGroup:
     """What a broker group got, or (`dry_run`) would get."""
 
     group: str
@@ -117,12 +117,12 @@ def reading_text(each: pb.LiveReading) -> str:
     return f'{who} reads topic "{each.topic}", {each.behind:,} messages behind'
 
 
-class GroupAdmin(GroupProgress):
+class BrokerGroupAdmin(ConsumerGroupProgress):
     """Changes which broker groups a cluster has. Raises what `Admin` raises, and UsageError.
 
     Example:
 
-        async with GroupAdmin("127.0.0.1:9876") as admin:
+        async with BrokerGroupAdmin("127.0.0.1:9876") as admin:
             await admin.add_group("g1")
             await admin.drain("g0")
             print((await admin.left("g0")).waiting)
@@ -186,7 +186,7 @@ class GroupAdmin(GroupProgress):
         name = broker_group.name
         groups, gone = await self._routes.groups_and_gone()
         others = await asyncio.gather(*(self._as_it_is(each) for each in groups if each.name != name))
-        others += [OtherGroup(each.name, "is down") for each in gone]
+        others += [OtherBrokerGroup(each.name, "is down") for each in gone]
         takers = [each.name for each in others if not each.why_not]
         if not takers:
             others_are = "".join(f"; {each.name} {each.why_not}" for each in others)
@@ -205,7 +205,7 @@ class GroupAdmin(GroupProgress):
             )
         return None
 
-    async def _as_it_is(self, broker_group: BrokerGroup) -> OtherGroup:
+    async def _as_it_is(self, broker_group: BrokerGroup) -> OtherBrokerGroup:
         """Return a broker group as its leader reports it: a route may be outdated."""
         try:
             topics = await self._topics_in(broker_group)
@@ -213,9 +213,11 @@ class GroupAdmin(GroupProgress):
         except LedgerMQError as error:
             if not error.retryable:
                 raise
-            return OtherGroup(broker_group.name, "has no leader, or does not answer")
+            return OtherBrokerGroup(broker_group.name, "has no leader, or does not answer")
         full = "has a full disk" if not (broker_group.writable or broker_group.draining) else ""
-        return OtherGroup(broker_group.name, _WHY_NOT.get(mode, full), {info.name: info for info in topics})
+        return OtherBrokerGroup(
+            broker_group.name, _WHY_NOT.get(mode, full), {info.name: info for info in topics}
+        )
 
     @checked(name=a_text, allow_reordering=a_flag, node=a_text)
     async def undrain(
@@ -361,7 +363,7 @@ class GroupAdmin(GroupProgress):
         topics: Sequence[str] = (),
         dry_run: bool = False,
         allow_reordering: bool = False,
-    ) -> AddedGroup:
+    ) -> AddedBrokerGroup:
         """Give a broker group topics and consumer groups of the others (or of `source`), or only `topics`.
 
         What exists stays as it is. Consumer groups that consume a topic elsewhere begin at the first message
@@ -393,7 +395,7 @@ class GroupAdmin(GroupProgress):
             raise UsageError(f"no other group has {', '.join(sorted(unknown))}", "Nothing was changed")
         groups = {each: await self._consumer_groups_of(each) for each in sources}
         consumers = compare_consumer_groups(name, await self._consumer_groups_of(name), groups)
-        added = AddedGroup(name, found, consumers, dry_run, draining)
+        added = AddedBrokerGroup(name, found, consumers, dry_run, draining)
         if found.missing and not (allow_reordering or draining):
             ordered = {info.name for info in found.missing if info.message_type in ORDERED_TYPES}
             ordered |= await self._ordered_in(broker_group)  # it takes no messages while it is being filled
@@ -402,7 +404,7 @@ class GroupAdmin(GroupProgress):
             await self._copy(broker_group, added)
         return added
 
-    async def _copy(self, broker_group: BrokerGroup, added: AddedGroup) -> None:
+    async def _copy(self, broker_group: BrokerGroup, added: AddedBrokerGroup) -> None:
         """Create what is missing. Start offsets are stored before a message can reach a new queue."""
         for consumer_group in added.consumer_groups.missing:
             await self._create_consumer_group(broker_group, consumer_group)
@@ -499,7 +501,7 @@ class GroupAdmin(GroupProgress):
     # --- forget ---------------------------------------------------------------------------------------------
 
     @checked(name=a_text)
-    async def lost_group(self, name: str) -> LostGroup:
+    async def lost_group(self, name: str) -> LostBrokerGroup:
         """Return what is lost with a broker group.
 
         Raises: UsageError: one of its nodes is alive, or no nameserver remembers it. NameserversDownError.
@@ -507,7 +509,7 @@ class GroupAdmin(GroupProgress):
         answers, _ = await self._routes.ask_every(self._listed)
         if not answers:
             raise NameserversDownError(self._routes.nameservers)
-        found: list[GoneGroup] = []
+        found: list[GoneBrokerGroup] = []
         for address, (listed, every) in answers.items():
             if (view := next((each for each in listed.groups if each.group == name), None)) is not None:
                 nodes = [node.node_id for node in view.nodes]
@@ -519,14 +521,14 @@ class GroupAdmin(GroupProgress):
             raise UsageError(
                 f'clusters {", ".join(clusters)} each have a broker group "{name}" that is down',
                 "Nothing was changed",
-                "Use GroupAdmin(nameservers, cluster=...) in Python, which says which one is meant",
+                "Use BrokerGroupAdmin(nameservers, cluster=...) in Python, which says which one is meant",
             )
         await self._check_nodes(name, found)
         newest = min(found, key=lambda each: (each.silent_ms is None, each.silent_ms or 0))
         others = {
             info.name for listed, _ in answers.values() for view in listed.groups for info in view.topics
         }
-        return LostGroup(newest, [topic for topic in newest.topics if topic not in others])
+        return LostBrokerGroup(newest, [topic for topic in newest.topics if topic not in others])
 
     async def _listed(self, stub: nameserver_pb2_grpc.NameServerServiceStub) -> Listed:
         request = nameserver_pb2.ListGroupsRequest(cluster=self._routes.cluster)
@@ -534,7 +536,7 @@ class GroupAdmin(GroupProgress):
         request.gone_too = request.gone_topics = True
         return listed, decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
 
-    async def _check_nodes(self, name: str, found: Iterable[GoneGroup]) -> None:
+    async def _check_nodes(self, name: str, found: Iterable[GoneBrokerGroup]) -> None:
         """Query the nodes themselves: they may run without reaching a nameserver. Raises: UsageError."""
         clusters = {each.group.cluster for each in found}
         nodes = {node.log_address: node for each in found for node in each.group.nodes}

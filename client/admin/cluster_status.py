@@ -29,12 +29,12 @@ from ..errors import (
 )
 from ..pauses import ASK_TIMEOUT_S
 from . import status_report
-from .status_report import GroupAnswers, GroupReport
+from .status_report import BrokerGroupAnswers, BrokerGroupReport
 
 _HEALTHY_LOOK_S = 0.1
 
 
-async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport], LedgerMQError | None]:
+async def collect(nameserver: str, nodes: list[str]) -> tuple[list[BrokerGroupReport], LedgerMQError | None]:
     """Find all nodes, query them at once, and judge. The error says why nothing could be found out.
 
     Raises: InvalidAddressError (of the nameserver).
@@ -52,7 +52,7 @@ async def collect(nameserver: str, nodes: list[str]) -> tuple[list[GroupReport],
 
 async def until_healthy(
     nameserver: str, nodes: list[str], seconds: float
-) -> tuple[list[GroupReport], LedgerMQError | None]:
+) -> tuple[list[BrokerGroupReport], LedgerMQError | None]:
     """As `collect`, repeatedly: until the cluster is healthy, at the latest after so many seconds."""
     end = time.monotonic() + seconds
     while True:
@@ -62,7 +62,7 @@ async def until_healthy(
         await asyncio.sleep(_HEALTHY_LOOK_S)
 
 
-async def groups_asked(nameserver: str, nodes: list[str]) -> list[GroupAnswers]:
+async def groups_asked(nameserver: str, nodes: list[str]) -> list[BrokerGroupAnswers]:
     """Find all nodes and query them at once. Raises: LedgerMQError: nothing could be found out."""
     return await _groups_by_nodes(nodes) if nodes else await _groups_by_nameserver(nameserver)
 
@@ -124,7 +124,7 @@ async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
     return [KnownNode(*key, address) for key, address in sorted(found.items()) if address]
 
 
-async def _groups_by_nameserver(nameserver: str) -> list[GroupAnswers]:
+async def _groups_by_nameserver(nameserver: str) -> list[BrokerGroupAnswers]:
     listed = await list_groups(nameserver)
     groups = await asyncio.gather(*(_ask_group(route) for route in listed.groups))
     for route, group in zip(listed.groups, groups, strict=True):
@@ -167,8 +167,8 @@ async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     raise NameserversDownError(addresses)
 
 
-async def _ask_group(route: route_pb2.GroupRoute) -> GroupAnswers:
-    group = GroupAnswers(route.group)
+async def _ask_group(route: route_pb2.GroupRoute) -> BrokerGroupAnswers:
+    group = BrokerGroupAnswers(route.group)
     targets = {}
     for node in route.nodes:
         listener = node.listeners[0] if node.listeners else None
@@ -179,15 +179,15 @@ async def _ask_group(route: route_pb2.GroupRoute) -> GroupAnswers:
     return group
 
 
-async def _groups_by_nodes(addresses: list[str]) -> list[GroupAnswers]:
+async def _groups_by_nodes(addresses: list[str]) -> list[BrokerGroupAnswers]:
     """Query the given nodes, then the nodes that they name. One answer is enough."""
     first = await asyncio.gather(*(ask(address) for address in addresses))
-    groups: dict[str, GroupAnswers] = {}
+    groups: dict[str, BrokerGroupAnswers] = {}
     targets: dict[str, dict[str, str]] = {}
     for answer in first:
         if answer is None:
             continue
-        group = groups.setdefault(answer.group, GroupAnswers(answer.group))
+        group = groups.setdefault(answer.group, BrokerGroupAnswers(answer.group))
         group.answers[answer.node_id] = answer
         for node in answer.nodes:
             if node.addresses.messaging_address or node.node_id not in group.members:
@@ -202,7 +202,7 @@ async def _groups_by_nodes(addresses: list[str]) -> list[GroupAnswers]:
     return list(groups.values())
 
 
-async def _ask_all(group: GroupAnswers, targets: dict[str, str]) -> None:
+async def _ask_all(group: BrokerGroupAnswers, targets: dict[str, str]) -> None:
     answers = await asyncio.gather(*(ask(address) for address in targets.values()))
     for name, answer in zip(targets, answers, strict=True):
         if answer is not None and answer.node_id == name:

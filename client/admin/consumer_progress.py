@@ -38,7 +38,7 @@ class Lag:
     silent: Silent = field(default_factory=dict)  # by broker group: why it is missing
 
 
-class GroupProgress(Admin):
+class ConsumerGroupProgress(Admin):
     """An `Admin` that also reports consumer progress. Raises what `Admin` raises, and UsageError."""
 
     @checked(name=a_text, node=a_text)
@@ -116,8 +116,8 @@ class GroupProgress(Admin):
     async def lag(self, consumer_group: str = "", topic: str = "", *, queues: bool = False) -> Lag:
         """Return the progress of consumer groups ("": all) in the broker groups that answer.
 
-        `queues`: also per queue. Raises: GroupNotFoundError, TopicNotFoundError; errors of the broker groups,
-        if no answer overrides them.
+        `queues`: also per queue. Raises: ConsumerGroupNotFoundError, TopicNotFoundError; errors of the
+        broker groups, if no answer overrides them.
         """
         groups, gone = await self._routes.groups_and_gone()
         away: Silent = {each.name: each.error for each in gone}

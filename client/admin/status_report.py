@@ -34,7 +34,7 @@ _DISK_NEARLY_FULL: Final = 0.85
 COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p99>", "DISK>", "")
 
 
-class GroupVerdict(IntEnum):
+class BrokerGroupVerdict(IntEnum):
     """State of a broker group. The value is the exit code."""
 
     HEALTHY = 0
@@ -94,7 +94,7 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupReport:
+class BrokerGroupReport:
     """One broker group: verdict, headline, rows, and advice.
 
     Fields named as in GetStatusResponse are copied from the answer that is believed, unless `report` sets
@@ -102,7 +102,7 @@ class GroupReport:
     """
 
     group: str
-    verdict: GroupVerdict
+    verdict: BrokerGroupVerdict
     leader_id: str = ""
     term: int = 0
     term_age_ms: int = 0
@@ -123,7 +123,7 @@ class GroupReport:
     def headline(self) -> str:
         """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
         text = self.verdict.text
-        if self.master_id and self.verdict is GroupVerdict.NO_QUORUM:
+        if self.master_id and self.verdict is BrokerGroupVerdict.NO_QUORUM:
             text = "TOO FEW SLAVES" if self.leader_id else "NO MASTER"
         parts = [f"GROUP {self.group}", text]
         if self.master_id:
@@ -155,7 +155,7 @@ class GroupReport:
 
 
 @dataclass(slots=True)
-class GroupAnswers:
+class BrokerGroupAnswers:
     """Answers of one broker group. `members`: nodes that should exist, id → address shown."""
 
     group: str
@@ -166,12 +166,16 @@ class GroupAnswers:
     strangers: tuple[str, ...] = ()
 
 
-def report(asked: GroupAnswers) -> GroupReport:
+def report(asked: BrokerGroupAnswers) -> BrokerGroupReport:
     """Judge one broker group from all answers."""
     if not asked.answers:
         rows = tuple(NodeRow(name, "unreachable", address) for name, address in sorted(asked.members.items()))
-        return GroupReport(
-            asked.group, GroupVerdict.NO_ANSWER, rows=rows, voters=len(rows), notes=(_nothing_answers(asked),)
+        return BrokerGroupReport(
+            asked.group,
+            BrokerGroupVerdict.NO_ANSWER,
+            rows=rows,
+            voters=len(rows),
+            notes=(_nothing_answers(asked),),
         )
     leader = _leader(asked.answers.values())
     view = leader or max(asked.answers.values(), key=lambda answer: answer.term)
@@ -180,8 +184,8 @@ def report(asked: GroupAnswers) -> GroupReport:
     voters = view.voters or len(rows)
     verdict, notes = _judge(view, leader, rows, voters, in_contact, _held_back_notes(asked.answers, leader))
     is_off = bool(asked.strangers) or any(each.disk_step > 1 for each in asked.answers.values())
-    if verdict is GroupVerdict.HEALTHY and is_off:
-        verdict = GroupVerdict.DEGRADED
+    if verdict is BrokerGroupVerdict.HEALTHY and is_off:
+        verdict = BrokerGroupVerdict.DEGRADED
     if asked.strangers:
         notes += (_strangers_note(asked),)
     if view.master_id:
@@ -203,16 +207,18 @@ def report(asked: GroupAnswers) -> GroupReport:
         "log_begin": _log_begin(view),
         "mode": _mode(view),
     }
-    return GroupReport(**_told(view, GroupReport) | judged)
+    return BrokerGroupReport(**_told(view, BrokerGroupReport) | judged)
 
 
-def _told(answer: pb.GetStatusResponse | pb.NodeStatus, shown: type[GroupReport | NodeRow]) -> dict[str, Any]:
+def _told(
+    answer: pb.GetStatusResponse | pb.NodeStatus, shown: type[BrokerGroupReport | NodeRow]
+) -> dict[str, Any]:
     """Return the fields of an answer that `shown` has by the same name."""
     known = answer.DESCRIPTOR.fields_by_name
     return {field.name: getattr(answer, field.name) for field in fields(shown) if field.name in known}
 
 
-def _strangers_note(asked: GroupAnswers) -> str:
+def _strangers_note(asked: BrokerGroupAnswers) -> str:
     return (
         f'the nameserver refuses nodes of another broker group that is called "{asked.group}", too: '
         f"{', '.join(asked.strangers)}. No client is sent to them. Stop those that are not wanted; "
@@ -236,12 +242,12 @@ def _as_master_and_slaves(rows: tuple[NodeRow, ...], master_id: str) -> tuple[No
     )
 
 
-def exit_code(reports: Sequence[GroupReport]) -> int:
+def exit_code(reports: Sequence[BrokerGroupReport]) -> int:
     """Return 0 healthy, 1 degraded, 2 no quorum, 3 nothing answers; the worst broker group decides."""
-    answering = [each for each in reports if each.verdict is not GroupVerdict.NO_ANSWER]
+    answering = [each for each in reports if each.verdict is not BrokerGroupVerdict.NO_ANSWER]
     if not answering:
-        return int(GroupVerdict.NO_ANSWER)
-    return max(min(int(each.verdict), int(GroupVerdict.NO_QUORUM)) for each in reports)
+        return int(BrokerGroupVerdict.NO_ANSWER)
+    return max(min(int(each.verdict), int(BrokerGroupVerdict.NO_QUORUM)) for each in reports)
 
 
 def cells(row: NodeRow) -> tuple[str, ...]:
@@ -289,7 +295,7 @@ def _leader(answers: Iterable[pb.GetStatusResponse]) -> pb.GetStatusResponse | N
     return max(leaders, key=lambda answer: answer.term, default=None)
 
 
-def _rows(asked: GroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...]:
+def _rows(asked: BrokerGroupAnswers, view: pb.GetStatusResponse) -> tuple[NodeRow, ...]:
     rows: dict[str, NodeRow] = {
         name: NodeRow(name, "unreachable", address) for name, address in asked.members.items()
     }
@@ -375,7 +381,7 @@ def _judge(
     voters: int,
     in_contact: int,
     held_back: Sequence[str],
-) -> tuple[GroupVerdict, tuple[str, ...]]:
+) -> tuple[BrokerGroupVerdict, tuple[str, ...]]:
     """Return the verdict and, for each problem, a sentence with the next step."""
     notes: list[str] = []
     repairing = [row for row in rows if row.state.startswith("repairing")]
@@ -407,7 +413,7 @@ def _judge(
                 "meanwhile pull and push consumers of ledgermq.client read what is committed; sends, leases "
                 "and official clients wait, and get NO_QUORUM or HA_NOT_AVAILABLE"
             )
-        return GroupVerdict.NO_QUORUM, tuple(notes)
+        return BrokerGroupVerdict.NO_QUORUM, tuple(notes)
     notes += _slaves_notes(leader, rows)
     if frozen := [row.node_id for row in rows if row.is_silent]:
         notes.append(
@@ -425,9 +431,9 @@ def _judge(
     if view.produce_refused:
         notes.append(f"produce is refused: {view.produce_refused_reason or 'see the metrics'}")
     if leader.slaves_in_contact < leader.slaves_needed:
-        return GroupVerdict.NO_QUORUM, tuple(notes)
+        return BrokerGroupVerdict.NO_QUORUM, tuple(notes)
     well = all(row.is_well for row in rows) and in_contact == voters and not view.produce_refused
-    return (GroupVerdict.HEALTHY if well else GroupVerdict.DEGRADED), tuple(notes)
+    return (BrokerGroupVerdict.HEALTHY if well else BrokerGroupVerdict.DEGRADED), tuple(notes)
 
 
 def _start(missing: Sequence[str], silent: Sequence[str]) -> str:
@@ -605,7 +611,7 @@ def _damage_note(row: NodeRow) -> str:
     )
 
 
-def _nothing_answers(asked: GroupAnswers) -> str:
+def _nothing_answers(asked: BrokerGroupAnswers) -> str:
     names: Mapping[str, str] = asked.members
     where = ", ".join(f"{name} ({address})" for name, address in sorted(names.items()))
     if asked.others_answer:

@@ -77,7 +77,7 @@ class Settings:
             )
 
 
-class GroupsSelector:
+class BrokerGroupsSelector:
     """The client's default choice of queues, limited to some broker groups."""
 
     sticky: ClassVar = True
@@ -153,7 +153,9 @@ class Workloads:
         return figures
 
     def _producer(self) -> Producer:
-        selector = GroupsSelector([group.name for group in self._groups]) if self._settings.groups else None
+        selector = (
+            BrokerGroupsSelector([group.name for group in self._groups]) if self._settings.groups else None
+        )
         # Bodies are random: an attempt to compress them would measure the compression library.
         return Producer(self._nameserver, selector=selector, compress_above=None)
 

@@ -1,7 +1,7 @@
 """`ledgermq cluster add-group|drain|undrain|remove-group|forget-group`: growing and shrinking a cluster.
 
 Owns: the output, the wait for consumers, and the warnings and questions of `forget-group`. Must not: decide.
-GroupAdmin, the brokers and the nameservers do.
+BrokerGroupAdmin, the brokers and the nameservers do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.markup import escape
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
 
-from ..admin.broker_groups import AddedGroup, GroupAdmin, Left, LostGroup, reading_text
+from ..admin.broker_groups import AddedBrokerGroup, BrokerGroupAdmin, Left, LostBrokerGroup, reading_text
 from ..cluster.topic_route import BrokerGroup
 from ..durations import parse_duration
 from ..errors import LedgerMQError, RouteError, shortened
@@ -85,7 +85,7 @@ def add_group(
     """
     wanted = [name.strip() for name in topics.split(",") if name.strip()]
     added = administer(
-        GroupAdmin,
+        BrokerGroupAdmin,
         nameserver,
         lambda admin: admin.add_group(
             group, source=from_group, topics=wanted, dry_run=dry_run, allow_reordering=allow_reordering
@@ -98,7 +98,7 @@ def add_group(
     return 1 if added.conflicts else 0
 
 
-def _added_as_dict(added: AddedGroup) -> dict[str, Any]:
+def _added_as_dict(added: AddedBrokerGroup) -> dict[str, Any]:
     topics, consumer_groups = added.topics, added.consumer_groups
     return {
         "group": added.group, "dry_run": added.dry_run, "draining": added.draining,
@@ -108,7 +108,7 @@ def _added_as_dict(added: AddedGroup) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_added(added: AddedGroup) -> None:
+def _print_added(added: AddedBrokerGroup) -> None:
     verb = "would create" if added.dry_run else "created"
     for what, found in (("topics", added.topics), ("consumer groups", added.consumer_groups)):
         names = ", ".join(info.name for info in found.missing) or "none"
@@ -148,7 +148,7 @@ def drain(
         return 0
     seconds = parse_duration(timeout)
     answer = administer(
-        GroupAdmin,
+        BrokerGroupAdmin,
         nameserver,
         lambda admin: admin.drain(group, allow_reordering=allow_reordering, even_the_last=even_the_last),
     )
@@ -159,7 +159,7 @@ def drain(
         )
     try:
         left = administer(
-            GroupAdmin, nameserver, partial(_left, group, seconds if wait else 0.0, quiet=as_json)
+            BrokerGroupAdmin, nameserver, partial(_left, group, seconds if wait else 0.0, quiet=as_json)
         )
     except KeyboardInterrupt:
         print_error(f"{group} goes on being drained. Take it back: ledgermq cluster undrain {group}")
@@ -198,7 +198,7 @@ def progress_as_dict(broker_group: str, row: pb.TopicProgress) -> dict[str, Any]
     }  # fmt: skip
 
 
-async def _left(group: str, seconds: float, admin: GroupAdmin, *, quiet: bool) -> Left:
+async def _left(group: str, seconds: float, admin: BrokerGroupAdmin, *, quiet: bool) -> Left:
     """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many
     seconds.
 
@@ -226,7 +226,7 @@ async def _left(group: str, seconds: float, admin: GroupAdmin, *, quiet: bool) -
         await asyncio.sleep(_POLL_S)
 
 
-async def _newest(admin: GroupAdmin, name: str, known: BrokerGroup | None) -> BrokerGroup:
+async def _newest(admin: BrokerGroupAdmin, name: str, known: BrokerGroup | None) -> BrokerGroup:
     """Return the group with the nodes that it has now;
     with those that it had when no nameserver lists it any more.
     """
@@ -328,7 +328,7 @@ def undrain(
 ) -> None:
     """Let a drained or removed broker group take messages again."""
     changed = administer(
-        GroupAdmin,
+        BrokerGroupAdmin,
         nameserver,
         lambda admin: admin.undrain(group, allow_reordering=allow_reordering, node=node),
     ).changed
@@ -351,10 +351,10 @@ def remove_group(
     Its nodes go on without serving clients until they are stopped.
     """
 
-    async def lost(admin: GroupAdmin) -> list[str]:
+    async def lost(admin: BrokerGroupAdmin) -> list[str]:
         return _lost_texts(await admin.left(await admin.group(group)))
 
-    async def work(admin: GroupAdmin) -> list[str]:
+    async def work(admin: BrokerGroupAdmin) -> list[str]:
         known = await admin.group(group)
         await admin.remove_group(group, force=force)
         try:
@@ -365,12 +365,12 @@ def remove_group(
     told: list[str] = []
     shown = err if as_json else out
     if force:
-        told = administer(GroupAdmin, nameserver, lost)
+        told = administer(BrokerGroupAdmin, nameserver, lost)
         for text in told or [f"{group} holds nothing that was not consumed"]:
             shown.print(escape(text))
         if not yes:
             confirm(f"Remove {group} nevertheless?")
-    for text in administer(GroupAdmin, nameserver, work):
+    for text in administer(BrokerGroupAdmin, nameserver, work):
         if text not in told:  # it took messages until now
             shown.print(escape(text))
     print_done(
@@ -410,11 +410,11 @@ def forget_group(
     What it holds is then no longer missed by listings, queries and changes. Exit code 1: a nameserver did not
     do it.
     """
-    lost = administer(GroupAdmin, nameserver, lambda admin: admin.lost_group(group))
+    lost = administer(BrokerGroupAdmin, nameserver, lambda admin: admin.lost_group(group))
     (err if as_json else out).print(escape("\n".join(consequences(lost))))
     if not yes:
         confirm(f"Forget {group}?")
-    forgotten = administer(GroupAdmin, nameserver, lambda admin: admin.forget_group(group))
+    forgotten = administer(BrokerGroupAdmin, nameserver, lambda admin: admin.forget_group(group))
     for address, error in sorted(forgotten.silent.items()):
         err.print(f"not done at the nameserver {address}: {error}", markup=False)
     if as_json:
@@ -433,7 +433,7 @@ def forget_group(
     return 1
 
 
-def consequences(lost: LostGroup) -> list[str]:
+def consequences(lost: LostBrokerGroup) -> list[str]:
     """Return in plain words what is lost with a group, and what is not."""
     gone = lost.gone
     heard = f"was heard last {gone.since[gone.name]}" if gone.since else "is down"

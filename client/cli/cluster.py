@@ -30,7 +30,7 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..admin import status_report
 from ..admin.cluster_status import collect, groups_asked, log_address_of, until_healthy
-from ..admin.status_report import GroupReport, GroupVerdict
+from ..admin.status_report import BrokerGroupReport, BrokerGroupVerdict
 from ..durations import duration, parse_duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 from ..local.cluster import require_server
@@ -87,12 +87,12 @@ def recover(
     return run_to_end([*command, *["--json"] * as_json])
 
 
-_WITHOUT_LEADER = (GroupVerdict.NO_QUORUM, GroupVerdict.NO_ANSWER)
+_WITHOUT_LEADER = (BrokerGroupVerdict.NO_QUORUM, BrokerGroupVerdict.NO_ANSWER)
 _COLOURS = {
-    GroupVerdict.HEALTHY: "green",
-    GroupVerdict.DEGRADED: "yellow",
-    GroupVerdict.NO_QUORUM: "red",
-    GroupVerdict.NO_ANSWER: "red",
+    BrokerGroupVerdict.HEALTHY: "green",
+    BrokerGroupVerdict.DEGRADED: "yellow",
+    BrokerGroupVerdict.NO_QUORUM: "red",
+    BrokerGroupVerdict.NO_ANSWER: "red",
 }
 
 
@@ -156,16 +156,16 @@ def leader(
     return max(_print_leader(each, quiet=quiet, several=len(wanted) > 1) for each in wanted)
 
 
-def _leader_as_dict(report: GroupReport) -> dict[str, object]:
+def _leader_as_dict(report: BrokerGroupReport) -> dict[str, object]:
     name, address = ("", "") if report.verdict in _WITHOUT_LEADER else (report.leader_id, _address(report))
     return {"group": report.group, "leader_id": name, "address": address, "term": report.term}
 
 
-def _address(report: GroupReport) -> str:
+def _address(report: BrokerGroupReport) -> str:
     return next((row.address for row in report.rows if row.node_id == report.leader_id), "")
 
 
-def _print_leader(report: GroupReport, *, quiet: bool, several: bool) -> int:
+def _print_leader(report: BrokerGroupReport, *, quiet: bool, several: bool) -> int:
     if report.verdict in _WITHOUT_LEADER:
         print_error(f"group {report.group} has no leader. See: ledgermq cluster status")
         return int(report.verdict)
@@ -239,21 +239,21 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
     return result
 
 
-def _print(reports: list[GroupReport], failure: LedgerMQError | None) -> None:
+def _print(reports: list[BrokerGroupReport], failure: LedgerMQError | None) -> None:
     for each in reports:
         out.print(_render(each), soft_wrap=True)
     if failure is not None:
         print_error(str(failure))
 
 
-def _log_begin(report: GroupReport) -> str:
+def _log_begin(report: BrokerGroupReport) -> str:
     if not report.log_start_ms:
         return report.log_begin
     age_ms = max(int(time.time() * 1000) - report.log_start_ms, 0)
     return f"{report.log_begin}, oldest entry {duration(age_ms)} ago"
 
 
-def _render(report: GroupReport) -> Group:
+def _render(report: BrokerGroupReport) -> Group:
     head = Text(report.headline(), style="bold")
     head.highlight_words([report.verdict.text], style=_COLOURS[report.verdict])
     first, *lines = text_table(status_report.COLUMNS, [status_report.cells(row) for row in report.rows])

@@ -10,7 +10,7 @@ import typer
 from ledgermq.proto import admin_pb2
 
 from ..admin.admin import Admin
-from ..admin.broker_groups import GroupAdmin
+from ..admin.broker_groups import BrokerGroupAdmin
 from ..cluster.every_group import Silent
 from .broker_groups import progress_as_dict
 from .output import (
@@ -275,7 +275,7 @@ def lag(
     as_json: JsonOption = False,
 ) -> None:
     """Show how many messages consumer groups have not finished, in every topic and broker group."""
-    known = administer(GroupAdmin, nameserver, lambda admin: admin.lag(group, topic, queues=queues))
+    known = administer(BrokerGroupAdmin, nameserver, lambda admin: admin.lag(group, topic, queues=queues))
     found = [{"group": name, **_queue_as_dict(where, each)} for name, where, each in known.queues]
     if as_json:
         topics = [progress_as_dict(where, row) for where, row in known.rows]

@@ -121,7 +121,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def administer(kind: Callable[[str], AnAdmin], nameserver: str, work: Callable[[AnAdmin], Awaitable[T]]) -> T:
-    """Run calls of an admin client, Admin or GroupAdmin, to their end."""
+    """Run calls of an admin client, Admin or BrokerGroupAdmin, to their end."""
 
     async def connected() -> T:
         async with kind(nameserver) as admin:

@@ -22,7 +22,7 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..admin.cluster_status import ask, groups_asked, log_address_of
 from ..admin.log_ends import LogEnd, log_end
-from ..admin.status_report import GroupAnswers, size
+from ..admin.status_report import BrokerGroupAnswers, size
 from ..cluster.channels import Channels
 from ..durations import duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
@@ -295,7 +295,7 @@ def _confirm(group: str, name_given: str) -> None:
         )
 
 
-async def _group_of(name: str, nameserver: str, nodes: list[str]) -> GroupAnswers:
+async def _group_of(name: str, nameserver: str, nodes: list[str]) -> BrokerGroupAnswers:
     groups = await groups_asked(nameserver, nodes)
     meant = [each for each in groups if name in each.members]
     if not meant:
@@ -310,7 +310,7 @@ async def _group_of(name: str, nameserver: str, nodes: list[str]) -> GroupAnswer
     return meant[0]
 
 
-def not_there(name: str, groups: Sequence[GroupAnswers]) -> UsageError:
+def not_there(name: str, groups: Sequence[BrokerGroupAnswers]) -> UsageError:
     """Return the error for a node that no answer names.
     After a promotion nodes start over, and are registered a little later.
     """

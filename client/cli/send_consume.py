@@ -20,8 +20,8 @@ from ..admin.admin import Admin
 from ..arguments import check_name, check_tag_filter, check_text
 from ..consume.simple_consumer import RECEIVE_BATCH, SimpleConsumer
 from ..errors import (
+    ConsumerGroupNotFoundError,
     CorruptMessageError,
-    GroupNotFoundError,
     InvalidNameError,
     LedgerMQError,
     MessageTooLargeError,
@@ -335,7 +335,7 @@ async def _consume(
             wanted = min(RECEIVE_BATCH, count - received) if count else RECEIVE_BATCH
             try:
                 messages = await consumer.receive(wanted, timeout_ms=int(timeout * 1000) or None)
-            except GroupNotFoundError:
+            except ConsumerGroupNotFoundError:
                 async with Admin(nameserver) as admin:
                     await admin.create_group(group, start=start, if_not_exists=True)
                 continue

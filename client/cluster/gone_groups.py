@@ -13,7 +13,7 @@ from .topic_route import BrokerGroup, group_of
 
 
 @dataclass(frozen=True, slots=True)
-class GoneGroup:
+class GoneBrokerGroup:
     """A broker group without any running node."""
 
     group: BrokerGroup  # as its last node knew it
@@ -40,7 +40,7 @@ class GoneGroup:
         return BrokerGroupsGoneError([self.name], self.since, "It is down, not removed. Nothing was changed")
 
 
-def gone_of(listed: ns.ListGroupsResponse, every: ns.ListGroupsResponse) -> list[GoneGroup]:
+def gone_of(listed: ns.ListGroupsResponse, every: ns.ListGroupsResponse) -> list[GoneBrokerGroup]:
     """Return the broker groups only in `every`, the later answer of the same nameserver with `gone_too`."""
     known = {view.group for view in listed.groups}
     told = {(each.cluster, each.group): each for each in every.gone}
@@ -51,11 +51,11 @@ def gone_of(listed: ns.ListGroupsResponse, every: ns.ListGroupsResponse) -> list
         each = told.get((view.cluster, view.group))
         silent_ms = each.silent_ms if each is not None else None
         topics = tuple(sorted(info.name for info in each.topics)) if each is not None else ()
-        found.append(GoneGroup(group_of(view), silent_ms, topics))
+        found.append(GoneBrokerGroup(group_of(view), silent_ms, topics))
     return found
 
 
-def groups_gone_error(gone: Sequence[GoneGroup]) -> BrokerGroupsGoneError:
+def groups_gone_error(gone: Sequence[GoneBrokerGroup]) -> BrokerGroupsGoneError:
     """Return the error of an operation that also needs these broker groups."""
     since = {name: text for each in gone for name, text in each.since.items()}
     return BrokerGroupsGoneError([each.name for each in gone], since)

@@ -41,7 +41,7 @@ from ..errors import (
 from ..pauses import ASK_TIMEOUT_S, NAMESERVER_LOOK_S, NAMESERVER_WAIT_S, RETRY_PAUSE_S
 from .calls import being_cancelled, call_broker_group
 from .channels import Channels
-from .gone_groups import GoneGroup, gone_of
+from .gone_groups import GoneBrokerGroup, gone_of
 from .topic_route import BrokerGroup, TopicRoute, group_of, route_of
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class Routes:
         """
         return [group_of(view) for view in (await self._list_broker_groups(gone_too=gone_too)).groups]
 
-    async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[GoneGroup]]:
+    async def groups_and_gone(self) -> tuple[list[BrokerGroup], list[GoneBrokerGroup]]:
         """Return the broker groups, and those whose last node left without being removed (not callable).
 
         Raises: as `groups`.

@@ -70,7 +70,7 @@ class BrokerGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicInGroup:
+class TopicInBrokerGroup:
     """Queues of a topic in one broker group."""
 
     group: BrokerGroup
@@ -86,7 +86,7 @@ class TopicRoute:
 
     topic: str
     cluster: str
-    parts: tuple[TopicInGroup, ...]
+    parts: tuple[TopicInBrokerGroup, ...]
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -97,7 +97,7 @@ class TopicRoute:
             for queue_id in range(part.queue_count)
         )
 
-    def part(self, broker_group: str) -> TopicInGroup | None:
+    def part(self, broker_group: str) -> TopicInBrokerGroup | None:
         return next((part for part in self.parts if part.group.name == broker_group), None)
 
     def replaces(self, former: TopicRoute) -> bool:
@@ -138,7 +138,7 @@ def route_of(topic: str, cluster: str, views: list[pb.GroupRoute]) -> TopicRoute
             continue
         readable = info.permission in (pb.READ, pb.READ_WRITE)
         writable = info.permission in (pb.WRITE, pb.READ_WRITE)
-        parts.append(TopicInGroup(group_of(view), info.topic_id, info.queue_count, readable, writable))
+        parts.append(TopicInBrokerGroup(group_of(view), info.topic_id, info.queue_count, readable, writable))
     return (
         TopicRoute(topic, cluster or (parts[0].group.cluster if parts else ""), tuple(parts))
         if parts
@@ -146,7 +146,7 @@ def route_of(topic: str, cluster: str, views: list[pb.GroupRoute]) -> TopicRoute
     )
 
 
-def with_lost_parts(route: TopicRoute, known: Sequence[TopicInGroup]) -> list[TopicInGroup]:
+def with_lost_parts(route: TopicRoute, known: Sequence[TopicInBrokerGroup]) -> list[TopicInBrokerGroup]:
     """Return the writable parts of a route and its lost former parts, sorted by broker group."""
     parts = {part.group.name: part for part in known}
     for part in route.parts:

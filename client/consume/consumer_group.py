@@ -16,7 +16,7 @@ from ledgermq.proto import admin_pb2_grpc
 from ..cluster.calls import call_broker_group
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
-from ..errors import GroupNotFoundError
+from ..errors import ConsumerGroupNotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ async def ensure_group(
 
     try:
         found = (await call_broker_group(broker_group, channels, ask)).group
-    except GroupNotFoundError:
+    except ConsumerGroupNotFoundError:
         await call_broker_group(broker_group, channels, make)
         found = (await call_broker_group(broker_group, channels, ask)).group
     return found

@@ -1,7 +1,7 @@
 """Fetch stream of one consumer to one broker group, at the node that ReadSource chooses.
 
 Owns: the stream. Must not: decide what to fetch or where records go (`Intake` does), or handle refusals
-(subclasses of `GroupFetcher` do).
+(subclasses of `BrokerGroupFetcher` do).
 Invariant: at most one request is open. Its answer is ignored for queues that were moved meanwhile.
 """
 
@@ -35,7 +35,7 @@ from .read_source import FetchSource, ReadSource
 logger = logging.getLogger(__name__)
 
 
-class GroupFetcher(ABC, Generic[Q]):
+class BrokerGroupFetcher(ABC, Generic[Q]):
     """Fetches queues of one broker group into an intake, from its leader or from a follower."""
 
     def __init__(

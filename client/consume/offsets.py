@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 BrokerGroupLookup = Callable[[str, str], BrokerGroup]
 
 
-class GroupOffsets:
+class ConsumerGroupOffsets:
     """Offsets of one consumer group; "": only begin and end of queues."""
 
     def __init__(self, consumer_group: str, channels: Channels, find: BrokerGroupLookup) -> None:

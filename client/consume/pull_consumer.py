@@ -7,8 +7,8 @@
             await consumer.commit()
 
 Owns: the public interface. The parts do the work: WantedQueues (which queues), QueueFetcher (their messages),
-GroupOffsets (offsets at the brokers). `subscribe` reads *all* queues of the topic. To share a topic, the
-consumers of one consumer group `assign` disjoint queues, or use SimpleConsumer, which shares by leases.
+ConsumerGroupOffsets (offsets at the brokers). `subscribe` reads *all* queues of the topic. To share a topic,
+the consumers of one consumer group `assign` disjoint queues, or use SimpleConsumer, which shares by leases.
 Delivery is at least once: what was handed out and not committed is delivered again after a restart.
 """
 
@@ -47,7 +47,7 @@ from ..errors import ClosedError, LedgerMQError, RefusedError, RouteError, Usage
 from ..message import MessageQueue, MessageView
 from .consume_trace import consume_trace
 from .fetch_buffer import MAX_BUFFER_BYTES
-from .offsets import GroupOffsets
+from .offsets import ConsumerGroupOffsets
 from .queue_fetcher import QueueFetcher
 from .read_source import FetchSource
 from .statistics import PullStatistics
@@ -113,7 +113,7 @@ class PullConsumer:
             when_deleted=when_deleted,
             consumer_group=group,
         )
-        self._offsets = GroupOffsets(group, self._channels, self._routes.broker_group)
+        self._offsets = ConsumerGroupOffsets(group, self._channels, self._routes.broker_group)
         self._wanted = WantedQueues(self._routes, self._reader, self._offsets, start)
         self._closed = False
         self._trace = consume_trace("pull", group, "", nameservers, cluster) if trace else None

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from ..arguments import check_offset, check_queue
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
-from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute
+from ..cluster.topic_route import BrokerGroup, TopicInBrokerGroup, TopicRoute
 from ..errors import (
     LedgerMQError,
     MessagesDeletedError,
@@ -26,7 +26,7 @@ from ..errors import (
 from ..message import MessageQueue, MessageView
 from ..pauses import POLL_MS
 from .fetch_buffer import MAX_BUFFER_BYTES, FetchBuffer
-from .fetch_stream import GroupFetcher
+from .fetch_stream import BrokerGroupFetcher
 from .intake import AssignedQueue, OutOfRange, Refused
 from .read_source import FetchSource
 from .statistics import PulledQueue
@@ -121,7 +121,7 @@ class QueueFetcher:
     def check_replaced(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Check that none of these queues (None: all) belongs to a broker group that was replaced.
 
-        Raises: OtherGroupError.
+        Raises: OtherBrokerGroupError.
         """
         found = [queue for queue in (self._replaced if queues is None else queues) if queue in self._replaced]
         if found:
@@ -133,7 +133,7 @@ class QueueFetcher:
             )
             raise position_of_replaced(former.name, former.group_id, positions)
 
-    def read(self, part: TopicInGroup, queue: MessageQueue, offset: int) -> None:
+    def read(self, part: TopicInBrokerGroup, queue: MessageQueue, offset: int) -> None:
         """Read a queue from `offset` on. `part`: its broker group in the route of the topic."""
         self._fetch(AssignedQueue(queue, part.topic_id, offset, offset), part.group)
 
@@ -186,7 +186,7 @@ class QueueFetcher:
         fetcher.changed.set()  # there may be room now
 
     def position(self, queue: MessageQueue) -> int:
-        """Return the offset of the next message to hand out. Raises: UsageError, OtherGroupError."""
+        """Return the offset of the next message to hand out. Raises: UsageError, OtherBrokerGroupError."""
         return self._of(queue).position
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -214,7 +214,7 @@ class QueueFetcher:
         found = {name: fetcher.source for name, fetcher in self._fetchers.items()}
         return {name: source for name, source in found.items() if source is not None}
 
-    def _part(self, queue: MessageQueue) -> TopicInGroup | None:
+    def _part(self, queue: MessageQueue) -> TopicInBrokerGroup | None:
         """Return the queue's part of the newest route of its topic."""
         route = self._routes.cached(queue.topic)
         return route.part(queue.broker_group) if route is not None else None
@@ -233,8 +233,8 @@ class QueueFetcher:
     def take(self, max_messages: int) -> list[MessageView]:
         """Hand out what is buffered, at most `max_messages`, all of one broker group.
 
-        Raises: the error that a fetcher reported; OtherGroupError, as long as a queue belongs to a broker
-        group that was replaced.
+        Raises: the error that a fetcher reported; OtherBrokerGroupError, as long as a queue belongs to a
+        broker group that was replaced.
         """
         if self._replaced:
             self.check_replaced()
@@ -412,7 +412,7 @@ def _warn_beyond(assigned: AssignedQueue, end: int) -> None:
         logger.warning(text, assigned.queue, assigned.fetch_offset, end)
 
 
-class _Fetcher(GroupFetcher[AssignedQueue]):
+class _Fetcher(BrokerGroupFetcher[AssignedQueue]):
     """Fetches the assigned queues of one broker group into its buffer."""
 
     def __init__(self, owner: QueueFetcher, broker_group: BrokerGroup, max_bytes: int) -> None:

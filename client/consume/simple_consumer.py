@@ -48,7 +48,7 @@ from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..errors import (
     ClosedError,
-    GroupNotFoundError,
+    ConsumerGroupNotFoundError,
     InvalidHandleError,
     LedgerMQError,
     RefusedError,
@@ -198,8 +198,8 @@ class SimpleConsumer:
         """Return up to `max_messages`; wait up to `timeout_ms` (None: for ever) for the first one.
 
         Keeps asking while no node of a broker group answers. Raises: UsageError (an argument, no
-        subscription, no readable queue), ClosedError (also when it is closed meanwhile), GroupNotFoundError,
-        TopicNotFoundError, RefusedError.
+        subscription, no readable queue), ClosedError (also when it is closed meanwhile),
+        ConsumerGroupNotFoundError, TopicNotFoundError, RefusedError.
         """
         check_count("max_messages", max_messages)
         check_wait(timeout_ms)
@@ -478,7 +478,7 @@ class SimpleConsumer:
         if code == v2.TOPIC_NOT_FOUND:
             return TopicNotFoundError(topic)
         if code == v2.CONSUMER_GROUP_NOT_FOUND:
-            return GroupNotFoundError(
+            return ConsumerGroupNotFoundError(
                 name,
                 f'consumer group "{self.group}" does not exist. '
                 f"Create it: ledgermq group create {self.group}",

@@ -21,7 +21,7 @@ from ..errors import LedgerMQError, RouteError, UsageError
 from ..event_loop import happens
 from ..message import MessageQueue
 from ..pauses import ATTEMPT_TIMEOUT_S, CALL_TIMEOUT_S, JOIN_PATIENCE_S, ROUTE_AGAIN_S
-from .offsets import GroupOffsets
+from .offsets import ConsumerGroupOffsets
 from .queue_fetcher import QueueFetcher
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,9 @@ Part = tuple[str, str]  # topic, broker group
 class WantedQueues:
     """Call `subscribe` or `assign`; the reader then reads. Call close()."""
 
-    def __init__(self, routes: Routes, reader: QueueFetcher, offsets: GroupOffsets, start: str) -> None:
+    def __init__(
+        self, routes: Routes, reader: QueueFetcher, offsets: ConsumerGroupOffsets, start: str
+    ) -> None:
         """`start`: "earliest" or "latest", for queues without a committed offset."""
         self._routes = routes
         self._routes.on_change(self._on_route)

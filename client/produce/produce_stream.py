@@ -45,7 +45,7 @@ def now_ms() -> int:
 
 @dataclass(slots=True)
 class BrokerGroupCounts:
-    """Message counts; see GroupStatistics."""
+    """Message counts; see BrokerGroupStatistics."""
 
     stored: int = 0
     repeated: int = 0

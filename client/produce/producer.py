@@ -38,7 +38,13 @@ from ..arguments import (
 )
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
-from ..cluster.topic_route import BrokerGroup, TopicInGroup, TopicRoute, no_queue_to_write, with_lost_parts
+from ..cluster.topic_route import (
+    BrokerGroup,
+    TopicInBrokerGroup,
+    TopicRoute,
+    no_queue_to_write,
+    with_lost_parts,
+)
 from ..errors import (
     ClosedError,
     LedgerMQError,
@@ -57,7 +63,7 @@ from .one_way import OneWay
 from .outbox import Outbox
 from .plain_run import stretches
 from .produce_stream import BrokerGroupConnection, now_ms, removed
-from .producer_statistics import GroupStatistics, ProducerStatistics, statistics_of
+from .producer_statistics import BrokerGroupStatistics, ProducerStatistics, statistics_of
 from .queue_selection import (
     CustomChoice,
     MessageSelector,
@@ -152,7 +158,7 @@ class Producer:
         self._host = socket.gethostname()
         self._connections: dict[str, BrokerGroupConnection] = {}
         # Topics without lanes since a broker group was replaced: their parts in the other broker groups
-        self._kept_parts: dict[str, list[TopicInGroup]] = {}
+        self._kept_parts: dict[str, list[TopicInBrokerGroup]] = {}
         self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._preparing: set[str] = set()  # topics for which early messages wait
@@ -325,7 +331,7 @@ class Producer:
             self.group, self._stored, failed, one_way.stored, one_way.failed, one_way.dropped
         )
 
-    def group_statistics(self) -> dict[str, GroupStatistics]:
+    def group_statistics(self) -> dict[str, BrokerGroupStatistics]:
         """Return the statistics of each broker group that this producer sends to, with its current state."""
         return {name: statistics_of(each, now_ms()) for name, each in sorted(self._connections.items())}
 

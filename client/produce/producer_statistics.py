@@ -24,7 +24,7 @@ class ProducerStatistics(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStatistics:
+class BrokerGroupStatistics:
     """One broker group as a producer sees it. Counts are messages since the producer first used it."""
 
     broker_group: str
@@ -41,10 +41,10 @@ class GroupStatistics:
     last_error: str  # why its last stream ended, human-readable
 
 
-def statistics_of(connection: BrokerGroupConnection, now: int) -> GroupStatistics:
+def statistics_of(connection: BrokerGroupConnection, now: int) -> BrokerGroupStatistics:
     """Return the statistics of a broker group. `now`: ms of the connection's clock."""
     broker_group, counts = connection.group, connection.counts
-    return GroupStatistics(
+    return BrokerGroupStatistics(
         broker_group.name,
         counts.stored,
         counts.repeated,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ..cluster.topic_route import TopicInGroup
+from ..cluster.topic_route import TopicInBrokerGroup
 from ..message import MessageQueue
 from .encoding import RecordEncoder
 from .latency_fault import quickest
@@ -52,7 +52,7 @@ class TopicLanes:
     )
 
     def __init__(
-        self, encoder: RecordEncoder, parts: Sequence[TopicInGroup] = (), near_parts: int | None = None
+        self, encoder: RecordEncoder, parts: Sequence[TopicInBrokerGroup] = (), near_parts: int | None = None
     ) -> None:
         self.encoder = encoder
         self.parts = parts

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 
-from ..cluster.topic_route import BrokerGroup, TopicInGroup
+from ..cluster.topic_route import BrokerGroup, TopicInBrokerGroup
 from ..consume.intake import OutOfRange
 from ..consume.offsets import start_offsets
 from ..errors import LedgerMQError, OffsetsFileError
@@ -34,11 +34,11 @@ class BroadcastGroup(QueueGroup):
         self._again: set[str] = set()  # topics whose route changed while they were being opened
         self._since: dict[str, int] = {}  # topics that could not be opened at once → since when, ms
         self._opened: set[str] = set()  # topics with queues that were read
-        self._parts: dict[str, TopicInGroup] = {}  # readable parts by topic
+        self._parts: dict[str, TopicInBrokerGroup] = {}  # readable parts by topic
         interval_ms = shared.options.commit_interval_ms
         self.commits = FileCommits(file, lambda: self.group, interval_ms, self.queues.values)
 
-    def read(self, topic: str, part: TopicInGroup | None) -> None:
+    def read(self, topic: str, part: TopicInBrokerGroup | None) -> None:
         """Read the queues that the topic has here now. `part` None: it has none."""
         if part is None or not part.readable:
             self._parts.pop(topic, None)
@@ -82,7 +82,7 @@ class BroadcastGroup(QueueGroup):
         finally:
             del self._opening[topic]  # in the same step: a later change starts another task
 
-    async def _start_missing(self, topic: str, part: TopicInGroup) -> None:
+    async def _start_missing(self, topic: str, part: TopicInBrokerGroup) -> None:
         ids = [each for each in range(part.queue_count) if (part.topic_id, each) not in self.queues]
         queues = [MessageQueue(topic, self.group.name, each) for each in ids]
         await asyncio.to_thread(self._file.use_group, part.group)

@@ -97,7 +97,7 @@ def _is_open(owned: OwnedQueue) -> bool:
     return owned.uncommitted and owned.stage is not Stage.GONE
 
 
-class GroupCommits(OffsetCommits):
+class BrokerGroupCommits(OffsetCommits):
     """Commits to a broker group, each queue with the epoch of its ownership."""
 
     def __init__(

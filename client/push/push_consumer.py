@@ -45,7 +45,7 @@ from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicRoute
 from ..consume.consume_trace import consume_trace
-from ..consume.offsets import GroupOffsets
+from ..consume.offsets import ConsumerGroupOffsets
 from ..errors import ClosedError, LedgerMQError, TopicNotFoundError, UsageError
 from ..message import MessageQueue
 from .broadcast_group import BroadcastGroup
@@ -369,7 +369,7 @@ class PushConsumer:
             for group in self._groups.values()
             for each in group.queues.values()
         }
-        offsets = GroupOffsets(self.group, self._channels, self._find)
+        offsets = ConsumerGroupOffsets(self.group, self._channels, self._find)
         found = {}
         for topic in self._filters:
             for part in (await self._routes.get(topic)).parts:

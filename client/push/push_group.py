@@ -19,7 +19,7 @@ from ledgermq.proto import log_pb2 as pb
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..consume.consumer_group import ensure_group
-from ..consume.fetch_stream import GroupFetcher
+from ..consume.fetch_stream import BrokerGroupFetcher
 from ..consume.fetched_records import tag_hashes
 from ..consume.intake import OutOfRange, Refused
 from ..errors import LedgerMQError, error_of
@@ -28,7 +28,7 @@ from ..pauses import RETRY_PAUSE_S
 from .assignment import QueueKey, changes
 from .listener_calls import ListenerCalls
 from .membership_stream import PushMembership
-from .offset_commits import GroupCommits, OffsetCommits
+from .offset_commits import BrokerGroupCommits, OffsetCommits
 from .options import PushOptions
 from .owned_queue import ByteBudget, OwnedQueue, PushIntake, Stage
 
@@ -55,7 +55,7 @@ class Shared:
     fail: Callable[[LedgerMQError], None]
 
 
-class QueueGroup(GroupFetcher[OwnedQueue]):
+class QueueGroup(BrokerGroupFetcher[OwnedQueue]):
     """The queues of one broker group, which it fetches."""
 
     commits: OffsetCommits
@@ -205,7 +205,7 @@ class MemberGroup(QueueGroup):
         self._closing = False
         self._listed = asyncio.Event()
         self._listed.set()
-        self.commits = GroupCommits(
+        self.commits = BrokerGroupCommits(
             shared.consumer_group,
             shared.channels,
             shared.options.commit_interval_ms,

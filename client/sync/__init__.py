@@ -12,7 +12,7 @@
         consumer.run()
 
 Safe to use from several threads; common rules are in loop_thread.py. `SimpleConsumer`, `PullConsumer`,
-`Admin` and `GroupAdmin` are in forwarders.py.
+`Admin` and `BrokerGroupAdmin` are in forwarders.py.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ..admin.admin import Admin as AsyncAdmin
 from ..arguments import a_flag, an_iterable, check_count, check_lease, check_name, check_start, check_wait
 from ..consume.simple_consumer import INVISIBLE_MS, RECEIVE_BATCH
 from ..consume.simple_consumer import SimpleConsumer as AsyncSimpleConsumer
-from ..errors import ClosedError, GroupNotFoundError, LedgerMQError
+from ..errors import ClosedError, ConsumerGroupNotFoundError, LedgerMQError
 from ..message import LeasedMessage, Message, SendReceipt
 from ..produce.early_message import message_of
 from ..produce.producer import Producer as AsyncProducer
 from ..produce.producer_statistics import ProducerStatistics
 from ..produce.queue_selection import MessageSelector, selection_of
-from .forwarders import Admin, GroupAdmin, PullConsumer, SimpleConsumer
+from .forwarders import Admin, BrokerGroupAdmin, PullConsumer, SimpleConsumer
 from .handover import Handover
 from .loop_thread import Closing, awaited, direct
 from .push_consumer import PushConsumer
 
 __all__ = [
     "Admin",
+    "BrokerGroupAdmin",
     "Consumer",
-    "GroupAdmin",
     "Producer",
     "PullConsumer",
     "PushConsumer",
@@ -310,7 +310,7 @@ class Consumer(Closing):
     async def _receive(self, max_messages: int, timeout_ms: int | None) -> list[LeasedMessage]:
         try:
             return await self._twin.receive(max_messages, timeout_ms=timeout_ms)
-        except GroupNotFoundError:
+        except ConsumerGroupNotFoundError:
             async with AsyncAdmin(self._nameservers) as admin:
                 await admin.create_group(self._group, start=self._start, if_not_exists=True)
             return await self._twin.receive(max_messages, timeout_ms=timeout_ms)

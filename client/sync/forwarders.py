@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from ..admin.admin import Admin as AsyncAdmin
-from ..admin.broker_groups import GroupAdmin as AsyncGroupAdmin
+from ..admin.broker_groups import BrokerGroupAdmin as AsyncGroupAdmin
 from ..arguments import an_iterable
 from ..consume.pull_consumer import PullConsumer as AsyncPullConsumer
 from ..consume.read_source import FetchSource
@@ -66,12 +66,12 @@ class Admin(Closing):
     clean = awaited(AsyncAdmin.clean)
 
 
-class GroupAdmin(Admin):
+class BrokerGroupAdmin(Admin):
     """An `Admin` that also changes which broker groups a cluster has.
 
     Example:
 
-        with GroupAdmin("127.0.0.1:9876") as admin:
+        with BrokerGroupAdmin("127.0.0.1:9876") as admin:
             admin.add_group("g1")
             print(admin.left("g0").waiting)
     """

@@ -32,9 +32,9 @@ from ..core.reign import Claim, Reign, first_term_of
 from ..disk.files import FileSystem, LockedError
 from ..disk.overlay_files import OverlayFiles
 from ..errors import (
+    BrokerGroupRecoveryError,
     DamagedFolderError,
     DamagedLogError,
-    GroupRecoveryError,
     LockedFolderError,
     NewerFolderError,
 )
@@ -146,11 +146,11 @@ def _may_have_voted(recovery: Recovery, hard: HardState) -> bool:
 def stopped_folder(data: Path, files: FileSystem) -> Iterator[StoppedFolder]:
     """Lock the folder of a stopped node and read its records, without changing anything.
 
-    Raises: GroupRecoveryError, LockedFolderError, NewerFolderError, OSError.
+    Raises: BrokerGroupRecoveryError, LockedFolderError, NewerFolderError, OSError.
     """
     folders = LogFolders(data)
     if not files.exists(folders.identity):
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"{data} is not a node's data folder (no {folders.identity.name} in it). Point --data at the "
             "folder of a node that survived; nothing was changed."
         )
@@ -175,16 +175,18 @@ def stopped_folder(data: Path, files: FileSystem) -> Iterator[StoppedFolder]:
 def _open(data: Path, folders: LogFolders, files: FileSystem) -> StoppedFolder:
     identity = read_identity(files, folders.identity, data.name)
     if not identity.complete:
-        raise GroupRecoveryError(f"{folders.identity} was never finished: nothing was ever stored in {data}.")
+        raise BrokerGroupRecoveryError(
+            f"{folders.identity} was never finished: nothing was ever stored in {data}."
+        )
     for name in UNDER_WAY:
         if files.exists(data / name):
-            raise GroupRecoveryError(
+            raise BrokerGroupRecoveryError(
                 f"something is under way in {data} that is not finished ({data / name}), so its log cannot "
                 f"be judged. Start {identity.node_id} once, so that it finishes that by itself, stop it and "
                 "run this again; or recover from another node that survived; nothing was changed."
             )
     if files.exists(data / ASKED):
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"{data / ASKED} asks for all of {data} to be moved aside at the next start of "
             f"{identity.node_id}. If the broker group is to go on with this folder, remove that file and run "
             "this again; nothing was changed."
@@ -196,7 +198,7 @@ def _open(data: Path, folders: LogFolders, files: FileSystem) -> StoppedFolder:
         raise NewerFolderError(identity.node_id, folders.hard_state, error) from None
     if not belongs_together(identity, hard.state):
         hard.close()
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"{folders.hard_state} comes from another incarnation of {identity.node_id} than its identity (a "
             "mixed backup?). Recover from another node that survived; nothing was changed."
         )
@@ -213,12 +215,12 @@ def _readable(data: Path) -> Iterator[None]:
     try:
         yield
     except DamagedFolderError as error:
-        raise GroupRecoveryError(f"{error.found}. {way_out}") from None
+        raise BrokerGroupRecoveryError(f"{error.found}. {way_out}") from None
     except (FileNotFoundError, CorruptError) as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({error.reason})"
-        raise GroupRecoveryError(f"{LogFolders(data).hard_state} {what}. {way_out}") from None
+        raise BrokerGroupRecoveryError(f"{LogFolders(data).hard_state} {what}. {way_out}") from None
     except DamagedLogError as error:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"{error.path} is damaged at byte {error.position} (physical offset {error.offset}): "
             f"{error.reason}. {way_out}"
         ) from None
@@ -227,7 +229,7 @@ def _readable(data: Path) -> Iterator[None]:
 def inspect(folder: StoppedFolder, *, verified: bool = False) -> Survivor:
     """Read and verify the whole log (seconds per GiB), without changing anything.
 
-    `verified`: the node did that just before it stopped. Raises: GroupRecoveryError (damage),
+    `verified`: the node did that just before it stopped. Raises: BrokerGroupRecoveryError (damage),
     NewerFolderError, OSError.
     """
     identity, state = folder.identity, folder.hard.state
@@ -238,7 +240,7 @@ def inspect(folder: StoppedFolder, *, verified: bool = False) -> Survivor:
         found = _recover_log(folder, OverlayFiles(folder.files), believed)
     end = found.end
     if end.index < state.floor_index:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"the log of {identity.node_id} ends at entry {end.index}, but entry {state.floor_index} was "
             "acknowledged by it: its disk lost something. Recover from another node that survived; nothing "
             "was changed."
@@ -262,22 +264,22 @@ def inspect(folder: StoppedFolder, *, verified: bool = False) -> Survivor:
 def check_recoverable(folder: StoppedFolder) -> None:
     """Check that there is a lost majority to recover from.
 
-    Raises: GroupRecoveryError (not so, or done already).
+    Raises: BrokerGroupRecoveryError (not so, or done already).
     """
     identity, recovery = folder.identity, folder.recovery
     if identity.reign is not None:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"group {identity.group} has a master ({identity.reign.master}), so no majority was lost. If the "
             f"master does not come back, start {identity.node_id} as it is, and make it the master: ledgermq "
             f"cluster promote {identity.node_id}; nothing was changed."
         )
     if len(identity.members) < 2:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"{identity.node_id} has never met another member of group {identity.group}, so it needs none to "
             "work. Start it as usual; nothing was changed."
         )
     if recovery is not None and not recovery.counted:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"group {identity.group} was recovered in this folder already. Next: copy the folder to the "
             "other nodes and run `ledgermq cluster recover --data COPY --clone-for NODE` on each copy; "
             "nothing was changed."
@@ -289,7 +291,7 @@ def recover_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
 
     Returns its new identity.
 
-    `survivor` is the result of `inspect` under the same lock. Raises: GroupRecoveryError, OSError.
+    `survivor` is the result of `inspect` under the same lock. Raises: BrokerGroupRecoveryError, OSError.
     """
     check_recoverable(folder)
     return _begin_anew(folder, survivor, _new_incarnation())
@@ -300,7 +302,7 @@ def restore_folder(folder: StoppedFolder, survivor: Survivor) -> Identity:
     size.
 
     A restore always creates a new broker group, whatever became of the dumped one. Raises:
-    GroupRecoveryError, OSError.
+    BrokerGroupRecoveryError, OSError.
     """
     return _begin_anew(folder, survivor, _new_incarnation())
 
@@ -326,11 +328,11 @@ def promote_folder(folder: StoppedFolder, survivor: Survivor, plan: PromotionPla
     Returns its new identity.
 
     `survivor` is the result of `inspect` under the same lock. Without a plan no other node was told. Raises:
-    GroupRecoveryError, OSError.
+    BrokerGroupRecoveryError, OSError.
     """
     plan, identity = plan or PromotionPlan(), folder.identity
     if identity.reign is None or not identity.group_id or identity.successor is not None:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"{identity.node_id} cannot be promoted: its folder is not that of a node of a group with a "
             "master, or was never part of one; nothing was changed."
         )
@@ -388,7 +390,7 @@ def _credible_term(stored: Term, last_term: Term) -> Term:
     A stored term far above the log came from a damaged or forged message. This is how to get rid of it.
     """
     if last_term > LAST_TERM - MAX_TERM_JUMP:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"the last entry of the log has term {last_term}, behind which no leader can be elected: a "
             "damaged or forged message brought it. Make a new broker group from a dump; nothing was changed."
         )
@@ -398,13 +400,13 @@ def _credible_term(stored: Term, last_term: Term) -> Term:
 def clone_folder(folder: StoppedFolder, node_id: NodeId, survivor: Survivor) -> Identity:
     """Turn a copy of a recovered folder into another member's folder. Returns its identity.
 
-    The caller has made the copied files durable. Raises: GroupRecoveryError (not recovered, not a copy of the
-    whole log, a member that already votes, no such member), OSError.
+    The caller has made the copied files durable. Raises: BrokerGroupRecoveryError (not recovered, not a copy
+    of the whole log, a member that already votes, no such member), OSError.
     """
     old = folder.identity
     recovery = check_cloneable(folder, node_id)
     if (survivor.last_index, survivor.last_crc) != (recovery.last_index, recovery.last_crc):
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"the log in {folder.data} ends at entry {survivor.last_index}, that of the recovered folder at "
             f"entry {recovery.last_index}: the copy is not whole, or the folder was started since. Copy it "
             "again; nothing was changed."
@@ -426,28 +428,28 @@ def clone_folder(folder: StoppedFolder, node_id: NodeId, survivor: Survivor) -> 
 def check_cloneable(folder: StoppedFolder, node_id: NodeId) -> Recovery:
     """Return how the folder was recovered.
 
-    Raises: GroupRecoveryError if no copy of it may become `node_id`'s folder.
+    Raises: BrokerGroupRecoveryError if no copy of it may become `node_id`'s folder.
     """
     identity, recovery = folder.identity, folder.recovery
     if recovery is None:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"group {identity.group} was not recovered in this folder: a copy of a voter's folder must not "
             "vote as another node. Run `ledgermq cluster recover --data DIR` on the survivor's folder first; "
             "nothing was changed."
         )
     if recovery.counted:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"{identity.node_id} votes in the recovered group {identity.group} by now, so a copy of its "
             f"folder must not become {node_id}'s. Start {node_id} with an empty folder: ledgermq broker "
             "--rejoin; nothing was changed."
         )
     if node_id not in identity.members:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"there is no node {node_id} in group {identity.group} (its nodes are "
             f"{', '.join(sorted(identity.members))}); nothing was changed."
         )
     if node_id == identity.node_id:
-        raise GroupRecoveryError(
+        raise BrokerGroupRecoveryError(
             f"this folder is {node_id}'s already. Name another node, and the copy that is for it; nothing "
             "was changed."
         )

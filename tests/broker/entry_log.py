@@ -12,12 +12,12 @@ from ledgermq.broker.state.codecs import encode
 from ledgermq.broker.state.commands import (
     Command,
     CommitOffsets,
-    CreateGroup,
+    CreateConsumerGroup,
     CreateTopic,
     TrimQueues,
     position_rows,
 )
-from ledgermq.broker.state.effects import Effects, GroupResult, TopicResult
+from ledgermq.broker.state.effects import ConsumerGroupResult, Effects, TopicResult
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind, decode_header, encode_entry
 from ledgermq.proto.record import (
@@ -163,7 +163,7 @@ class Node:
         return result.topic.topic_id
 
     def group(self, name: str = "billing", **options: Any) -> int:
-        result = result_of(self.command(CreateGroup(name, **options)), GroupResult)
+        result = result_of(self.command(CreateConsumerGroup(name, **options)), ConsumerGroupResult)
         assert result.group is not None
         return result.group.group_id
 

@@ -28,7 +28,7 @@ from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.service.answers import LeaderHandlers, Refusals
 from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
 from ledgermq.broker.service.creation import Creation
-from ledgermq.broker.state.commands import CreateGroup
+from ledgermq.broker.state.commands import CreateConsumerGroup
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.broker.wire.official import OutgoingRecord
 from ledgermq.proto import rocketmq_v2_pb2 as v2
@@ -209,7 +209,7 @@ class GrantRig:
     async def prepare(self) -> None:
         """An entry with the topic, one with the group and the first two messages, one with the third."""
         await self.raft.topic("a", 1)
-        self.raft.pipeline.run(CreateGroup("billing"))
+        self.raft.pipeline.run(CreateConsumerGroup("billing"))
         for place, body in enumerate(BODIES):
             run = v2.Message(topic=v2.Resource(name="a"), body=body).SerializeToString()
             at = len(run) - len(body)

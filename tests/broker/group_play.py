@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from ledgermq.broker.leader.coordinator import Coordinator, MemberView, StartsByTime, Wish
-from ledgermq.broker.state.commands import CommitOffsets, JoinGroup, StartPosition, position_rows
+from ledgermq.broker.state.commands import CommitOffsets, JoinConsumerGroup, StartPosition, position_rows
 from ledgermq.broker.state.consume_queue import QueueKey
 from ledgermq.broker.state.effects import CommitResult
-from ledgermq.broker.state.memberships import GroupMembership
+from ledgermq.broker.state.memberships import ConsumerGroupMembership
 
 from .entry_log import Node
 
@@ -33,8 +33,8 @@ class GroupPlay:
         self.committed: dict[QueueKey, int] = {}
 
     @property
-    def membership(self) -> GroupMembership:
-        return self.node.state.memberships.get(self.group) or GroupMembership()
+    def membership(self) -> ConsumerGroupMembership:
+        return self.node.state.memberships.get(self.group) or ConsumerGroupMembership()
 
     def join(
         self, *names: str, topics: Iterable[str] = ("orders",), session_timeout_ms: int = 3000,
@@ -42,7 +42,7 @@ class GroupPlay:
     ) -> None:  # fmt: skip
         """Members come, one entry each, and the leader decides."""
         for name in names:
-            command = JoinGroup(
+            command = JoinConsumerGroup(
                 self.group, name, tuple(topics), allocation, zone, tags, session_timeout_ms, release_ms
             )
             self.coordinator.came(name, self.now)

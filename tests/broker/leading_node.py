@@ -10,7 +10,7 @@ from typing import Any
 from ledgermq.broker.cluster.known_leader import Leadership
 from ledgermq.broker.leader.coordination import Coordination, MembershipStream
 from ledgermq.broker.leader.pipeline import Applied
-from ledgermq.broker.state.commands import Command, JoinGroup, StartPosition
+from ledgermq.broker.state.commands import Command, JoinConsumerGroup, StartPosition
 from ledgermq.broker.state.effects import Effects
 from ledgermq.raft.errors import NotLeaderError, ProposalLostError
 
@@ -70,7 +70,7 @@ class Leader:
         return effects
 
     async def join(self, name: str, **options: Any) -> MembershipStream:
-        command = JoinGroup(
+        command = JoinConsumerGroup(
             self.group,
             name,
             options.pop("topics", ("orders",)),

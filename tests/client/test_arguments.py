@@ -22,11 +22,11 @@ from ledgermq.client.message import LeasedMessage
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 
 CLOSED_PORT = "127.0.0.1:1"
-CLIENTS = ("Admin", "GroupAdmin", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer")
+CLIENTS = ("Admin", "BrokerGroupAdmin", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer")
 #: Not given to a call by users, or checked elsewhere.
 NO_ARGUMENTS = {
     "FoundMessages": "an answer",
-    "GroupStatistics": "an answer",
+    "BrokerGroupStatistics": "an answer",
     "LeasedMessage": "an answer",
     "Message": "its fields are checked when it is sent: MESSAGES",
     "MessageQueue": "checked where it is given: `queue`, `queues`, `offsets`",
@@ -127,7 +127,7 @@ OTHERWISE: dict[tuple[str, str], list[Any]] = {
     ("Producer", "timeout_ms"): [*TIMES, 0, -1, None],
     ("PushConsumer", "timeout_ms"): [*TIMES, -1, None],
     ("commit", "timeout_ms"): [*TIMES, 0, None],
-    ("GroupAdmin", "name"): TEXTS,  # of a broker group
+    ("BrokerGroupAdmin", "name"): TEXTS,  # of a broker group
     ("nack", "delay_ms"): WHOLE,
 }
 OTHERWISE |= {("SimpleConsumer.change_invisible", "invisible_ms"): [*WHOLE, 12 * 3600 * 1000 + 1]}
@@ -201,7 +201,7 @@ def wrong_values(kind: str, method: str, name: str) -> list[Any]:
 
 
 def make(module: Any, kind: str) -> Any:
-    more = {} if kind in ("Admin", "GroupAdmin", "Producer") else {"group": "billing"}
+    more = {} if kind in ("Admin", "BrokerGroupAdmin", "Producer") else {"group": "billing"}
     if kind == "PushConsumer":
         more["listener"] = listener if module is client else plain_listener  # type: ignore[assignment]
     return getattr(module, kind)(CLOSED_PORT, **more)

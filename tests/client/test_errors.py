@@ -39,7 +39,7 @@ def test_a_timeout_says_whether_the_message_may_be_stored() -> None:
         (pb.NO_QUORUM, errors.NoQuorumError, True),
         (pb.TOO_MANY_REQUESTS, errors.TooManyRequestsError, True),
         (pb.STALE_ROUTE, errors.StaleRouteError, True),
-        (pb.GROUP_NOT_FOUND, errors.GroupNotFoundError, False),
+        (pb.GROUP_NOT_FOUND, errors.ConsumerGroupNotFoundError, False),
         (pb.ALREADY_EXISTS, errors.AlreadyExistsError, False),
         (pb.OUTCOME_UNKNOWN, errors.OutcomeUnknownError, True),
         (pb.INTERNAL, errors.RefusedError, False),

@@ -28,7 +28,7 @@ async def listener(messages: list[client.MessageView]) -> None: ...
 
 MAKE: dict[str, Callable[[str], Any]] = {
     "Admin": client.Admin,
-    "GroupAdmin": client.GroupAdmin,
+    "BrokerGroupAdmin": client.BrokerGroupAdmin,
     "Producer": client.Producer,
     "PullConsumer": lambda address: client.PullConsumer(address, group="billing"),
     "PushConsumer": lambda address: client.PushConsumer(address, group="billing", listener=listener),
@@ -37,7 +37,7 @@ MAKE: dict[str, Callable[[str], Any]] = {
 #: The first use, which binds a client to the loop.
 FIRST: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "Admin": lambda it: it.topics(),
-    "GroupAdmin": lambda it: it.topics(),
+    "BrokerGroupAdmin": lambda it: it.topics(),
     "Producer": lambda it: it.send("orders", b"x"),
     "PullConsumer": lambda it: it.subscribe("orders"),
     "PushConsumer": lambda it: it.subscribe("orders"),

@@ -16,7 +16,7 @@ import pytest
 
 from ledgermq.client import Message, MessageQueue, Producer, PullConsumer, PushConsumer, PushOptions
 from ledgermq.client.cluster.topic_route import TopicRoute
-from ledgermq.client.errors import OtherGroupError, OutcomeUnknownError, TopicNotFoundError, UsageError
+from ledgermq.client.errors import OtherBrokerGroupError, OutcomeUnknownError, TopicNotFoundError, UsageError
 from ledgermq.client.message import SendReceipt
 from ledgermq.client.produce.queue_selection import queue_of_group
 
@@ -96,7 +96,9 @@ async def test_what_waits_for_the_former_group_fails_and_new_messages_go_to_thei
             assert former.window.in_flight == 0
             cluster.register(new)
             for each in waiting:
-                with pytest.raises(OtherGroupError, match=r"certainly not stored\. Send it again") as failed:
+                with pytest.raises(
+                    OtherBrokerGroupError, match=r"certainly not stored\. Send it again"
+                ) as failed:
                     await each
                 assert (failed.value.broker_group, failed.value.group_id) == ("g0", 7)
                 assert failed.value.retryable
@@ -119,7 +121,7 @@ async def test_a_message_that_the_former_group_may_have_stored_has_an_unknown_ou
         cluster.register(new)
         with pytest.raises(OutcomeUnknownError, match=r'broker group "g0" \(id 0{15}7\) was replaced'):
             await sent
-        with pytest.raises((OtherGroupError, OutcomeUnknownError), match="was replaced"):
+        with pytest.raises((OtherBrokerGroupError, OutcomeUnknownError), match="was replaced"):
             await waits
         assert held(new, "orders") == 0
         assert producer._outbox._bytes == 0
@@ -180,7 +182,7 @@ async def test_a_topic_that_is_gone_everywhere_fails_at_once_or_is_created_anew(
         cluster.groups = (new,)
         cluster.messaging[0].creates_topics = cluster if creates_topics else None
         cluster.register(new)
-        with pytest.raises(OtherGroupError if creates_topics else TopicNotFoundError):
+        with pytest.raises(OtherBrokerGroupError if creates_topics else TopicNotFoundError):
             await producer.send("orders", b"after")
         if creates_topics:
             await producer.send("orders", b"again")
@@ -244,7 +246,7 @@ async def one_that_was_replaced(
         await fill(cluster, [b"not ours"] * 3, "payments")
         if "orders" in topics:
             await fill(cluster, [b"c", b"d"])
-        with pytest.raises(OtherGroupError, match=r"orders/g0/0 \(2\)|orders.*\(2\)") as failed:
+        with pytest.raises(OtherBrokerGroupError, match=r"orders/g0/0 \(2\)|orders.*\(2\)") as failed:
             await consumer.poll()
         assert (failed.value.group_id, failed.value.retryable) == (7, False)
         yield cluster, new, consumer
@@ -255,9 +257,9 @@ async def test_a_position_in_a_broker_group_that_was_replaced_is_an_error_until_
 ):
     async with one_that_was_replaced("payments", "orders") as (_, _, consumer):
         for _ in range(2):
-            with pytest.raises(OtherGroupError, match="was replaced by another one of its name"):
+            with pytest.raises(OtherBrokerGroupError, match="was replaced by another one of its name"):
                 await consumer.poll(timeout_ms=1)
-        with pytest.raises(OtherGroupError):
+        with pytest.raises(OtherBrokerGroupError):
             consumer.position(QUEUE)
         assert consumer.assignment == (QUEUE,)
         consumer.seek(QUEUE, 1)
@@ -306,7 +308,7 @@ async def test_a_position_is_kept_while_a_lagging_nameserver_names_a_former_brok
         for group_id in (6, 0):
             former = replace(route.parts[0].group, group_id=group_id)
             consumer._routes._keep(replace(route, parts=(replace(route.parts[0], group=former),)))
-            with pytest.raises(OtherGroupError, match="was replaced by another one of its name"):
+            with pytest.raises(OtherBrokerGroupError, match="was replaced by another one of its name"):
                 consumer._reader.take(1)
         await consumer._routes.get("orders", refresh=True)
         assert consumer._reader.positions == positions
@@ -331,7 +333,7 @@ async def test_a_broker_group_that_said_no_id_at_first_is_known_to_be_replaced()
         await until(lambda: reader._fetchers["g0"].group.group_id == 7)
         await cluster.replace(old, new)
         cluster.register(new)
-        with pytest.raises(OtherGroupError):
+        with pytest.raises(OtherBrokerGroupError):
             await consumer.poll()
 
 
@@ -341,7 +343,7 @@ async def test_an_offset_of_the_former_broker_group_is_not_committed_in_the_new_
         await consumer.subscribe("payments")
         paid = MessageQueue("payments", "g0", 0)
         consumer.seek(paid, 2)
-        with pytest.raises(OtherGroupError):
+        with pytest.raises(OtherBrokerGroupError):
             await consumer.commit({QUEUE: 2, paid: 2} if explicitly else None)
         assert new.committed == ({} if explicitly else {("billing", "payments", 0): 2})
 

@@ -33,7 +33,7 @@ from ledgermq.broker.service.sessions import session_of
 from ledgermq.broker.service.telemetry import check_settings, settings_command
 from ledgermq.broker.state.codecs import decode as decode_command
 from ledgermq.broker.state.codecs import encode
-from ledgermq.broker.state.commands import JoinGroup
+from ledgermq.broker.state.commands import JoinConsumerGroup
 from ledgermq.broker.state.consume_queue import record_starts, units_of
 from ledgermq.broker.state.machine import message_ids
 from ledgermq.broker.wire import native as log_wire
@@ -247,7 +247,7 @@ def _snapshot() -> Snapshot:
     turn.add_records(section(topic, 0, records(5), producer_id=9, producer_epoch=1, base_sequence=0))
     turn.add_records(section(topic, 1, records(3)))
     node.commit(turn)
-    node.command(JoinGroup(group, "worker", ("orders",), "average", "z", "*", 3000, 1000))
+    node.command(JoinConsumerGroup(group, "worker", ("orders",), "average", "z", "*", 3000, 1000))
     return take_snapshot(node.state)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ledgermq.client import (
     Admin,
-    GroupAdmin,
+    BrokerGroupAdmin,
     MessageView,
     Producer,
     PullConsumer,
@@ -126,7 +126,7 @@ class Traffic:
 
     producer: Producer
     consumers: Consumers
-    admin: GroupAdmin
+    admin: BrokerGroupAdmin
     load: Load
 
 
@@ -141,7 +141,7 @@ async def traffic(address: str, timeout_ms: int) -> AsyncIterator[Traffic]:
     consumers = Consumers(address)
     async with (
         Producer(address, selector=StrictRoundRobin(), timeout_ms=timeout_ms) as producer,
-        GroupAdmin(address) as admin_of_groups,
+        BrokerGroupAdmin(address) as admin_of_groups,
         consumers.running(),
     ):
         load = Load(producer)

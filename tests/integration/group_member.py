@@ -20,7 +20,7 @@ Queue = tuple[str, int]
 _EOF: Any = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
 
-class GroupMember:
+class ConsumerGroupMember:
     """Use inside a running loop: `start`, wait with `until`, then `leave` or `crash`."""
 
     def __init__(

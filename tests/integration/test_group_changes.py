@@ -8,7 +8,7 @@ import json
 import grpc
 import pytest
 
-from ledgermq.client import GroupAdmin, Producer, PullConsumer
+from ledgermq.client import BrokerGroupAdmin, Producer, PullConsumer
 from ledgermq.client.cli import run_cli
 from ledgermq.client.errors import UsageError
 from ledgermq.client.produce.queue_selection import StrictRoundRobin
@@ -171,5 +171,5 @@ def test_what_is_not_consumed_holds_up_a_removal_and_is_named(
 
 
 async def drain_the_last(address: str) -> None:
-    async with GroupAdmin(address) as admin:
+    async with BrokerGroupAdmin(address) as admin:
         await admin.drain("g0")

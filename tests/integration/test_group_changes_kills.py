@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ledgermq.client import GroupAdmin
+from ledgermq.client import BrokerGroupAdmin
 
 from .cluster import Cluster
 from .group_load import Load, command, run, traffic
@@ -60,7 +60,7 @@ async def drain(cluster: Cluster, load: Load) -> None:
     await asyncio.to_thread(cluster.restart, killed)
 
 
-async def remove(cluster: Cluster, admin: GroupAdmin) -> None:
+async def remove(cluster: Cluster, admin: BrokerGroupAdmin) -> None:
     """Remove g0 while one of its nodes is down; that one hears of it when it comes back."""
     leader = await asyncio.to_thread(cluster.wait_leader, group="g0")
     follower = cluster.others(leader)[0]

@@ -13,7 +13,7 @@ import pytest
 from ledgermq.proto import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, route_pb2
 
 from .cluster import Cluster
-from .group_member import GroupMember
+from .group_member import ConsumerGroupMember
 
 TOPIC = "exclusive"
 GROUP = "workers"
@@ -30,9 +30,9 @@ def create_topic(cluster: Cluster, name: str, queues: int) -> None:
     change(cluster, "CreateTopic", admin_pb2.CreateTopicRequest(topic=name, queue_count=queues))
 
 
-def member(cluster: Cluster, name: str, *topics: str, **options: int | str) -> GroupMember:
+def member(cluster: Cluster, name: str, *topics: str, **options: int | str) -> ConsumerGroupMember:
     addresses = [cluster.address(node) for node in cluster.nodes]
-    made = GroupMember(addresses, GROUP, name, list(topics or (TOPIC,)), **options)
+    made = ConsumerGroupMember(addresses, GROUP, name, list(topics or (TOPIC,)), **options)
     made.start()
     return made
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ledgermq.client import GroupAdmin
+from ledgermq.client import BrokerGroupAdmin
 from ledgermq.proto import admin_pb2, admin_pb2_grpc
 
 from .cluster import Cluster
@@ -110,23 +110,23 @@ def test_when_a_broker_group_is_drained_the_client_goes_on_through_the_other_and
 ) -> None:
     at_the_drain: dict[str, int] = {}
 
-    async def stored(admin: GroupAdmin) -> dict[str, int]:
+    async def stored(admin: BrokerGroupAdmin) -> dict[str, int]:
         found = {"g0": 0, "g1": 0}
         for queue, each in (await admin.describe_topic("drained"))[1]:
             found[queue.broker_group] += each.end_offset
         return found
 
     async def create() -> None:
-        async with GroupAdmin(address) as admin:
+        async with BrokerGroupAdmin(address) as admin:
             await admin.create_topic("drained", 2)
 
     async def drain() -> None:
-        async with GroupAdmin(address) as admin:
+        async with BrokerGroupAdmin(address) as admin:
             await admin.drain("g0")
             at_the_drain.update(await stored(admin))
 
     async def in_the_end() -> dict[str, int]:
-        async with GroupAdmin(address) as admin:
+        async with BrokerGroupAdmin(address) as admin:
             return await stored(admin)
 
     with Cluster(tmp_path, nodes=1, groups=2) as two_groups:

@@ -10,7 +10,7 @@ import pytest
 
 from ledgermq.client import Admin, Message, Producer, PullConsumer
 from ledgermq.client.cli import run_cli
-from ledgermq.client.errors import OtherGroupError, OutcomeUnknownError
+from ledgermq.client.errors import OtherBrokerGroupError, OutcomeUnknownError
 
 from .cluster import Cluster, wait_until
 from .group_load import run
@@ -38,7 +38,7 @@ async def send_until_stored(producer: Producer, message: Message) -> None:
     while True:
         try:
             await producer.send(message)
-        except (OtherGroupError, OutcomeUnknownError):
+        except (OtherBrokerGroupError, OutcomeUnknownError):
             continue
         return
 
@@ -96,7 +96,7 @@ def test_clients_of_a_group_that_is_made_anew_carry_nothing_over_and_use_the_top
                 await make("payments", "orders")
                 sends = [Message(topic, topic.encode()) for topic in ("orders", "payments", "payments")]
                 await asyncio.gather(*(send_until_stored(producer, each) for each in sends))
-                with pytest.raises(OtherGroupError, match="was replaced by another one of its name"):
+                with pytest.raises(OtherBrokerGroupError, match="was replaced by another one of its name"):
                     await consumer.poll(9, timeout_ms=20_000)
                 await consumer.subscribe("orders")
                 assert [each.body for each in await consumer.poll(9, timeout_ms=20_000)] == [b"orders"]

@@ -15,9 +15,9 @@ from ledgermq.broker.state.commands import (
     ChangeInvisible,
     Command,
     CommitOffsets,
-    CreateGroup,
+    CreateConsumerGroup,
     CreateTopic,
-    DeleteGroup,
+    DeleteConsumerGroup,
     DeleteTopic,
     EvictDedup,
     FeatureLevel,
@@ -36,7 +36,7 @@ from ledgermq.broker.state.commands import (
 
 from .broker_client import Client
 from .broker_life import Answer, Request
-from .broker_members import EXCLUSIVE, GroupMember, unshared
+from .broker_members import EXCLUSIVE, ConsumerGroupMember, unshared
 from .broker_model import Topic
 from .broker_producers import MessageSender, StreamProducer
 from .invariants import demand
@@ -271,7 +271,7 @@ class Administrator(Client):
 
     def step(self) -> None:
         command = self._command()
-        self.think_ms = (5, 40) if isinstance(command, CreateGroup | CreateTopic) else (20, 600)
+        self.think_ms = (5, 40) if isinstance(command, CreateConsumerGroup | CreateTopic) else (20, 600)
         if command is None:
             self.soon()
         else:
@@ -293,7 +293,7 @@ class Administrator(Client):
         more = [(EXCLUSIVE, self.world.exclusive_start, False)] if self.world.member_count else []
         for name, start, fifo in (*LEASING, (PULLING, EARLIEST, False), *more):
             if self.a_consumer_group(name) is None:
-                return CreateGroup(name, start, self.world.max_attempts, fifo)
+                return CreateConsumerGroup(name, start, self.world.max_attempts, fifo)
         if len(model.topics) < 2:
             return CreateTopic(f"t{rng.randrange(4)}", rng.randint(1, 3), retention_ms=rng.choice((0, 5000)))
         topic, what = self.a_topic(), rng.random()
@@ -305,7 +305,7 @@ class Administrator(Client):
             return DeleteTopic(topic.topic_id)
         if what < 0.68:
             consumer_group = self.a_consumer_group(rng.choice(LEASING)[0])
-            return None if consumer_group is None else DeleteGroup(consumer_group.group_id)
+            return None if consumer_group is None else DeleteConsumerGroup(consumer_group.group_id)
         if what < 0.75:
             return SetTopicRetention(topic.topic_id, rng.choice((0, 1000)))
         if what < 0.8 and self.world.evicts:
@@ -365,7 +365,7 @@ class Clients:
             for _ in range(rng.randint(1, 2))
         ]
         self._others: list[Client] = [Administrator(world), Puller(world), *consumers]
-        self._members = [GroupMember(world, number) for number in range(world.member_count)]
+        self._members = [ConsumerGroupMember(world, number) for number in range(world.member_count)]
         self._drainers = [Drainer(world, name) for name, _, _ in LEASING]
         self._operators = [Operator(world) for _ in range(world.operator_count)]
 

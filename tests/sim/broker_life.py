@@ -29,7 +29,7 @@ from ledgermq.broker.reading.consume_queue_files import ConsumeQueueFiles
 from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.refusals import RefusedError
 from ledgermq.broker.replica import Replica
-from ledgermq.broker.state.commands import JoinGroup, ReleaseLeases
+from ledgermq.broker.state.commands import JoinConsumerGroup, ReleaseLeases
 from ledgermq.broker.state.effects import Effects
 from ledgermq.broker.wire.native import checked_sections
 from ledgermq.broker.wire.official import OutgoingRecord
@@ -116,7 +116,7 @@ class BrokerLife:
         self.proposals = PendingProposals()
         self.applied = int(self.replica.load())
         self._pump_due = False
-        self._streams: dict[str, tuple[MembershipStream, JoinGroup]] = {}
+        self._streams: dict[str, tuple[MembershipStream, JoinConsumerGroup]] = {}
         self.life: Life
 
     def attach(self, life: Life) -> None:
@@ -349,7 +349,7 @@ class BrokerLife:
         self._answer(request, self.loop.create_task(self._membership(*request.body)))
 
     async def _membership(
-        self, join: JoinGroup, released: Iterable[tuple[tuple[int, int], int]], leave: bool
+        self, join: JoinConsumerGroup, released: Iterable[tuple[tuple[int, int], int]], leave: bool
     ) -> MemberView | None:
         """Like a Membership stream: the first request opens it, and a later one reopens it if it ended."""
         stream, known = self._streams.get(join.member, (None, join))

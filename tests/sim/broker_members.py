@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ledgermq.broker.state.commands import CommitOffsets, DeleteGroup, JoinGroup, position_rows
+from ledgermq.broker.state.commands import (
+    CommitOffsets,
+    DeleteConsumerGroup,
+    JoinConsumerGroup,
+    position_rows,
+)
 
 from .broker_client import MS, Client
 from .broker_life import Answer
@@ -22,7 +27,7 @@ EXCLUSIVE = "exclusive"
 Key = tuple[int, int]
 
 
-class GroupMember(Client):
+class ConsumerGroupMember(Client):
     """One consumer. Its name is never reused."""
 
     think_ms = (10, 200)
@@ -51,10 +56,12 @@ class GroupMember(Client):
             self.world.after(rng.choice((300, 3000)) * MS, self._go_on)  # silent for a while
             return
         if not calm and rng.random() < 0.003:
-            self.ask("command", DeleteGroup(consumer_group.group_id), lambda answer, newest: self.soon())
+            self.ask(
+                "command", DeleteConsumerGroup(consumer_group.group_id), lambda answer, newest: self.soon()
+            )
             return
         wanted = tuple(topics if calm or rng.random() < 0.95 else topics[:2])
-        join = JoinGroup(
+        join = JoinConsumerGroup(
             consumer_group.group_id, self.name, wanted, "", "", "", self._timeout_ms, self._release_ms
         )
         leave = not calm and rng.random() < 0.02
@@ -81,7 +88,7 @@ class GroupMember(Client):
         self.ask("command", command, lambda answer, newest: self.soon())
 
 
-def unshared(world: BrokerWorld, members: list[GroupMember]) -> str:
+def unshared(world: BrokerWorld, members: list[ConsumerGroupMember]) -> str:
     """Return what a consumer group of live members lacks: an owner of a queue, a fair share; or ""."""
     model = world.model
     group_id = next(

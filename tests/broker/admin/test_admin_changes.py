@@ -21,7 +21,7 @@ from ledgermq.broker.state.commands import (
     KEEP_UNREAD,
     Command,
     CommitOffsets,
-    DeleteGroup,
+    DeleteConsumerGroup,
     DeleteTopic,
     TrimQueues,
     position_rows,
@@ -31,7 +31,7 @@ from ledgermq.proto import admin_pb2, route_pb2
 from ..entry_log import Node
 
 
-@pytest.mark.parametrize("first", [DeleteTopic(1), DeleteGroup(1)])
+@pytest.mark.parametrize("first", [DeleteTopic(1), DeleteConsumerGroup(1)])
 def test_a_reset_that_comes_behind_a_deletion_is_not_called_done(first: Command) -> None:
     node = Node()
     node.topic("orders")

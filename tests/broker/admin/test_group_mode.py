@@ -29,7 +29,7 @@ from ledgermq.broker.state.commands import (
     Command,
     CommitOffsets,
     FeatureLevel,
-    JoinGroup,
+    JoinConsumerGroup,
     SetBrokerGroupMode,
     position_rows,
 )
@@ -252,7 +252,7 @@ def test_a_member_that_subscribes_consumes_a_topic_before_it_has_a_queue_of_it()
     node = Node()
     orders, billing = node.topic("orders"), node.group("billing")
     node.fill(orders, 0, 3)
-    node.command(JoinGroup(billing, "worker", ("orders", "not-there")))
+    node.command(JoinConsumerGroup(billing, "worker", ("orders", "not-there")))
     assert progress(node.state) == [TopicProgress("billing", "orders", 1, 3)]
 
 

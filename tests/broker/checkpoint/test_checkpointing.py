@@ -22,7 +22,6 @@ from ledgermq.broker.state.consume_queue import UNIT_DTYPE, UNITS_PER_FILE
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.record import SectionKind, encode_command, encode_section
 from ledgermq.raft.disk.files import RealFile, RealFileSystem
-from tests.in_loop import in_loop
 
 from ..entry_log import Node, records, section
 
@@ -199,14 +198,12 @@ class FailingStore(CheckpointStore):
         return super().kept_index
 
 
-def test_a_look_that_fails_is_not_the_last(
+async def test_a_look_that_fails_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the background task ended, the log would grow for ever without a report."""
-
-    @in_loop
-    async def run() -> None:
-        monkeypatch.setattr(checkpointing, "_LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(checkpointing, "_LOOK_INTERVAL", 0.0)
+    with caplog.at_level(logging.ERROR):
         rig = Rig(tmp_path, store=FailingStore)
         rig.node.topic()
         FailingStore.failures = [RuntimeError("a defect"), OSError(errno.EMFILE, "Too many open files")]
@@ -214,7 +211,4 @@ def test_a_look_that_fails_is_not_the_last(
             rig.work._wanted = True
             await asyncio.sleep(0)
         await rig.work.stop()
-
-    with caplog.at_level(logging.ERROR):
-        run()
     assert "checkpoint failed" in caplog.text

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
-import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from ledgermq.raft.disk.files import RealFile, RealFileSystem
 from ledgermq.raft.node_status import CheckCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.types import LogIndex
-from tests.in_loop import in_loop
 
 from ..entry_log import Node
 
@@ -133,28 +131,24 @@ def flip(path: Path, position: int) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def with_rig(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test with a rig whose queue files are written."""
+@asynccontextmanager
+async def opened_rig(path: Path) -> AsyncIterator[Rig]:
+    """Open a rig whose queue files are written."""
+    made = Rig(path)
+    await made.work.write_now()
+    try:
+        yield made
+    finally:
+        await made.check.stop()
+        await made.work.stop()
 
-    @in_loop
-    async def run(tmp_path: Path, **fixtures: Any) -> None:
-        rig = Rig(tmp_path)
-        await rig.work.write_now()
-        try:
-            await test(rig, **fixtures)
-        finally:
-            await rig.check.stop()
-            await rig.work.stop()
 
-    own = inspect.signature(test).parameters
-    path = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    functools.update_wrapper(run, test)
-    run.__signature__ = inspect.Signature([path, *list(own.values())[1:]])  # type: ignore[attr-defined]
-    return run
+@pytest.fixture
+def rig(tmp_path: Path) -> AbstractAsyncContextManager[Rig]:
+    return opened_rig(tmp_path)
 
 
 @pytest.mark.parametrize("unit", [0, BLOCK_UNITS - 1, BLOCK_UNITS + 5, 2 * BLOCK_UNITS + 600])
-@with_rig
 async def test_a_pass_finds_a_flipped_bit_and_makes_the_block_again(rig: Rig, unit: int) -> None:
     before = [rig.stored(0).tobytes(), rig.stored(1).tobytes()]
     flip(rig.path(1), unit * UNIT_SIZE + 3)
@@ -164,7 +158,6 @@ async def test_a_pass_finds_a_flipped_bit_and_makes_the_block_again(rig: Rig, un
     assert "rebuilt" in rig.counts.last
 
 
-@with_rig
 async def test_a_pass_makes_a_block_again_that_the_disk_cannot_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +179,6 @@ async def test_a_pass_makes_a_block_again_that_the_disk_cannot_read(
     assert "the disk cannot read it; rebuilt" in rig.counts.last
 
 
-@with_rig
 async def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +195,6 @@ async def test_a_queue_that_cannot_be_checked_now_keeps_no_other_from_it(
     assert (rig.counts.found, rig.failed) == (1, [])
 
 
-@with_rig
 async def test_a_reader_that_meets_damage_can_wait_and_read_again(rig: Rig) -> None:
     flip(rig.path(0), 10 * UNIT_SIZE)
     with pytest.raises(ConsumeQueueError) as caught:
@@ -216,7 +207,6 @@ async def test_a_reader_that_meets_damage_can_wait_and_read_again(rig: Rig) -> N
     assert len(found) == 1
 
 
-@with_rig
 async def test_units_whose_entries_were_deleted_cannot_be_made_again_and_end_the_node(rig: Rig) -> None:
     flip(rig.path(0), 10 * UNIT_SIZE)
     before = rig.stored(0).tobytes()
@@ -226,7 +216,6 @@ async def test_units_whose_entries_were_deleted_cannot_be_made_again_and_end_the
     assert rig.stored(0).tobytes() == before
 
 
-@with_rig
 async def test_a_log_that_says_something_else_is_not_believed(rig: Rig) -> None:
     """The checksum of the block decides, not the log: a wrong unit must never be written over a right one."""
     flip(rig.path(0), 10 * UNIT_SIZE)
@@ -238,7 +227,6 @@ async def test_a_log_that_says_something_else_is_not_believed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("first_index", [1, 12])
-@with_rig
 async def test_the_block_in_which_a_queue_begins_is_made_again_without_what_retention_took(
     rig: Rig, first_index: int
 ) -> None:
@@ -255,7 +243,6 @@ async def test_the_block_in_which_a_queue_begins_is_made_again_without_what_rete
     assert queue.is_right(0, rig.stored(0).tobytes()[: BLOCK_UNITS * UNIT_SIZE])
 
 
-@with_rig
 async def test_a_file_with_other_contents_is_made_again_with_one_look_at_the_log_for_each_block(
     rig: Rig,
 ) -> None:

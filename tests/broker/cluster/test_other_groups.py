@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.broker.cluster.other_broker_groups import GRACE, OtherGroups
+from ledgermq.broker.cluster.other_broker_groups import GRACE, OtherBrokerGroups
 from ledgermq.proto import route_pb2 as pb
 
 
@@ -24,11 +24,11 @@ def view(group: str, *nodes: str, dead: str = "", kind: pb.TopicMessageType = pb
     return route
 
 
-def groups(clock: Clock | None = None) -> OtherGroups:
-    return OtherGroups("local", "g0", (), clock or Clock())
+def groups(clock: Clock | None = None) -> OtherBrokerGroups:
+    return OtherBrokerGroups("local", "g0", (), clock or Clock())
 
 
-def found(others: OtherGroups, listener: str = "internal") -> dict[str, list[str]]:
+def found(others: OtherBrokerGroups, listener: str = "internal") -> dict[str, list[str]]:
     return {
         queues.broker_group: [addresses.messaging_address for _, addresses in queues.nodes]
         for queues, _ in others.queues("orders", listener)

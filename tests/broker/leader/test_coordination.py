@@ -11,7 +11,7 @@ from ledgermq.broker.leader.coordination import MembershipStream
 from ledgermq.broker.leader.coordinator import Wish
 from ledgermq.broker.leader.pipeline import TooManyRequestsError
 from ledgermq.broker.refusals import RefusedError
-from ledgermq.broker.state.commands import CreateTopic, DeleteGroup, LeaveGroup, SetPositions
+from ledgermq.broker.state.commands import CreateTopic, DeleteConsumerGroup, LeaveConsumerGroup, SetPositions
 from ledgermq.proto import route_pb2
 from ledgermq.raft.errors import NodeStoppedError, NotLeaderError
 
@@ -46,10 +46,12 @@ async def test_who_leaves_is_told_nothing_more_and_the_others_at_once(leader: Le
 
 async def test_what_is_refused_or_lost_comes_again_with_the_next_look(leader: Leader) -> None:
     a, b = await leader.join("a"), await leader.join("b")
-    leader.refuse = lambda command: TooManyRequestsError(1, 1) if isinstance(command, LeaveGroup) else None
+    leader.refuse = lambda command: (
+        TooManyRequestsError(1, 1) if isinstance(command, LeaveConsumerGroup) else None
+    )
     leader.coordination.leave(a)
     await settle()
-    leader.refuse, leader.lose = lambda command: None, lambda command: isinstance(command, LeaveGroup)
+    leader.refuse, leader.lose = lambda command: None, lambda command: isinstance(command, LeaveConsumerGroup)
     await leader.tick()
     leader.lose = lambda command: False
     assert leader.owned(a) == [0, 1, 2, 3]
@@ -143,12 +145,12 @@ async def test_who_comes_back_in_the_last_moment_is_not_taken_out_behind_its_own
     again = await joining
     await settle()
     assert leader.owned(again) == [0, 1, 2, 3]
-    assert not any(isinstance(command, LeaveGroup) for command in leader.asked)
+    assert not any(isinstance(command, LeaveConsumerGroup) for command in leader.asked)
 
 
 async def test_a_deleted_group_ends_the_streams_of_its_members(leader: Leader) -> None:
     a = await leader.join("a")
-    leader.apply(DeleteGroup(leader.group))
+    leader.apply(DeleteConsumerGroup(leader.group))
     await settle()
     with pytest.raises(RefusedError, match="was deleted") as refused:
         leader.coordination.view(a)

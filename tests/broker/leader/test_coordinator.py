@@ -14,7 +14,7 @@ from ledgermq.broker.state.commands import (
     CommitOffsets,
     CreateTopic,
     DeleteTopic,
-    LeaveGroup,
+    LeaveConsumerGroup,
     SetPositions,
     position_rows,
 )
@@ -230,7 +230,7 @@ def test_only_one_proposal_for_a_queue_is_under_way(group: GroupPlay) -> None:
     (assign,) = [wish for wish in group.wished if isinstance(wish, AssignQueues)]
     group.coordinator.leave("b")
     (leave,) = group.coordinator.decide(group.now)
-    assert leave == LeaveGroup(group.group, ("b",))
+    assert leave == LeaveConsumerGroup(group.group, ("b",))
     assert group.coordinator.decide(group.now) == []
     group.coordinator.settled(leave)  # it was refused
     assert group.coordinator.decide(group.now) == [leave]

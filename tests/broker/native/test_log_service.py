@@ -26,7 +26,7 @@ from ledgermq.broker.service.answers import LeaderHandlers, Refusals
 from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
 from ledgermq.broker.service.creation import Creation
 from ledgermq.broker.service.read_barrier import ReadBarrier
-from ledgermq.broker.state.commands import AssignQueues, Command, JoinGroup, assignment_rows
+from ledgermq.broker.state.commands import AssignQueues, Command, JoinConsumerGroup, assignment_rows
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.call_metadata import group_metadata
 from ledgermq.proto.route_pb2 import NodeInfo
@@ -376,7 +376,7 @@ def test_a_leader_that_was_deposed_unawares_calls_no_offset_impossible() -> None
 
 def test_commits_beside_an_owner_are_refused_and_say_what_to_do() -> None:
     committing = Committing()
-    committing.node.command(JoinGroup(committing.group, "a", ("orders",)))
+    committing.node.command(JoinConsumerGroup(committing.group, "a", ("orders",)))
     rows = assignment_rows([(committing.topic, 0, 0, 0)])
     epoch = committing.node.command(AssignQueues(committing.group, ("a",), rows)).index
     for wrong, text in ((0, "members of group"), (epoch - 1, "Drop what is buffered")):

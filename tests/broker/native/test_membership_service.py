@@ -17,7 +17,7 @@ from ledgermq.broker.native.membership import Memberships, changed_subscription,
 from ledgermq.broker.service.answers import Refusals
 from ledgermq.broker.service.broker_group_identity import BrokerGroupIdentity
 from ledgermq.broker.service.creation import Creation
-from ledgermq.broker.state.commands import CreateTopic, LeaveGroup
+from ledgermq.broker.state.commands import CreateTopic, LeaveConsumerGroup
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.log_pb2 import MembershipRequest, MembershipResponse, QueueOwnership
 from ledgermq.proto.route_pb2 import NodeInfo
@@ -228,7 +228,7 @@ async def test_a_member_that_was_taken_out_is_refused_and_may_come_again() -> No
     leader = Leader()
     call = Call(leader)
     await call.join("a")
-    leader.apply(LeaveGroup(leader.group, ("a",)))
+    leader.apply(LeaveConsumerGroup(leader.group, ("a",)))
     await call.task
     assert call.refusal[:2] == (route_pb2.FENCED, True)
 

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from ledgermq.broker.leader.leader_view import IN_USE_MS, MAX_FILTERS, MAX_WATCHED, SAID_AGAIN_MS, FilterWatch
 from ledgermq.broker.official.receive_at_leader import check_not_exclusive, polling_seconds, tags_of
-from ledgermq.broker.state.commands import JoinGroup, LeaveGroup
+from ledgermq.broker.state.commands import JoinConsumerGroup, LeaveConsumerGroup
 from ledgermq.broker.wire.status import StatusError
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import hash_text
@@ -59,12 +59,12 @@ def test_a_group_is_not_consumed_under_leases_where_its_members_own_the_queues()
     node = Node()
     group = node.state.groups.get(node.group())
     assert group is not None
-    node.command(JoinGroup(group.group_id, "a", ("orders",)))
+    node.command(JoinConsumerGroup(group.group_id, "a", ("orders",)))
     with pytest.raises(StatusError, match="use another group, or stop them first") as error:
         check_not_exclusive(node.state, group, "orders")
     assert error.value.code == v2.ILLEGAL_CONSUMER_GROUP
     check_not_exclusive(node.state, group, "other")
-    node.command(LeaveGroup(group.group_id, ("a",)))
+    node.command(LeaveConsumerGroup(group.group_id, ("a",)))
     check_not_exclusive(node.state, group, "orders")
 
 

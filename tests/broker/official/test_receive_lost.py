@@ -23,7 +23,7 @@ from ledgermq.broker.official.receive_at_leader import LeaderReceives, Selection
 from ledgermq.broker.reading.log_reader import QueueReader, StoredSection
 from ledgermq.broker.reading.polls import Polls
 from ledgermq.broker.service.creation import Creation
-from ledgermq.broker.state.commands import CommitOffsets, CreateGroup, StartPosition, position_rows
+from ledgermq.broker.state.commands import CommitOffsets, CreateConsumerGroup, StartPosition, position_rows
 from ledgermq.broker.wire.status import StatusError
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.record import decode_record
@@ -67,7 +67,7 @@ class Rig:
 
     async def prepare(self) -> None:
         await self.raft.topic("a", 1)
-        self.raft.pipeline.run(CreateGroup("billing"))
+        self.raft.pipeline.run(CreateConsumerGroup("billing"))
         for name in (b"1", b"2", b"3"):
             self.raft.pipeline.submit(message(self.raft.state, name))
         await settle()
@@ -215,7 +215,7 @@ async def test_a_topic_that_is_deleted_while_its_reader_looks_for_a_start_is_not
     async def deleted(*place: int) -> Any:
         raise QueueNotFoundError("a", 0)
 
-    rig.raft.pipeline.run(CreateGroup("by-time", StartPosition(5)))
+    rig.raft.pipeline.run(CreateConsumerGroup("by-time", StartPosition(5)))
     await settle()
     await rig.raft.decide(2)
     rig.replica.units = deleted

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ledgermq.broker.reading.key_hashes import ItemForm, id_hash, items_of, key_hash
-from ledgermq.broker.state.commands import CreateGroup
+from ledgermq.broker.state.commands import CreateConsumerGroup
 from ledgermq.proto.entry import EntryKind
 from ledgermq.proto.record import pack_message_id
 
@@ -33,7 +33,9 @@ def test_every_id_and_key_is_an_item_whatever_its_section_looks_like(seed: int) 
         ]  # fmt: skip
         node.send_entry(*sections, pad=rng.choice((0, 100)))
         node.apply(kind=EntryKind.NOOP)
-        node.apply(command_section(CreateGroup(f"g{rng.random()}"), CreateGroup(f"h{rng.random()}")))
+        node.apply(
+            command_section(CreateConsumerGroup(f"g{rng.random()}"), CreateConsumerGroup(f"h{rng.random()}"))
+        )
     right = []
     for each in node.stored:
         topic = node.state.topics.find(each.topic)

@@ -48,7 +48,7 @@ def test_a_group_needs_its_queues_from_where_it_stands_and_others_need_nothing()
     assert unconsumed(node.state) == {(topic, 0): Need(4, group)}, "all of queue 1 is done"
     commit(node, idle, (topic, 0, 7), (topic, 1, 9))
     assert unconsumed(node.state) == {(topic, 0): Need(4, group), (topic, 1): Need(9, idle)}
-    node.command(c.DeleteGroup(group))
+    node.command(c.DeleteConsumerGroup(group))
     assert unconsumed(node.state) == {(topic, 0): Need(7, idle), (topic, 1): Need(9, idle)}
 
 
@@ -92,7 +92,7 @@ def test_a_topic_that_keeps_what_is_unread_is_needed_by_its_consumer_groups_and_
     assert unconsumed(node.state, kept_only=True) == read
     commit(node, group, (kept, 0, 4), (kept, 1, 4))
     assert unconsumed(node.state, kept_only=True) == {}
-    node.command(c.DeleteGroup(group))
+    node.command(c.DeleteConsumerGroup(group))
     assert unconsumed(node.state, kept_only=True) == whole, "no consumer group consumes it any more"
     node.command(c.SetTopicKeepUnread(kept, False))
     assert unconsumed(node.state, kept_only=True) == {}

@@ -10,7 +10,7 @@ import pytest
 from ledgermq.broker.leader import selection
 from ledgermq.broker.leader.selection import ReceiveRequest, Selector
 from ledgermq.broker.official.receive_at_leader import ReceiveWork
-from ledgermq.broker.state.commands import CreateGroup
+from ledgermq.broker.state.commands import CreateConsumerGroup
 from ledgermq.broker.state.consume_queue import ColdRead, ConsumeQueue
 from ledgermq.broker.state.effects import GrantResult
 from ledgermq.raft.errors import NotLeaderError
@@ -110,7 +110,7 @@ async def filtered_queue(raft: FakeRaft) -> Callable[[int], ReceiveWork]:
     """Make a queue of 3,000 messages without a tag; return what submits a filter that wants none of them."""
     await raft.topic(queues=1)
     raft.pipeline.submit(sections(count=3_000))
-    group = raft.pipeline.run(CreateGroup("billing"))
+    group = raft.pipeline.run(CreateConsumerGroup("billing"))
     await settle()
     await raft.decide(len(raft.proposals) - 1)
     group_id = group.result().result.group.group_id

@@ -10,15 +10,15 @@ import pytest
 
 from ledgermq.broker.checkpoint.layout import encode_snapshot, take_snapshot
 from ledgermq.broker.state import commands as c
-from ledgermq.broker.state.effects import CommitResult, GroupResult, RowsResult
-from ledgermq.broker.state.memberships import GroupMember, GroupMembership, Ownership
+from ledgermq.broker.state.effects import CommitResult, ConsumerGroupResult, RowsResult
+from ledgermq.broker.state.memberships import ConsumerGroupMember, ConsumerGroupMembership, Ownership
 
 from ..entry_log import START_MS, Node, checkpoint, filled, restored, result_of
 
 
 def join(node: Node, group: int, *names: str, topics: tuple[str, ...] = ("orders",)) -> None:
     for name in names:
-        node.command(c.JoinGroup(group, name, topics))
+        node.command(c.JoinConsumerGroup(group, name, topics))
 
 
 def assign(node: Node, group: int, name: str, *rows: tuple[int, int, int]) -> list[bool]:
@@ -41,7 +41,7 @@ def commit(
     return result.accepted.tolist(), result.fenced.tolist()
 
 
-def membership(node: Node, group: int) -> GroupMembership:
+def membership(node: Node, group: int) -> ConsumerGroupMembership:
     found = node.state.memberships.get(group)
     assert found is not None
     return found
@@ -95,7 +95,7 @@ def test_a_commit_without_an_epoch_is_refused_while_a_consumer_group_has_members
 def test_without_members_commits_need_no_epoch_and_old_epochs_are_refused() -> None:
     node, topic, group = ready()
     epoch = node.state.applied_index
-    result = result_of(node.command(c.LeaveGroup(group, ("a", "b", "c"))), RowsResult)
+    result = result_of(node.command(c.LeaveConsumerGroup(group, ("a", "b", "c"))), RowsResult)
     assert result.accepted.tolist() == [True, True, False]
     assert node.state.memberships.get(group) is None
     assert commit(node, group, [(topic, 0, 4)], epoch) == ([False], [True])
@@ -105,7 +105,7 @@ def test_without_members_commits_need_no_epoch_and_old_epochs_are_refused() -> N
 def test_a_member_that_leaves_owns_nothing_any_more() -> None:
     node, topic, group = ready()
     epoch = node.state.applied_index
-    node.command(c.LeaveGroup(group, ("a",)))
+    node.command(c.LeaveConsumerGroup(group, ("a",)))
     assert membership(node, group).of((topic, 0)) == Ownership("", node.state.applied_index)
     assert commit(node, group, [(topic, 0, 4)], epoch) == ([False], [True])
     assert commit(node, group, [(topic, 0, 4)], node.state.applied_index) == ([False], [True]), "no owner"
@@ -152,8 +152,8 @@ def test_a_member_that_joins_in_an_entry_owns_nothing_in_that_entry() -> None:
     node, topic, group = ready()
     rows = c.assignment_rows([(topic, 0, 0, 0)])
     results = node.command(
-        c.LeaveGroup(group, ("a", "b")),
-        c.JoinGroup(group, "a", ("orders",)),
+        c.LeaveConsumerGroup(group, ("a", "b")),
+        c.JoinConsumerGroup(group, "a", ("orders",)),
         c.AssignQueues(group, ("a",), rows),
     ).results
     assert isinstance(results[2], RowsResult) and results[2].accepted.tolist() == [False]
@@ -164,12 +164,14 @@ def test_coming_again_keeps_age_and_queues_and_changes_the_subscription() -> Non
     node, topic, group = ready()
     before = membership(node, group).members["a"]
     node.log.now += 500
-    assert node.command(c.JoinGroup(group, "a", ("orders",))).results == [
-        GroupResult(node.state.groups.get(group), False)
+    assert node.command(c.JoinConsumerGroup(group, "a", ("orders",))).results == [
+        ConsumerGroupResult(node.state.groups.get(group), False)
     ]
-    effects = node.command(c.JoinGroup(group, "a", ("orders", "paid"), "circle", "z1", "x", 4000, 500))
+    effects = node.command(
+        c.JoinConsumerGroup(group, "a", ("orders", "paid"), "circle", "z1", "x", 4000, 500)
+    )
     assert effects.members_changed == {group}
-    assert membership(node, group).members["a"] == GroupMember(
+    assert membership(node, group).members["a"] == ConsumerGroupMember(
         "a", before.joined, START_MS, ("orders", "paid"), "circle", "z1", "x", 4000, 500
     )
     assert membership(node, group).of((topic, 0)).member == "a"
@@ -178,7 +180,7 @@ def test_coming_again_keeps_age_and_queues_and_changes_the_subscription() -> Non
 
 def test_a_deleted_consumer_group_takes_no_member() -> None:
     node = Node()
-    assert node.command(c.JoinGroup(9, "a", ())).results == [GroupResult(None, False)]
+    assert node.command(c.JoinConsumerGroup(9, "a", ())).results == [ConsumerGroupResult(None, False)]
     assert node.state.memberships.group_ids() == []
 
 
@@ -189,7 +191,7 @@ def test_deleting_a_group_or_a_topic_ends_what_was_owned() -> None:
     assert node.command(c.DeleteTopic(topic)).members_changed == {group}
     assert list(membership(node, group).owners) == [(other, 0)]
     assert node.command(c.SetTopicRetention(other, 5)).members_changed == set()
-    assert node.command(c.DeleteGroup(group)).members_changed == {group}
+    assert node.command(c.DeleteConsumerGroup(group)).members_changed == {group}
     assert node.state.memberships.get(group) is None
     assert node.command(c.DeleteTopic(other)).members_changed == set()
 
@@ -197,8 +199,8 @@ def test_deleting_a_group_or_a_topic_ends_what_was_owned() -> None:
 # --- checkpoints ----------------------------------------------------------------------------------------
 def test_memberships_survive_a_checkpoint() -> None:
     node, topic, group = ready()
-    node.command(c.JoinGroup(group, "c", (), "average", "zone-ä", "a||b", 60_000, 30_000))
-    node.command(c.LeaveGroup(group, ("b",)))
+    node.command(c.JoinConsumerGroup(group, "c", (), "average", "zone-ä", "a||b", 60_000, 30_000))
+    node.command(c.LeaveConsumerGroup(group, ("b",)))
     assign(node, group, "", (topic, 1, membership(node, group).of((topic, 1)).epoch))
     raw = checkpoint(node.state)
     loaded = restored(raw)
@@ -209,7 +211,7 @@ def test_memberships_survive_a_checkpoint() -> None:
 def test_a_checkpoint_without_members_is_one_that_older_nodes_read() -> None:
     node, topic, group = ready()
     assert checkpoint(node.state)[4] == 3
-    node.command(c.LeaveGroup(group, ("a", "b")))
+    node.command(c.LeaveConsumerGroup(group, ("a", "b")))
     assert checkpoint(node.state)[4] == 1
     node.command(c.SetTopicRetention(topic, 5))
     assert checkpoint(node.state)[4] == 2
@@ -221,7 +223,7 @@ def test_a_snapshot_keeps_the_members_it_saw() -> None:
     before = b"".join(encode_snapshot(snapshot))
     join(node, group, "c")
     commit(node, group, [(topic, 0, 2)], reset=True)
-    node.command(c.LeaveGroup(group, ("a",)))
+    node.command(c.LeaveConsumerGroup(group, ("a",)))
     assert b"".join(encode_snapshot(snapshot)) == before
 
 
@@ -243,7 +245,7 @@ def test_random_histories_keep_one_owner_per_epoch_and_offsets_that_never_go_bac
         if roll < 0.15:
             join(node, group, name)
         elif roll < 0.25:
-            node.command(c.LeaveGroup(group, (name,)))
+            node.command(c.LeaveConsumerGroup(group, (name,)))
         elif roll < 0.55:
             epoch = known.epoch if choose.random() < 0.8 else choose.randrange(node.state.applied_index)
             taken = assign(node, group, name, (topic, queue, epoch))

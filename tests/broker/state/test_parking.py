@@ -296,7 +296,7 @@ def test_parked_messages_go_with_their_topic_and_with_their_group() -> None:
     assert node.state.consumption.get((group, topic, 0)) is None
     node, topic, group, asked = parking_node(1)
     fail(node, asked, 3)
-    node.command(c.DeleteGroup(group))
+    node.command(c.DeleteConsumerGroup(group))
     rows = c.position_rows([(topic, 0, 0)])
     assert accepted(node, c.ReleaseParked(group, rows)) == [False]
     assert accepted(

@@ -139,7 +139,7 @@ def test_offsets_of_unknown_groups_and_queues_are_refused() -> None:
 def test_deleting_a_group_forgets_its_positions() -> None:
     node, topic, group = filled(queues=2)
     node.commit_offsets(group, (topic, 0, 0))
-    node.command(c.DeleteGroup(group))
+    node.command(c.DeleteConsumerGroup(group))
     assert node.state.committed_offset(group, topic, 0) is None
 
 
@@ -272,9 +272,9 @@ class History:
         if pick == 1 and self.random.random() < 0.2:
             return self._delete(topic)
         if pick == 2:
-            return c.CreateGroup(f"g{low(1, 3)}", c.LATEST, fifo=self.random.random() < 0.3)
+            return c.CreateConsumerGroup(f"g{low(1, 3)}", c.LATEST, fifo=self.random.random() < 0.3)
         if pick == 3 and self.random.random() < 0.1:
-            return c.DeleteGroup(group)
+            return c.DeleteConsumerGroup(group)
         if pick in (4, 5):
             return c.CommitOffsets(
                 group, c.position_rows([(topic, queue, offset)]), self.random.random() < 0.2

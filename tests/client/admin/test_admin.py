@@ -10,7 +10,7 @@ from ledgermq.client import Admin, MessageQueue, PullConsumer
 from ledgermq.client.errors import (
     AlreadyExistsError,
     BrokerUnreachableError,
-    GroupNotFoundError,
+    ConsumerGroupNotFoundError,
     InvalidNameError,
     NameserversDownError,
     NoBrokersError,
@@ -114,7 +114,7 @@ async def test_a_consumer_group_lives_from_create_to_delete() -> None:
             admin.describe_group("billng"),
             admin.reset_offsets("billng", "orders", "earliest"),
         ):
-            with pytest.raises(GroupNotFoundError, match="ledgermq group create billng"):
+            with pytest.raises(ConsumerGroupNotFoundError, match="ledgermq group create billng"):
                 await call
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ledgermq.client import GroupAdmin
+from ledgermq.client import BrokerGroupAdmin
 from ledgermq.client.errors import BrokerGroupsGoneError, NoQuorumError, RefusedError, RouteError, UsageError
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
@@ -25,20 +25,20 @@ def old_and_new() -> tuple[FakeGroup, FakeGroup]:
 
 
 @asynccontextmanager
-async def with_a_third() -> AsyncIterator[tuple[FakeCluster, GroupAdmin, FakeGroup, FakeGroup]]:
+async def with_a_third() -> AsyncIterator[tuple[FakeCluster, BrokerGroupAdmin, FakeGroup, FakeGroup]]:
     """Yield `old_and_new` with a third group, which has the topics of the old one: the new and the third."""
     old, new = old_and_new()
     third = FakeGroup("g2", {"orders": 2, "news": 1})
     async with (
         FakeCluster(old, new, third) as cluster,
-        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
     ):
         yield cluster, admin, new, third
 
 
 async def test_a_new_group_gets_topics_and_consumer_groups_which_begin_at_its_first_message() -> None:
     old, new = old_and_new()
-    async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(old, new) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         added = await admin.add_group("g1")
         assert [info.name for info in added.topics.missing] == ["news", "orders"]
         assert {name: queues for name, (_, queues) in new.topics.items()} == {"orders": 2, "news": 1}
@@ -54,7 +54,7 @@ async def test_a_new_group_gets_topics_and_consumer_groups_which_begin_at_its_fi
 
 async def test_a_dry_run_and_conflicts_change_nothing() -> None:
     old, new = old_and_new()
-    async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(old, new) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         added = await admin.add_group("g1", dry_run=True)
         assert len(added.topics.missing) == 2
         assert (new.topics, new.groups, new.modes) == ({}, {}, [])
@@ -67,7 +67,7 @@ async def test_a_dry_run_and_conflicts_change_nothing() -> None:
 async def test_only_some_topics_of_one_group_are_taken() -> None:
     old, new = old_and_new()
     third = FakeGroup("g2", {"orders": 5})
-    async with FakeCluster(old, new, third) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(old, new, third) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         added = await admin.add_group("g1", source="g0", topics=["orders"])
         assert not added.conflicts
         assert new.topics.keys() == {"orders"}
@@ -82,7 +82,7 @@ async def test_only_some_topics_of_one_group_are_taken() -> None:
 async def test_a_group_that_is_drained_gets_topics_and_stays_drained() -> None:
     old, new = old_and_new()
     new.mode = pb.MODE_DRAINING
-    async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(old, new) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         assert (await admin.add_group("g1")).draining
         assert (new.mode, new.modes) == (pb.MODE_DRAINING, [])
         assert len(new.topics) == 2
@@ -90,7 +90,7 @@ async def test_a_group_that_is_drained_gets_topics_and_stays_drained() -> None:
 
 async def test_a_drain_that_the_route_does_not_tell_yet_is_not_undone() -> None:
     old, new = old_and_new()
-    async with FakeCluster(old, new) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(old, new) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         new.mode = pb.MODE_DRAINING  # by somebody else, a moment ago
         assert (await admin.add_group("g1")).draining
         assert new.mode == pb.MODE_DRAINING
@@ -99,7 +99,7 @@ async def test_a_drain_that_the_route_does_not_tell_yet_is_not_undone() -> None:
 
 async def test_a_group_is_drained_taken_back_and_removed() -> None:
     groups = FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1})
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         with pytest.raises(RefusedError, match="drain it first"):
             await admin.remove_group("g0")
         assert (await admin.drain("g0")).changed
@@ -116,7 +116,7 @@ async def test_a_group_is_drained_taken_back_and_removed() -> None:
 async def test_the_last_group_that_takes_messages_is_not_drained_unasked() -> None:
     groups = FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1})
     groups[1].mode = pb.MODE_DRAINING
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         with pytest.raises(UsageError, match="no other broker group takes messages"):
             await admin.drain("g0")
         assert (await admin.drain("g0", even_the_last=True)).changed
@@ -125,7 +125,7 @@ async def test_the_last_group_that_takes_messages_is_not_drained_unasked() -> No
 async def test_a_group_whose_topic_no_other_group_takes_messages_of_is_not_drained_unasked() -> None:
     groups = FakeGroup("g0", {"orders": 1, "news": 1}), FakeGroup("g1", {"orders": 1})
     groups[0].create_topic("RMQ_SYS_TRACE_TOPIC", 1)
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         with pytest.raises(UsageError, match=r"takes messages of: news \(g1 does not have it\)") as refused:
             await admin.drain("g0")
         assert "ledgermq cluster add-group g1" in refused.value.next_step
@@ -147,7 +147,7 @@ async def test_a_group_without_a_leader_takes_no_messages_of_a_drained_one_and_i
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
     async with (
         FakeCluster(*groups) as cluster,
-        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
     ):
         groups[1].without_leader = True
         with pytest.raises(UsageError, match="g1 has no leader, or does not answer"):
@@ -161,7 +161,7 @@ async def test_a_group_without_a_leader_takes_no_messages_of_a_drained_one_and_i
 
 async def test_a_drain_that_the_route_of_the_other_group_does_not_tell_yet_counts() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         groups[1].mode = pb.MODE_DRAINING  # by somebody else, a moment ago
         with pytest.raises(UsageError, match=r"no other broker group takes messages.*g1 is being drained"):
             await admin.drain("g0")
@@ -175,7 +175,7 @@ async def test_a_group_is_not_removed_before_consumers_of_the_other_groups_have_
     groups[1].committed["audit", "orders", 0] = 0  # it never came to g0
     async with (
         FakeCluster(*groups) as cluster,
-        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
     ):
         await admin.drain("g0")
         left = await admin.left(await admin.group("g0"))
@@ -196,7 +196,7 @@ async def test_a_group_of_which_no_node_is_up_may_know_consumers_that_nobody_els
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1", "g2")]
     async with (
         FakeCluster(*groups) as cluster,
-        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
     ):
         await admin.drain("g0")
         node = cluster.node("n1", "g1")
@@ -216,7 +216,7 @@ async def test_a_stranger_at_the_address_of_a_group_that_is_down_does_not_answer
     async with (
         FakeCluster(*groups) as cluster,
         FakeCluster(FakeGroup("elsewhere")) as other,
-        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
     ):
         await admin.drain("g0")
         await cluster.expire(groups[1])
@@ -245,7 +245,7 @@ async def test_a_group_of_which_no_node_is_up_may_hold_ordered_messages_that_are
         group.types["orders"] = pb.FIFO
     async with (
         FakeCluster(*groups) as cluster,
-        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
     ):
         await cluster.expire(groups[1])
         with pytest.raises(
@@ -278,7 +278,7 @@ async def test_a_group_is_not_filled_while_one_of_which_no_node_is_up_may_know_m
 
 async def test_a_group_of_which_no_node_is_up_takes_no_messages_of_a_drained_one() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         await cluster.expire(groups[1])
         with pytest.raises(UsageError, match=r"no other broker group takes messages .*; g1 is down"):
             await admin.drain("g0")
@@ -300,7 +300,7 @@ def draining_meanwhile(cluster: FakeCluster, happens: Callable[[], None]) -> Non
 
 async def test_of_two_groups_that_are_drained_at_once_the_later_one_is_taken_back() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         draining_meanwhile(cluster, lambda: cluster.set_mode(groups[1], pb.MODE_DRAINING))
         with pytest.raises(
             UsageError, match=r"g0 was drained and taken back.*g1 is being drained"
@@ -315,7 +315,7 @@ async def test_of_two_groups_that_are_drained_at_once_the_later_one_is_taken_bac
 
 async def test_a_drain_of_the_last_group_on_purpose_is_not_taken_back() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         draining_meanwhile(cluster, lambda: cluster.set_mode(groups[1], pb.MODE_DRAINING))
         assert (await admin.drain("g0", even_the_last=True)).changed
         assert groups[0].modes == [pb.MODE_DRAINING]
@@ -323,7 +323,7 @@ async def test_a_drain_of_the_last_group_on_purpose_is_not_taken_back() -> None:
 
 async def test_a_drain_that_somebody_else_began_is_not_taken_back() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         groups[0].mode = pb.MODE_DRAINING  # by somebody else, a moment ago: the route does not tell yet
         draining_meanwhile(cluster, lambda: cluster.set_mode(groups[1], pb.MODE_DRAINING))
         assert not (await admin.drain("g0")).changed
@@ -334,7 +334,7 @@ async def test_a_drain_after_which_nobody_can_tell_who_takes_the_topics_says_so(
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
     async with (
         FakeCluster(*groups) as cluster,
-        GroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
     ):
         draining_meanwhile(cluster, lambda: setattr(cluster.nameserver.table, "_nodes", {}))
         with pytest.raises(RouteError, match="g0 is being drained, and whether") as unknown:
@@ -347,7 +347,7 @@ async def test_a_removed_group_is_not_filled_and_its_return_is_a_change_of_queue
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
     for group in groups:
         group.types["orders"] = pb.FIFO
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         await admin.drain("g0")
         await admin.remove_group("g0")
         cluster.register(groups[0])  # by a node that was away
@@ -372,7 +372,7 @@ async def test_ordered_messages_that_are_not_consumed_anywhere_hold_up_what_woul
     async with FakeCluster(groups[1]) as alone:
         await fill(alone, [b"first"])
     groups[1].committed["billing", "orders", 0] = 0
-    async with FakeCluster(*groups) as cluster, GroupAdmin(cluster.address) as admin:
+    async with FakeCluster(*groups) as cluster, BrokerGroupAdmin(cluster.address) as admin:
         for change in (admin.drain("g0"), admin.add_group("g2")):
             with pytest.raises(
                 UsageError, match="ordered topics have messages that are not consumed: orders"

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ledgermq.client import Admin, GroupAdmin
+from ledgermq.client import Admin, BrokerGroupAdmin
 from ledgermq.client.cli import run_cli
 from ledgermq.client.errors import NameserversDownError, UsageError
 from ledgermq.nameserver.service import NameServer, NameServerService, now_ms
@@ -64,7 +64,7 @@ class TwoNameservers(FakeCluster):
 
 
 async def test_a_lost_group_is_forgotten_at_every_nameserver_and_the_others_go_on_as_without_it() -> None:
-    async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
+    async with TwoNameservers() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         left, gone = cluster.groups
         await cluster.expire(gone)
         lost = await admin.lost_group("g1")
@@ -83,7 +83,7 @@ async def test_a_lost_group_is_forgotten_at_every_nameserver_and_the_others_go_o
 
 
 async def test_a_group_comes_back_by_itself_after_it_was_forgotten() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         await cluster.expire(cluster.groups[1])
         await admin.forget_group("g1")
         await cluster.revive(cluster.groups[1])
@@ -91,7 +91,7 @@ async def test_a_group_comes_back_by_itself_after_it_was_forgotten() -> None:
 
 
 async def test_the_last_group_is_forgotten_when_no_other_one_is_up() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         for group in cluster.groups:
             await cluster.expire(group)
         assert (await admin.lost_group("g0")).alone == ["orders"]
@@ -101,7 +101,7 @@ async def test_the_last_group_is_forgotten_when_no_other_one_is_up() -> None:
 
 
 async def test_a_group_of_which_a_node_lives_is_not_forgotten() -> None:
-    async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
+    async with TwoNameservers() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         gone = cluster.groups[1]
         with pytest.raises(UsageError, match=r"is not lost: the nameserver .* lists its nodes n1"):
             await admin.forget_group("g1")
@@ -122,14 +122,14 @@ async def test_a_stranger_at_the_address_of_a_lost_group_does_not_keep_it() -> N
         stranger = other.node(group="g1x")
         await stranger.stop()
         await stranger.start(int(cluster.node(group="g1").address.rpartition(":")[2]))
-        async with GroupAdmin(cluster.address) as admin:
+        async with BrokerGroupAdmin(cluster.address) as admin:
             assert (await admin.forget_group("g1")).nameservers
 
 
 async def test_a_node_that_comes_back_in_the_last_moment_keeps_its_group_where_it_is_registered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with TwoNameservers() as cluster, GroupAdmin(cluster.address) as admin:
+    async with TwoNameservers() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         gone = cluster.groups[1]
         await cluster.expire(gone)
         lost = await admin.lost_group("g1")
@@ -146,7 +146,7 @@ async def test_a_node_that_comes_back_in_the_last_moment_keeps_its_group_where_i
 
 
 async def test_without_a_nameserver_nothing_is_forgotten() -> None:
-    async with GroupAdmin("127.0.0.1:1") as admin:
+    async with BrokerGroupAdmin("127.0.0.1:1") as admin:
         with pytest.raises(NameserversDownError):
             await admin.forget_group("g1")
 
@@ -158,7 +158,7 @@ def test_an_older_nameserver_says_how_it_forgets(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(NameServerService, "ForgetGroup", unknown)
 
     async def scenario() -> None:
-        async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+        async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
             await cluster.expire(cluster.groups[1])
             forgotten = await admin.forget_group("g1")
             assert not forgotten.nameservers

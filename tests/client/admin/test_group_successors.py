@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgermq.client.admin.broker_group_rules import OtherGroup, left_alone
+from ledgermq.client.admin.broker_group_rules import OtherBrokerGroup, left_alone
 from ledgermq.proto.route_pb2 import FIFO, MIXED, NORMAL, TopicInfo, TopicMessageType
 
 
@@ -10,8 +10,8 @@ def topic(name: str, kind: TopicMessageType = NORMAL) -> TopicInfo:
     return TopicInfo(name=name, queue_count=1, message_type=kind)
 
 
-def group(name: str, *topics: TopicInfo, why_not: str = "") -> OtherGroup:
-    return OtherGroup(name, why_not, {info.name: info for info in topics})
+def group(name: str, *topics: TopicInfo, why_not: str = "") -> OtherBrokerGroup:
+    return OtherBrokerGroup(name, why_not, {info.name: info for info in topics})
 
 
 def test_a_topic_that_some_other_group_takes_messages_of_is_not_alone() -> None:

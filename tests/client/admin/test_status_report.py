@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ledgermq.client.admin import status_report
-from ledgermq.client.admin.status_report import GroupAnswers, GroupVerdict
+from ledgermq.client.admin.status_report import BrokerGroupAnswers, BrokerGroupVerdict
 from ledgermq.client.durations import duration
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
@@ -39,15 +39,15 @@ def answer(
     )  # fmt: skip
 
 
-def asked(*answers: pb.GetStatusResponse) -> GroupAnswers:
-    return GroupAnswers("g0", dict.fromkeys(NODES, ""), {each.node_id: each for each in answers})
+def asked(*answers: pb.GetStatusResponse) -> BrokerGroupAnswers:
+    return BrokerGroupAnswers("g0", dict.fromkeys(NODES, ""), {each.node_id: each for each in answers})
 
 
 def test_three_nodes_in_contact_are_healthy() -> None:
     report = status_report.report(
         asked(answer("n1", "follower"), answer("n2", "leader"), answer("n3", "follower"))
     )
-    assert report.verdict is GroupVerdict.HEALTHY
+    assert report.verdict is BrokerGroupVerdict.HEALTHY
     assert status_report.exit_code([report]) == 0
     assert report.headline() == "GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync"
 
@@ -56,7 +56,7 @@ def test_nodes_of_another_group_of_the_name_make_the_group_degraded_and_are_name
     answers = asked(answer("n1", "follower"), answer("n2", "leader"), answer("n3", "follower"))
     answers.strangers = ("n2 at 10.0.0.9:8082",)
     report = status_report.report(answers)
-    assert report.verdict is GroupVerdict.DEGRADED
+    assert report.verdict is BrokerGroupVerdict.DEGRADED
     assert any("n2 at 10.0.0.9:8082. No client is sent to them" in note for note in report.notes)
 
 
@@ -64,7 +64,7 @@ def test_a_node_that_catches_up_makes_the_group_degraded() -> None:
     report = status_report.report(
         asked(answer("n2", "leader", state="catching up"), answer("n3", "follower"))
     )
-    assert report.verdict is GroupVerdict.DEGRADED
+    assert report.verdict is BrokerGroupVerdict.DEGRADED
     row = next(row for row in report.rows if row.node_id == "n3")
     assert status_report.cells(row)[3:] == (
         "1,048,576", "1,048,576", "18 MiB", "1.9 ms", "31 %", "catching up",
@@ -81,7 +81,7 @@ def test_a_node_that_does_not_answer_makes_the_group_degraded_and_is_named() -> 
 
 def test_without_a_leader_there_is_no_quorum_even_when_a_node_answers() -> None:
     report = status_report.report(asked(answer("n1", "candidate", down=("n2", "n3"))))
-    assert report.verdict is GroupVerdict.NO_QUORUM
+    assert report.verdict is BrokerGroupVerdict.NO_QUORUM
     assert status_report.exit_code([report]) == 2
     assert "2 of 3" in report.notes[0]
     assert "Start n2, n3." in report.notes[0]
@@ -89,7 +89,7 @@ def test_without_a_leader_there_is_no_quorum_even_when_a_node_answers() -> None:
 
 def test_a_leader_without_contact_to_a_majority_is_no_quorum() -> None:
     report = status_report.report(asked(answer("n1", "leader", contact=1, down=("n2", "n3"))))
-    assert report.verdict is GroupVerdict.NO_QUORUM
+    assert report.verdict is BrokerGroupVerdict.NO_QUORUM
 
 
 def test_the_leader_of_the_higher_term_is_believed() -> None:
@@ -98,8 +98,8 @@ def test_the_leader_of_the_higher_term_is_believed() -> None:
 
 
 def test_nothing_answers_is_exit_code_3() -> None:
-    report = status_report.report(GroupAnswers("g0", {"n1": "127.0.0.1:8081"}))
-    assert report.verdict is GroupVerdict.NO_ANSWER
+    report = status_report.report(BrokerGroupAnswers("g0", {"n1": "127.0.0.1:8081"}))
+    assert report.verdict is BrokerGroupVerdict.NO_ANSWER
     assert status_report.exit_code([report]) == 3
     assert status_report.exit_code([]) == 3
     assert "127.0.0.1:8081" in report.notes[0]
@@ -107,7 +107,7 @@ def test_nothing_answers_is_exit_code_3() -> None:
 
 def test_the_worst_group_decides_the_exit_code() -> None:
     healthy = status_report.report(asked(answer("n2", "leader")))
-    silent = status_report.report(GroupAnswers("g1", {"n4": "127.0.0.1:8111"}))
+    silent = status_report.report(BrokerGroupAnswers("g1", {"n4": "127.0.0.1:8111"}))
     assert status_report.exit_code([healthy, silent]) == 2
 
 
@@ -115,7 +115,7 @@ def test_refused_produce_is_degraded_and_says_why() -> None:
     view = answer("n2", "leader")
     view.produce_refused, view.produce_refused_reason = True, "disk 91 % full"
     report = status_report.report(asked(view))
-    assert report.verdict is GroupVerdict.DEGRADED
+    assert report.verdict is BrokerGroupVerdict.DEGRADED
     assert "disk 91 % full" in report.notes[0]
 
 
@@ -153,7 +153,7 @@ def test_it_says_where_the_log_begins_and_when_that_was_stored() -> None:
     report = status_report.report(asked(answer("n1", "follower"), leader, answer("n3", "follower")))
     assert report.log_begin == "log from entry 1,234 (offset 00000000001073741824), 3 GiB"
     assert report.as_json()["log_start_ms"] == 1_700_000_000_000
-    assert report.verdict is GroupVerdict.HEALTHY and not report.notes
+    assert report.verdict is BrokerGroupVerdict.HEALTHY and not report.notes
 
 
 def test_disk_steps_are_told_of_every_node_and_deleting_unexpired_messages_is_no_good_health() -> None:
@@ -161,12 +161,12 @@ def test_disk_steps_are_told_of_every_node_and_deleting_unexpired_messages_is_no
     follower.disk_step, follower.disk_step_text = 1, "expired messages are deleted at once"
     follower.disk_used_bytes, follower.disk_limit_bytes = 76 << 20, 100 << 20
     report = status_report.report(asked(answer("n1", "follower"), leader, follower))
-    assert report.verdict is GroupVerdict.HEALTHY, "this is what retention is for"
+    assert report.verdict is BrokerGroupVerdict.HEALTHY, "this is what retention is for"
     assert report.notes[0].startswith("n3: 76% of 100 MiB used: expired messages are deleted at once.")
     follower.disk_step = 2
     assert (
         status_report.report(asked(leader, follower, answer("n1", "follower"))).verdict
-        is GroupVerdict.DEGRADED
+        is BrokerGroupVerdict.DEGRADED
     )
 
 
@@ -186,7 +186,7 @@ def test_a_node_that_repairs_its_log_is_not_called_down_and_what_was_found_is_to
         )
     )
     report = status_report.report(asked(leader))
-    assert report.verdict is GroupVerdict.DEGRADED
+    assert report.verdict is BrokerGroupVerdict.DEGRADED
     text = " ".join(report.notes)
     assert "n3 is repairing 4,096-8,192, 0 bytes done" in text and "Start what is down" not in text
     assert "n2: damage found in its log at 3 places since its start, 3 repaired" in text
@@ -207,7 +207,7 @@ def test_a_new_group_names_the_node_that_was_never_reached() -> None:
     one, two = answer("n1", "learner", term=0), answer("n2", "learner", term=0)
     one.held_back = two.held_back = waits
     report = status_report.report(asked(one, two))
-    assert report.verdict is GroupVerdict.NO_QUORUM
+    assert report.verdict is BrokerGroupVerdict.NO_QUORUM
     assert report.notes == (f"n1, n2: {waits}. See: docs/runbook.md",)
 
 
@@ -219,7 +219,7 @@ def test_a_refused_node_is_shown_as_refused_and_not_as_down() -> None:
     lost.held_back = f"refused by n1, n2: {why}"
     for answers in ((leader, lost), (leader,)):
         report = status_report.report(asked(*answers))
-        assert report.verdict is GroupVerdict.DEGRADED
+        assert report.verdict is BrokerGroupVerdict.DEGRADED
         assert report.notes == (f"n3 is refused by the leader: {why}",)
         row = next(row for row in report.rows if row.node_id == "n3")
         assert row.state == "refused" and row.behind_bytes is None
@@ -230,7 +230,7 @@ def test_a_refused_node_that_went_down_is_shown_as_down_and_why_it_was_refused()
     leader = answer("n2", "leader", contact=2, down=("n3",))
     next(node for node in leader.nodes if node.node_id == "n3").refused = "come back with --rejoin"
     report = status_report.report(asked(leader))
-    assert report.verdict is GroupVerdict.DEGRADED
+    assert report.verdict is BrokerGroupVerdict.DEGRADED
     assert report.notes == (
         "n3 was refused by the leader when it was last there: come back with --rejoin",
         "n3 not reached. Start what is down. See: docs/runbook.md",
@@ -247,7 +247,7 @@ def test_a_follower_with_a_full_disk_is_not_said_to_refuse_what_the_leader_takes
     follower.disk_step, follower.disk_step_text = 4, "all writes are refused"
     follower.disk_used_bytes = follower.disk_limit_bytes = 100 << 20
     report = status_report.report(asked(answer("n1", "follower"), leader, follower))
-    assert report.verdict is GroupVerdict.DEGRADED
+    assert report.verdict is BrokerGroupVerdict.DEGRADED
     assert report.notes == (
         "n3: 100% of 100 MiB used: as leader it would refuse messages. n2 leads and takes them, "
         "until too few "
@@ -257,7 +257,7 @@ def test_a_follower_with_a_full_disk_is_not_said_to_refuse_what_the_leader_takes
     assert "n2: 0% of 0 B used: all writes are refused. See" in status_report.report(asked(leader)).notes[0]
 
 
-def of_masters(*answers: pb.GetStatusResponse) -> GroupAnswers:
+def of_masters(*answers: pb.GetStatusResponse) -> BrokerGroupAnswers:
     """n1 is the master."""
     for each in answers:
         each.replication, each.master_id, each.generation, each.voters = "async_master", "n1", 1, 1
@@ -266,7 +266,7 @@ def of_masters(*answers: pb.GetStatusResponse) -> GroupAnswers:
 
 def test_a_group_with_a_master_shows_master_and_slaves() -> None:
     group = status_report.report(of_masters(answer("n1", "leader", contact=1)))
-    assert group.verdict is GroupVerdict.HEALTHY
+    assert group.verdict is BrokerGroupVerdict.HEALTHY
     assert [row.role for row in group.rows] == ["master", "slave", "slave"]
     assert "master n1" in group.headline() and "replication async_master" in group.headline()
     assert (group.as_json()["master_id"], group.as_json()["generation"]) == ("n1", 1)
@@ -275,7 +275,7 @@ def test_a_group_with_a_master_shows_master_and_slaves() -> None:
 def test_a_master_that_is_away_is_called_so_with_what_to_do() -> None:
     slaves = [answer(name, "follower", down=("n1",)) for name in ("n2", "n3")]
     group = status_report.report(of_masters(*slaves))
-    assert group.verdict is GroupVerdict.NO_QUORUM
+    assert group.verdict is BrokerGroupVerdict.NO_QUORUM
     assert group.headline().startswith("GROUP g0   NO MASTER   master n1 (away)")
     assert [row.role for row in group.rows] == ["unknown", "slave", "slave"]
     note, meanwhile, most = group.notes
@@ -321,11 +321,11 @@ def test_sync_master_with_an_asynchronous_flush_is_not_called_durable() -> None:
 
 def test_a_slave_that_is_away_is_no_loss_of_the_quorum() -> None:
     group = status_report.report(of_masters(answer("n1", "leader", contact=1, down=("n2",))))
-    assert group.verdict is GroupVerdict.DEGRADED
+    assert group.verdict is BrokerGroupVerdict.DEGRADED
     assert any("n2 not reached" in note for note in group.notes)
 
 
-def silent_slaves(replication: str, *, silent_ms: int = 8000) -> GroupAnswers:
+def silent_slaves(replication: str, *, silent_ms: int = 8000) -> BrokerGroupAnswers:
     """Only the master n1 answers; it takes n2 and n3 for connected and has heard nothing of them."""
     leader = answer("n1", "leader", contact=1)
     for node in leader.nodes[1:]:
@@ -339,30 +339,30 @@ def test_a_master_without_the_slaves_that_must_confirm_is_not_healthy() -> None:
     asked_ = silent_slaves("sync_master")
     asked_.answers["n1"].slaves_needed = 1
     group = status_report.report(asked_)
-    assert (group.verdict, status_report.exit_code([group])) == (GroupVerdict.NO_QUORUM, 2)
+    assert (group.verdict, status_report.exit_code([group])) == (BrokerGroupVerdict.NO_QUORUM, 2)
     assert group.headline().startswith("GROUP g0   TOO FEW SLAVES   master n1 ")
     assert "1 slaves must have it, and 0 are in contact. Start n2, n3" in group.notes[0]
     assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
     asked_.answers["n1"].slaves_in_contact = 1
-    assert status_report.report(asked_).verdict is GroupVerdict.DEGRADED
+    assert status_report.report(asked_).verdict is BrokerGroupVerdict.DEGRADED
 
 
 def test_a_master_that_waits_for_no_silent_slaves_is_degraded_and_names_them() -> None:
     group = status_report.report(silent_slaves("async_master"))
-    assert group.verdict is GroupVerdict.DEGRADED
+    assert group.verdict is BrokerGroupVerdict.DEGRADED
     assert "n2, n3 did not answer, and the leader has not heard them" in group.notes[0]
 
 
 def test_nodes_that_the_leader_hears_but_we_do_not_are_shown_and_cost_no_health() -> None:
     group = status_report.report(silent_slaves("async_master", silent_ms=30))
-    assert group.verdict is GroupVerdict.HEALTHY
+    assert group.verdict is BrokerGroupVerdict.HEALTHY
     assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
     assert group.notes == ()
 
 
 def test_without_a_leader_frozen_followers_are_named_and_have_no_numbers() -> None:
     group = status_report.report(asked(answer("n1", "candidate")))
-    assert group.verdict is GroupVerdict.NO_QUORUM
+    assert group.verdict is BrokerGroupVerdict.NO_QUORUM
     assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
     assert [row.durable_index for row in group.rows] == [1_048_576, None, None]
     assert "Start n2, n3 (n2, n3 did not answer" in group.notes[0]
@@ -404,7 +404,7 @@ def test_a_clock_that_leans_is_told_with_what_it_means_and_how_long_it_lasts() -
 
 
 def test_a_group_of_which_no_node_answers_is_not_started_as_another_cluster() -> None:
-    down = GroupAnswers("g1", {"n4": "127.0.0.1:8111"})
+    down = BrokerGroupAnswers("g1", {"n4": "127.0.0.1:8111"})
     assert status_report.report(down).notes == (
         "no node answers: n4 (127.0.0.1:8111). Start them: ledgermq up",
     )
@@ -416,7 +416,7 @@ def test_a_group_of_which_no_node_answers_is_not_started_as_another_cluster() ->
 
 def test_a_group_without_a_leader_says_who_is_served_meanwhile() -> None:
     report = status_report.report(asked(answer("n1", "follower", down=("n2", "n3"))))
-    assert report.verdict is GroupVerdict.NO_QUORUM
+    assert report.verdict is BrokerGroupVerdict.NO_QUORUM
     assert "official clients wait, and get NO_QUORUM or HA_NOT_AVAILABLE" in report.notes[-1]
 
 
@@ -434,7 +434,7 @@ def test_a_node_that_is_short_of_cpu_is_named_with_what_it_does_about_it_and_so_
     leader = late(answer("n2", "leader"), timers=340, heartbeats=330)
     follower = late(answer("n3", "follower"), heartbeats=310)
     report = status_report.report(asked(answer("n1", "follower"), leader, follower))
-    assert report.verdict is GroupVerdict.HEALTHY, "it is slower to fail over, and works"
+    assert report.verdict is BrokerGroupVerdict.HEALTHY, "it is slower to fail over, and works"
     cause, effect = report.notes
     assert cause.startswith(
         "n2 is short of CPU: its timers came 340 ms late, more than once in the last half minute, "
@@ -469,7 +469,7 @@ def test_a_late_node_without_elections_is_not_said_to_wait_for_a_leader() -> Non
     alone = late(answer("n1", "leader", contact=1), timers=300)
     alone.voters = 1
     del alone.nodes[1:]
-    (note,) = status_report.report(GroupAnswers("g0", {"n1": ""}, {"n1": alone})).notes
+    (note,) = status_report.report(BrokerGroupAnswers("g0", {"n1": ""}, {"n1": alone})).notes
     assert note.startswith(
         "n1 is short of CPU: its timers came 300 ms late, more than once in the last half minute. Give"
     )

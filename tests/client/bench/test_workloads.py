@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ledgermq.client.bench.unary_callers import targets
-from ledgermq.client.bench.workloads import GroupsSelector, Settings, Workloads
+from ledgermq.client.bench.workloads import BrokerGroupsSelector, Settings, Workloads
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.errors import LedgerMQError, RefusedError, UsageError
 from ledgermq.client.message import MessageQueue
@@ -139,7 +139,7 @@ async def test_only_so_many_groups_get_messages() -> None:
 
 def test_the_choice_among_groups_goes_round_their_queues_and_falls_back_to_all() -> None:
     queues = [MessageQueue("orders", group, number) for group in ("g0", "g1") for number in range(2)]
-    selector = GroupsSelector(["g1"])
+    selector = BrokerGroupsSelector(["g1"])
     seen = []
     for _ in range(4):
         seen.append(selector.choose(queues, ""))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ledgermq.client import GroupAdmin
+from ledgermq.client import BrokerGroupAdmin
 from ledgermq.client.admin.broker_groups import Left
 from ledgermq.client.cli import broker_groups as cli_broker_groups
 from ledgermq.proto import admin_pb2
@@ -116,7 +116,7 @@ def meanwhile(
     """Drain g0, and do something as soon as the command waits for consumers."""
     assert ledgermq("cluster add-group g1")[0] == 0
     monkeypatch.setattr(cli_broker_groups, "_POLL_S", 0.01)
-    monkeypatch.setattr(cli_broker_groups, "GroupAdmin", partial(GroupAdmin, timeout_ms=500))
+    monkeypatch.setattr(cli_broker_groups, "BrokerGroupAdmin", partial(BrokerGroupAdmin, timeout_ms=500))
 
     def drain(happens: Callable[[], object], timeout: str = "20s") -> tuple[int, str, str]:
         rounds = []
@@ -292,7 +292,9 @@ def test_lag_in_a_topic_that_does_not_exist_says_so(ledgermq: CommandLine) -> No
 def test_a_broker_group_that_is_away_hides_no_lag_of_the_others(
     ledgermq: CommandLine, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledgermq.client.cli.group.GroupAdmin", partial(GroupAdmin, timeout_ms=500))
+    monkeypatch.setattr(
+        "ledgermq.client.cli.group.BrokerGroupAdmin", partial(BrokerGroupAdmin, timeout_ms=500)
+    )
     cluster.run(cluster.cluster.node(group="g1").stop())
     for arguments in (["lag"], ["lag", "billing"], ["lag", "billing", "--queues"]):
         code, out, err = ledgermq("group", *arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgermq.client.admin.status_report import GroupAnswers
+from ledgermq.client.admin.status_report import BrokerGroupAnswers
 from ledgermq.client.cli.promote import check_no_master, consequences, not_there
 from ledgermq.client.errors import UsageError
 from ledgermq.proto import admin_pb2 as pb
@@ -175,7 +175,7 @@ def test_a_master_of_an_older_generation_is_told_of_the_promotion_and_not_that_i
 
 
 def test_a_node_that_is_not_registered_right_now_is_not_said_to_be_of_no_group() -> None:
-    group = GroupAnswers("g0", {"n3": ""}, {"n3": answer("n3", 1, others=("n2", "n3"))})
+    group = BrokerGroupAnswers("g0", {"n3": ""}, {"n3": answer("n3", 1, others=("n2", "n3"))})
     text = str(not_there("n2", [group]))
     assert "n2 is a node of this cluster, but does not answer or is not registered right now" in text
     assert "try again in a few seconds" in text

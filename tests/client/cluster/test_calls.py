@@ -16,7 +16,7 @@ from ledgermq.client.cluster.leader_tracker import Port
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.errors import (
     BrokerUnreachableError,
-    GroupNotFoundError,
+    ConsumerGroupNotFoundError,
     LedgerMQError,
     NoQuorumError,
     RouteError,
@@ -133,7 +133,7 @@ def test_a_call_that_is_made_once_ends_with_the_first_round() -> None:
 
 
 def test_what_is_raised_instead_of_returned_ends_the_call_when_it_is_not_retryable() -> None:
-    gone = GroupNotFoundError("GROUP_NOT_FOUND", "no such consumer group")
+    gone = ConsumerGroupNotFoundError("GROUP_NOT_FOUND", "no such consumer group")
     assert answering({"host1:1": [gone]}) == (gone, ["host1:1"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from ledgermq.client import GroupAdmin
+from ledgermq.client import BrokerGroupAdmin
 from ledgermq.client.cluster.every_group import (
     BrokerGroupsSilentError,
     PartlyChangedError,
@@ -20,7 +20,7 @@ from ledgermq.client.cluster.topic_route import BrokerGroup
 from ledgermq.client.errors import (
     AlreadyExistsError,
     BrokerUnreachableError,
-    GroupNotFoundError,
+    ConsumerGroupNotFoundError,
     LedgerMQError,
     OutcomeUnknownError,
     TopicNotFoundError,
@@ -120,7 +120,7 @@ def two_groups() -> FakeCluster:
     return FakeCluster(FakeGroup("g0", {"orders": 1}), FakeGroup("g1", {"orders": 1}))
 
 
-CHANGES: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
+CHANGES: dict[str, Callable[[BrokerGroupAdmin], Awaitable[object]]] = {
     "create topic": lambda admin: admin.create_topic("new", 4),
     "update topic": lambda admin: admin.update_topic("orders", retention_ms=5),
     "delete topic": lambda admin: admin.delete_topic("orders"),
@@ -133,9 +133,9 @@ CHANGES: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 async def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_does_not_answer(
-    change: Callable[[GroupAdmin], Awaitable[object]],
+    change: Callable[[BrokerGroupAdmin], Awaitable[object]],
 ) -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address, timeout_ms=1_000) as admin:
         left, dead = cluster.groups
         await admin.create_group("billing")
         left.queues[1, 0].end, left.committed["billing", "orders", 0] = 9, 7
@@ -152,7 +152,7 @@ async def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_
 
 
 async def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address, timeout_ms=1_000) as admin:
         node = cluster.node(group="g1")
         node.drop_answers = 1 << 20
         with pytest.raises(PartlyChangedError, match=r"Changed: g0\. Perhaps changed: g1") as caught:
@@ -165,7 +165,7 @@ async def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
 
 
 async def test_cleaning_goes_on_in_the_groups_before_one_that_does_not_answer_and_says_so() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address, timeout_ms=1_000) as admin:
         await cluster.node(group="g1").stop()
         with pytest.raises(PartlyChangedError, match='at broker group "g1"'):
             await admin.clean()
@@ -173,7 +173,7 @@ async def test_cleaning_goes_on_in_the_groups_before_one_that_does_not_answer_an
 
 
 async def test_a_topic_that_only_some_groups_have_is_reset_and_described_there() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         await admin.create_group("billing")
         first = cluster.groups[0]
         first.create_topic("news", 1)
@@ -192,5 +192,7 @@ async def test_a_topic_that_only_some_groups_have_is_reset_and_described_there()
             with pytest.raises(TopicNotFoundError, match='Did you mean "news"'):
                 await call
         del first.groups["billing"]
-        with pytest.raises(GroupNotFoundError, match='"billing" does not exist where topic "news" is'):
+        with pytest.raises(
+            ConsumerGroupNotFoundError, match='"billing" does not exist where topic "news" is'
+        ):
             await admin.reset_offsets("billing", "news", "latest")

@@ -8,9 +8,14 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from ledgermq.client import Admin, Message, Producer
-from ledgermq.client.admin.broker_groups import GroupAdmin
+from ledgermq.client.admin.broker_groups import BrokerGroupAdmin
 from ledgermq.client.cli import run_cli
-from ledgermq.client.errors import BrokerGroupsGoneError, GroupNotFoundError, NoBrokersError, UsageError
+from ledgermq.client.errors import (
+    BrokerGroupsGoneError,
+    ConsumerGroupNotFoundError,
+    NoBrokersError,
+    UsageError,
+)
 from ledgermq.client.trace.events import TRACE_TOPIC
 from ledgermq.proto.route_pb2 import MODE_REMOVED
 
@@ -24,7 +29,7 @@ def two_groups() -> FakeCluster:
     return FakeCluster(FakeGroup("g0", TOPICS), FakeGroup("g1", TOPICS))
 
 
-CALLS: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
+CALLS: dict[str, Callable[[BrokerGroupAdmin], Awaitable[object]]] = {
     "topics": lambda admin: admin.topics(),
     "describe topic": lambda admin: admin.describe_topic("orders"),
     "update topic": lambda admin: admin.update_topic("orders", retention_ms=5),
@@ -41,9 +46,9 @@ CALLS: dict[str, Callable[[GroupAdmin], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 async def test_what_needs_every_group_names_the_one_that_is_gone_and_changes_nothing(
-    call: Callable[[GroupAdmin], Awaitable[object]],
+    call: Callable[[BrokerGroupAdmin], Awaitable[object]],
 ) -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         left, gone = cluster.groups
         await admin.create_group("billing")
         for group in (left, gone):
@@ -61,7 +66,7 @@ async def test_what_needs_every_group_names_the_one_that_is_gone_and_changes_not
 
 
 async def test_a_group_that_is_gone_is_said_to_be_down_where_it_is_asked_for_by_its_name() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         await cluster.expire(cluster.groups[1])
         for change in (admin.group("g1"), admin.drain("g1"), admin.remove_group("g1")):
             with pytest.raises(BrokerGroupsGoneError) as caught:
@@ -77,7 +82,7 @@ async def test_a_group_that_is_gone_is_said_to_be_down_where_it_is_asked_for_by_
 
 
 async def test_lag_is_told_of_the_groups_that_are_up_and_names_the_one_that_is_gone() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         await admin.create_group("billing")
         await cluster.expire(cluster.groups[1])
         found = await admin.lag()
@@ -86,13 +91,13 @@ async def test_lag_is_told_of_the_groups_that_are_up_and_names_the_one_that_is_g
 
 
 async def test_a_group_that_was_removed_is_not_missed() -> None:
-    async with two_groups() as cluster, GroupAdmin(cluster.address) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         cluster.set_mode(cluster.groups[1], MODE_REMOVED)
         assert await admin.gone_groups() == []
         await admin.create_group("billing")
         for name in ("topics", "update topic", "delete topic", "lag", "delete group"):
             await CALLS[name](admin)
-        with pytest.raises(GroupNotFoundError):
+        with pytest.raises(ConsumerGroupNotFoundError):
             await admin.delete_group("billing")
 
 

@@ -13,7 +13,7 @@ from ledgermq.client.cluster.channels import Channels
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.consume import fetch_stream as group_fetcher
 from ledgermq.client.consume.fetch_buffer import FetchBuffer
-from ledgermq.client.consume.fetch_stream import GroupFetcher
+from ledgermq.client.consume.fetch_stream import BrokerGroupFetcher
 from ledgermq.client.consume.intake import AssignedQueue, Refused
 from ledgermq.client.errors import LedgerMQError
 
@@ -23,7 +23,7 @@ from ..reading import fill
 QUEUE = MessageQueue("orders", "g0", 0)
 
 
-class Fetcher(GroupFetcher[AssignedQueue]):
+class Fetcher(BrokerGroupFetcher[AssignedQueue]):
     """Reads one queue from its beginning."""
 
     def __init__(self, group: BrokerGroup, channels: Channels) -> None:

@@ -15,9 +15,9 @@ from ledgermq.client.cluster.channels import Channels
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.consume import fetch_stream as group_fetcher
 from ledgermq.client.consume.fetch_buffer import FetchBuffer
-from ledgermq.client.consume.fetch_stream import GroupFetcher
+from ledgermq.client.consume.fetch_stream import BrokerGroupFetcher
 from ledgermq.client.consume.intake import AssignedQueue, Refused
-from ledgermq.client.errors import BrokerUnreachableError, GroupDrainingError, LedgerMQError
+from ledgermq.client.errors import BrokerGroupDrainingError, BrokerUnreachableError, LedgerMQError
 from ledgermq.client.message import LeasedMessage
 from ledgermq.client.produce.queue_selection import StrictRoundRobin, queue_of_group
 from ledgermq.proto import route_pb2 as pb
@@ -124,7 +124,7 @@ async def test_a_message_of_a_message_group_is_refused_while_draining_and_then_h
         name = group_name_for(0, 4)
         assert (await producer.send("orders", b"1", message_group=name)).broker_group == "g0"
         groups[0].mode = pb.MODE_DRAINING
-        with pytest.raises(GroupDrainingError) as refused:
+        with pytest.raises(BrokerGroupDrainingError) as refused:
             await producer.send("orders", b"2", message_group=name)
         assert refused.value.retryable
         cluster.register(groups[0])
@@ -259,7 +259,7 @@ class LeasedElsewhere(LeasedMessage):
 
 
 # --- searching ----------------------------------------------------------------------------------------------
-class Fetcher(GroupFetcher[AssignedQueue]):
+class Fetcher(BrokerGroupFetcher[AssignedQueue]):
     """Reads one queue of a broker group in which no node answers; counts its requests for the route."""
 
     def __init__(self, group: BrokerGroup, channels: Channels) -> None:
@@ -323,7 +323,7 @@ async def test_whatever_is_drained_taken_back_and_left_unanswered_each_message_i
             while True:
                 try:
                     receipt = await producer.send("orders", b"%d" % number, message_group=message_group)
-                except GroupDrainingError:
+                except BrokerGroupDrainingError:
                     await asyncio.sleep(0)
                     continue
                 places.append((receipt.broker_group, receipt.queue_id, receipt.queue_offset))

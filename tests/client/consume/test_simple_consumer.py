@@ -9,7 +9,7 @@ import pytest
 from ledgermq.client import SimpleConsumer
 from ledgermq.client.errors import (
     ClosedError,
-    GroupNotFoundError,
+    ConsumerGroupNotFoundError,
     InvalidHandleError,
     RefusedError,
     TopicNotFoundError,
@@ -225,7 +225,7 @@ async def test_a_cancelled_receive_stays_cancelled() -> None:
 async def test_an_unknown_group_is_an_error_with_the_command_that_creates_it() -> None:
     async with orders() as cluster, await subscribed(cluster) as consumer:
         cluster.messages.groups = set()
-        with pytest.raises(GroupNotFoundError, match="ledgermq group create billing"):
+        with pytest.raises(ConsumerGroupNotFoundError, match="ledgermq group create billing"):
             await consumer.receive()
 
 

@@ -126,13 +126,13 @@ async def test_more_offsets_than_a_broker_takes_at_once_are_committed_in_parts(
         await fill(cluster, numbers(10))
         options = PushOptions(commit_interval_ms=60_000)
         seen, rows = Seen(), []
-        send = offset_commits.GroupCommits._send
+        send = offset_commits.BrokerGroupCommits._send
 
-        async def counted(self: offset_commits.GroupCommits, part: list[Any]) -> None:
+        async def counted(self: offset_commits.BrokerGroupCommits, part: list[Any]) -> None:
             rows.append(len(part))
             await send(self, part)
 
-        monkeypatch.setattr(offset_commits.GroupCommits, "_send", counted)
+        monkeypatch.setattr(offset_commits.BrokerGroupCommits, "_send", counted)
         async with consumer_of(cluster, seen, options=options) as consumer:
             await consumer.subscribe("orders")
             await seen.until(10)

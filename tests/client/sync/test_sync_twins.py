@@ -19,7 +19,7 @@ from ..fake_messaging import MessagingCluster
 from ..fakes import FakeCluster, FakeGroup
 from ..served import Served, served
 
-TWINS = ("Admin", "GroupAdmin", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer")
+TWINS = ("Admin", "BrokerGroupAdmin", "Producer", "PullConsumer", "PushConsumer", "SimpleConsumer")
 #: What a twin does not have, and why.
 OTHERWISE = {
     "Producer": {
@@ -127,7 +127,7 @@ def test_a_push_consumer_does_not_wait_longer_for_listeners_than_it_is_told(
 
 def test_broker_groups_are_added_drained_taken_back_and_removed() -> None:
     old, new = FakeGroup("g0", {"orders": 2}), FakeGroup("g1")
-    with served(lambda: FakeCluster(old, new)) as running, sync.GroupAdmin(running.address) as admin:
+    with served(lambda: FakeCluster(old, new)) as running, sync.BrokerGroupAdmin(running.address) as admin:
         assert [group.name for group in admin.groups()] == ["g0", "g1"]
         assert [info.name for info in admin.add_group("g1", dry_run=True).topics.missing] == ["orders"]
         admin.add_group("g1", source="g0")

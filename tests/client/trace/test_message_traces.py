@@ -8,7 +8,7 @@ import pytest
 
 from ledgermq.client import Message, MessageView, Producer, PullConsumer, PushOptions, SimpleConsumer
 from ledgermq.client.admin.trace_query import TraceReport, find_traces
-from ledgermq.client.consume.offsets import GroupOffsets
+from ledgermq.client.consume.offsets import ConsumerGroupOffsets
 from ledgermq.client.errors import NoQuorumError, SendTimeoutError
 from ledgermq.client.trace.events import TRACE_TOPIC, TraceEvent, TraceSource, decode_batch, encode_batch
 from ledgermq.proto import route_pb2 as pb
@@ -250,14 +250,14 @@ async def test_a_broker_group_that_is_away_hides_no_traces_of_the_others(
 async def test_a_broker_group_without_a_leader_hides_no_traces_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ask = GroupOffsets.query
+    ask = ConsumerGroupOffsets.query
 
-    async def query(self: GroupOffsets, topic: str, name: str, **options: Any) -> Any:
+    async def query(self: ConsumerGroupOffsets, topic: str, name: str, **options: Any) -> Any:
         if name == "g1" and not options.get("allow_stale"):
             raise NoQuorumError("NO_QUORUM", "no leader is known")
         return await ask(self, topic, name, **options)
 
-    monkeypatch.setattr(GroupOffsets, "query", query)
+    monkeypatch.setattr(ConsumerGroupOffsets, "query", query)
 
     drained = FakeGroup("g1", TOPICS)
     drained.mode = pb.MODE_DRAINING

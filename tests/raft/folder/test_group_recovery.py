@@ -11,9 +11,9 @@ import pytest
 
 from ledgermq.proto.entry import decode_header
 from ledgermq.raft.errors import (
+    BrokerGroupRecoveryError,
     DamagedLogError,
     DataFolderError,
-    GroupRecoveryError,
     LockedFolderError,
     NewerFolderError,
 )
@@ -118,7 +118,7 @@ def test_the_recovered_folder_keeps_its_log_and_belongs_to_a_new_group() -> None
     disk, entries = survivor_disk()
     old = read_identity(disk, DATA / "identity", "n1")
     made = recover(disk)
-    with pytest.raises(GroupRecoveryError, match=r"already.*--clone-for"):
+    with pytest.raises(BrokerGroupRecoveryError, match=r"already.*--clone-for"):
         recover(disk)
     storage = opened(disk)
     assert entries_of(storage) == [(entry.index, entry.term) for entry in entries]
@@ -170,7 +170,7 @@ def test_recovery_is_the_way_back_from_a_term_that_no_election_leads_to(term: in
 def test_a_log_whose_last_term_is_the_last_of_all_is_not_recovered_and_unchanged() -> None:
     disk = _in_term((1 << 64) - 1, log_term=(1 << 64) - 1)
     before = disk.contents()
-    with pytest.raises(GroupRecoveryError, match="from a dump"):
+    with pytest.raises(BrokerGroupRecoveryError, match="from a dump"):
         recover(disk)
     assert disk.contents() == before
 
@@ -245,7 +245,7 @@ def test_an_interrupted_recovery_is_finished_by_whatever_opens_the_folder_next()
     disk.names[DATA / "hardstate"].current[:] = hard_state  # as if it had not been written
     disk.names[DATA / "hardstate"].durable[:] = hard_state
     copy = disk.copy()
-    with pytest.raises(GroupRecoveryError, match="recovered in this folder already"):
+    with pytest.raises(BrokerGroupRecoveryError, match="recovered in this folder already"):
         recover(disk)
     assert clone(copy, N2).group_id == made.group_id
     assert opened(copy, N2).hard_state.term == 6
@@ -268,7 +268,7 @@ def test_a_folder_that_votes_in_the_recovered_group_makes_no_clones(again: bool)
     recover(disk)
     _vote(disk, again=again)
     before = disk.contents()
-    with pytest.raises(GroupRecoveryError, match=r"votes in the recovered group g0 by now.*--rejoin"):
+    with pytest.raises(BrokerGroupRecoveryError, match=r"votes in the recovered group g0 by now.*--rejoin"):
         clone(disk, N2)
     assert disk.contents() == before
 
@@ -417,27 +417,29 @@ def _mixed(disk: SimulatedDisk) -> None:
 
 REFUSED: list[tuple[str, Callable[[SimulatedDisk], object], type[Exception], str]] = [
     ("in use", lambda disk: disk.lock(DATA / "lock"), LockedFolderError, "in use .*Stop that node first"),
-    ("not a folder", lambda disk: disk.unlink(DATA / "identity"), GroupRecoveryError,
+    ("not a folder", lambda disk: disk.unlink(DATA / "identity"), BrokerGroupRecoveryError,
     "is not a node's data folder"),
-    ("identity", lambda disk: _flip(disk, "identity", 60, 4156), GroupRecoveryError,
+    ("identity", lambda disk: _flip(disk, "identity", 60, 4156), BrokerGroupRecoveryError,
     "identity is damaged.*another node"),
-    ("manifest", lambda disk: _flip(disk, "manifest", 60, 4156), GroupRecoveryError,
+    ("manifest", lambda disk: _flip(disk, "manifest", 60, 4156), BrokerGroupRecoveryError,
     "manifest is damaged.*another node"),
-    ("manifest gone", lambda disk: disk.unlink(DATA / "manifest"), GroupRecoveryError, "manifest is missing"),
-    ("hard state", _damage_hard_state, GroupRecoveryError, "hardstate is damaged.*another node"),
-    ("hard state gone", lambda disk: disk.unlink(DATA / "hardstate"), GroupRecoveryError,
+    ("manifest gone", lambda disk: disk.unlink(DATA / "manifest"), BrokerGroupRecoveryError,
+    "manifest is missing"),
+    ("hard state", _damage_hard_state, BrokerGroupRecoveryError, "hardstate is damaged.*another node"),
+    ("hard state gone", lambda disk: disk.unlink(DATA / "hardstate"), BrokerGroupRecoveryError,
     "hardstate is missing"),
-    ("an entry", _damage_entry, GroupRecoveryError, "is damaged at byte .*ledgermq dump --data /data/n1"),
-    ("lost flush", _older_tail, GroupRecoveryError, "damaged at byte|ends at entry"),
+    ("an entry", _damage_entry, BrokerGroupRecoveryError,
+    "is damaged at byte .*ledgermq dump --data /data/n1"),
+    ("lost flush", _older_tail, BrokerGroupRecoveryError, "damaged at byte|ends at entry"),
     ("newer", _newer_identity, NewerFolderError, "format version 9"),
-    ("a repair", lambda disk: disk.open(DATA / "repair", create=True), GroupRecoveryError,
+    ("a repair", lambda disk: disk.open(DATA / "repair", create=True), BrokerGroupRecoveryError,
     "under way.*Start n1 once"),
-    ("a reset", lambda disk: disk.open(DATA / "reset/marker", create=True), GroupRecoveryError,
+    ("a reset", lambda disk: disk.open(DATA / "reset/marker", create=True), BrokerGroupRecoveryError,
     "not finished"),
-    ("alone", _alone, GroupRecoveryError, "never met another member"),
-    ("asked to move", lambda disk: disk.open(DATA / MARKER, create=True), GroupRecoveryError,
+    ("alone", _alone, BrokerGroupRecoveryError, "never met another member"),
+    ("asked to move", lambda disk: disk.open(DATA / MARKER, create=True), BrokerGroupRecoveryError,
     "remove that file"),
-    ("mixed", _mixed, GroupRecoveryError, "another incarnation"),
+    ("mixed", _mixed, BrokerGroupRecoveryError, "another incarnation"),
 ]  # fmt: skip
 
 
@@ -464,7 +466,10 @@ def test_a_damaged_entry_is_found_although_the_last_stop_was_clean() -> None:
     disk, _ = survivor_disk(clean=True)
     _damage_entry(disk)
     opened(disk).close(clean=True)
-    with pytest.raises(GroupRecoveryError, match="is damaged at byte"), stopped_folder(DATA, disk) as folder:
+    with (
+        pytest.raises(BrokerGroupRecoveryError, match="is damaged at byte"),
+        stopped_folder(DATA, disk) as folder,
+    ):
         inspect(folder)
 
 
@@ -486,7 +491,7 @@ def _recovered() -> SimulatedDisk:
 def test_a_wrong_clone_is_refused(make: Callable[[], SimulatedDisk], node: NodeId, words: str) -> None:
     disk = make()
     before = disk.contents()
-    with pytest.raises(GroupRecoveryError, match=words):
+    with pytest.raises(BrokerGroupRecoveryError, match=words):
         clone(disk, node)
     assert disk.contents() == before
 
@@ -497,5 +502,5 @@ def test_a_copy_that_lacks_the_last_entry_is_refused() -> None:
     rig.truncate(rig.log.last_index)
     rig.flush()
     rig.close()
-    with pytest.raises(GroupRecoveryError, match=r"the copy is not whole.*Copy it again"):
+    with pytest.raises(BrokerGroupRecoveryError, match=r"the copy is not whole.*Copy it again"):
         clone(disk, N2)

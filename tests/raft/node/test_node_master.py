@@ -13,10 +13,10 @@ import pytest
 from ledgermq.raft.core.reign import TERMS_PER_GENERATION, Replication
 from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.errors import (
+    BrokerGroupRecoveryError,
     ConfigurationError,
     DamagedLogError,
     ForeignFolderError,
-    GroupRecoveryError,
     StorageFailedError,
 )
 from ledgermq.raft.folder.group_recovery import (
@@ -340,7 +340,7 @@ async def test_nodes_with_different_masters_refuse_each_other(cluster: Masters) 
 async def test_a_group_with_a_master_is_promoted_not_recovered(cluster: Masters, tmp_path: Path) -> None:
     await cluster.begin()
     await cluster.kill("n1", "n2", "n3")
-    with pytest.raises(GroupRecoveryError, match="cluster promote n2"):
+    with pytest.raises(BrokerGroupRecoveryError, match="cluster promote n2"):
         change(tmp_path / "n2", recover_folder)
 
 
@@ -348,7 +348,7 @@ def test_a_folder_of_a_quorum_group_is_not_promoted(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         await cluster.begin(*FIRST)
         await cluster.kill("n1", "n2", "n3")
-        with pytest.raises(GroupRecoveryError, match="cannot be promoted"):
+        with pytest.raises(BrokerGroupRecoveryError, match="cannot be promoted"):
             change(tmp_path / "n2", promote_folder)
 
     run(Cluster(tmp_path), scenario)
