@@ -372,9 +372,9 @@ class AssignQueues:
 
 Command = (
     CreateTopic | DeleteTopic | SetTopicRetention | SetTopicKeepUnread | CreateConsumerGroup
-    | DeleteConsumerGroup | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible | ReleaseLeases
-    | ParkMessages | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues | FeatureLevel | SetBrokerGroupMode
-    | JoinConsumerGroup | LeaveConsumerGroup | AssignQueues
+    | DeleteConsumerGroup | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible
+    | ReleaseLeases | ParkMessages | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues
+    | FeatureLevel | SetBrokerGroupMode | JoinConsumerGroup | LeaveConsumerGroup | AssignQueues
 )  # fmt: skip
 
 
