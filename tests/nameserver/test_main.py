@@ -30,37 +30,31 @@ class Ready(io.StringIO):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_ready_with_its_addresses_and_a_signal_ends_it(
+async def test_it_says_ready_with_its_addresses_and_a_signal_ends_it(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        ready = Ready()
-        monkeypatch.setattr(sys, "stdout", ready)
-        listeners = {"default": "127.0.0.1:0", "external": "127.0.0.1:0"}
-        running = asyncio.create_task(program.serve(NameserverConfig(listeners)))
-        await ready.told.wait()
-        os.kill(os.getpid(), number)
-        await running
-        word, first, second = ready.getvalue().split()
-        assert (word, first.partition(":")[0]) == ("ready", "nameserver=127.0.0.1")
-        assert second.startswith("external=127.0.0.1:")
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    ready = Ready()
+    monkeypatch.setattr(sys, "stdout", ready)
+    listeners = {"default": "127.0.0.1:0", "external": "127.0.0.1:0"}
+    running = asyncio.create_task(program.serve(NameserverConfig(listeners)))
+    await ready.told.wait()
+    os.kill(os.getpid(), number)
+    await running
+    word, first, second = ready.getvalue().split()
+    assert (word, first.partition(":")[0]) == ("ready", "nameserver=127.0.0.1")
+    assert second.startswith("external=127.0.0.1:")
 
 
-def test_a_cancelled_server_gives_its_ports_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        ready = Ready()
-        monkeypatch.setattr(sys, "stdout", ready)
-        running = asyncio.create_task(program.serve(NameserverConfig({"default": "127.0.0.1:0"})))
-        await ready.told.wait()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        again = NameServer({"default": ready.getvalue().split("=")[1].strip()}, 10_000)
-        await again.start()
-        await again.stop(0)
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+async def test_a_cancelled_server_gives_its_ports_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = Ready()
+    monkeypatch.setattr(sys, "stdout", ready)
+    running = asyncio.create_task(program.serve(NameserverConfig({"default": "127.0.0.1:0"})))
+    await ready.told.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    again = NameServer({"default": ready.getvalue().split("=")[1].strip()}, 10_000)
+    await again.start()
+    await again.stop(0)
 
 
 @pytest.mark.parametrize(

@@ -76,26 +76,23 @@ def test_the_tick_behind_the_quiet_ones_is_a_campaign_on_a_follower() -> None:
     assert [*roles, core.role] == [Role.FOLLOWER, Role.PRE_CANDIDATE]
 
 
-def test_an_input_that_brings_a_decision_nearer_wakes_the_clock_sooner() -> None:
-    async def scenario() -> None:
-        quiet = 1000
-        ticked = asyncio.Event()
-        counts: list[int] = []
+async def test_an_input_that_brings_a_decision_nearer_wakes_the_clock_sooner() -> None:
+    quiet = 1000
+    ticked = asyncio.Event()
+    counts: list[int] = []
 
-        def on_ticks(count: int) -> None:
-            counts.append(count)
-            ticked.set()
+    def on_ticks(count: int) -> None:
+        counts.append(count)
+        ticked.set()
 
-        ticker = Ticker(10, 60_000, on_ticks, lambda _: None, lambda: quiet)
-        ticker.start()
-        quiet = 0
-        ticker.after_input()
-        async with asyncio.timeout(20):  # the planned sleep is 10 s
-            await ticked.wait()
-        ticker.stop()
-        assert 1 <= counts[0] < 900
-
-    asyncio.run(scenario())
+    ticker = Ticker(10, 60_000, on_ticks, lambda _: None, lambda: quiet)
+    ticker.start()
+    quiet = 0
+    ticker.after_input()
+    async with asyncio.timeout(20):  # the planned sleep is 10 s
+        await ticked.wait()
+    ticker.stop()
+    assert 1 <= counts[0] < 900
 
 
 def test_no_tick_of_a_leader_is_quiet_when_a_follower_came_back_as_a_learner_and_nobody_else_is_alive() -> (

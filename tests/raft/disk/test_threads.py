@@ -36,24 +36,20 @@ class SlowWork:
         return what
 
 
-def test_a_task_that_is_cancelled_again_and_again_waits_for_its_thread() -> None:
+async def test_a_task_that_is_cancelled_again_and_again_waits_for_its_thread() -> None:
     """A fault ends a node's streams, and its stop ends them again."""
     work, undone = SlowWork(), list[object]()
-
-    async def scenario() -> None:
-        task = asyncio.create_task(in_thread(work.run, undo=undone.append))
-        await asyncio.to_thread(work.reached.wait)
-        for _ in range(3):
-            task.cancel()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert not task.done()
-        work.go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert work.done == undone == ["done"]
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(in_thread(work.run, undo=undone.append))
+    await asyncio.to_thread(work.reached.wait)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not task.done()
+    work.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.done == undone == ["done"]
 
 
 def hello(node: NodeId) -> Hello:
@@ -84,24 +80,20 @@ def rights_over(learn_members: Any) -> VotingRights:
     )  # fmt: skip
 
 
-def test_nothing_is_stored_for_a_greeting_behind_the_back_of_a_node_that_stopped() -> None:
+async def test_nothing_is_stored_for_a_greeting_behind_the_back_of_a_node_that_stopped() -> None:
     """The folder is closed next and its lock released. Another process may then write there."""
     work = SlowWork()
-
-    async def scenario() -> None:
-        rights = rights_over(work.run)
-        greeting = asyncio.create_task(rights.admit(hello(N2)))
-        await asyncio.to_thread(work.reached.wait)
-        closing = asyncio.create_task(rights.close())
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not closing.done()
-        work.go_on.set()
-        await closing
-        assert work.done == [{N2: 9}]
-        assert await greeting is None
-        with pytest.raises(OSError, match="stopping"):
-            await rights.admit(hello(N3))
-        assert work.done == [{N2: 9}]
-
-    asyncio.run(scenario())
+    rights = rights_over(work.run)
+    greeting = asyncio.create_task(rights.admit(hello(N2)))
+    await asyncio.to_thread(work.reached.wait)
+    closing = asyncio.create_task(rights.close())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    work.go_on.set()
+    await closing
+    assert work.done == [{N2: 9}]
+    assert await greeting is None
+    with pytest.raises(OSError, match="stopping"):
+        await rights.admit(hello(N3))
+    assert work.done == [{N2: 9}]

@@ -72,55 +72,47 @@ async def opened(config: StorageConfig, disk: HeldDisk) -> Session:
 
 @pytest.mark.parametrize("flush", ["async_timed", "async_notify"])
 @pytest.mark.parametrize("direct", [0, PAGE])
-def test_an_asynchronous_append_is_done_while_no_flush_of_the_disk_ends(
+async def test_an_asynchronous_append_is_done_while_no_flush_of_the_disk_ends(
     flush: str, direct: int, tmp_path: Path
 ) -> None:
     """A3.5, A3.15: no flush is waited for.
 
     Bytes in the page cache, or written past it, are readable like the rest.
     """
-
-    async def scenario() -> None:
-        disk = HeldDisk()
-        config = replace(config_for(tmp_path, flush), flush_interval_ms=1, direct_write_bytes=direct)
-        session = await opened(config, disk)
-        disk.free.clear()
-        large = b"b" * 2 * PAGE
-        try:
-            await session.append(b"a", 3)
-            await begun(disk)
-            await session.append(large, 3)
-            assert (disk.direct_bytes >= 2 * PAGE) == bool(direct)
-            assert await session.payloads() == [b"first", *[b"a"] * 3, *[large] * 3]
-            assert session.storage.statistics().flushed_index < 7
-        finally:
-            disk.free.set()
-        await asyncio.to_thread(session.storage.close)
-        assert session.storage.statistics().flushed_index == 7
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    disk = HeldDisk()
+    config = replace(config_for(tmp_path, flush), flush_interval_ms=1, direct_write_bytes=direct)
+    session = await opened(config, disk)
+    disk.free.clear()
+    large = b"b" * 2 * PAGE
+    try:
+        await session.append(b"a", 3)
+        await begun(disk)
+        await session.append(large, 3)
+        assert (disk.direct_bytes >= 2 * PAGE) == bool(direct)
+        assert await session.payloads() == [b"first", *[b"a"] * 3, *[large] * 3]
+        assert session.storage.statistics().flushed_index < 7
+    finally:
+        disk.free.set()
+    await asyncio.to_thread(session.storage.close)
+    assert session.storage.statistics().flushed_index == 7
 
 
-def test_a_synchronous_append_is_done_when_the_disk_has_it(tmp_path: Path) -> None:
+async def test_a_synchronous_append_is_done_when_the_disk_has_it(tmp_path: Path) -> None:
     """A3.16: the same entries, and nothing is reported before fdatasync returns."""
-
-    async def scenario() -> None:
-        disk = HeldDisk()
-        session = await opened(config_for(tmp_path, "sync"), disk)
-        disk.begun.clear()
-        disk.free.clear()
-        appending = asyncio.create_task(session.append(b"a"))
-        try:
-            await begun(disk)
-            assert session.done.empty() and not appending.done()
-            assert session.storage.statistics().flushed_index == 1
-        finally:
-            disk.free.set()
-        await appending
-        assert session.storage.statistics().flushed_index == 2
-        await asyncio.to_thread(session.storage.close)
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    disk = HeldDisk()
+    session = await opened(config_for(tmp_path, "sync"), disk)
+    disk.begun.clear()
+    disk.free.clear()
+    appending = asyncio.create_task(session.append(b"a"))
+    try:
+        await begun(disk)
+        assert session.done.empty() and not appending.done()
+        assert session.storage.statistics().flushed_index == 1
+    finally:
+        disk.free.set()
+    await appending
+    assert session.storage.statistics().flushed_index == 2
+    await asyncio.to_thread(session.storage.close)
 
 
 def test_the_asynchronous_modes_flush_by_time_by_bytes_and_when_they_are_woken(tmp_path: Path) -> None:
@@ -148,18 +140,15 @@ def test_the_asynchronous_modes_flush_by_time_by_bytes_and_when_they_are_woken(t
     asyncio.run(asyncio.wait_for(all_of_them(), 60))
 
 
-def test_few_bytes_wait_for_their_time(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        disk = HeldDisk()
-        config = replace(config_for(tmp_path, "async_timed"), flush_interval_ms=HOUR_MS, flush_bytes=1 << 20)
-        session = await opened(config, disk)
-        disk.begun.clear()  # caused by the opening
-        await session.append(b"a", 50)
-        assert not disk.begun.is_set() and session.storage.statistics().flushed_index == 0
-        await asyncio.to_thread(session.storage.close)
-        assert disk.begun.is_set() and session.storage.statistics().flushed_index == 51
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+async def test_few_bytes_wait_for_their_time(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    config = replace(config_for(tmp_path, "async_timed"), flush_interval_ms=HOUR_MS, flush_bytes=1 << 20)
+    session = await opened(config, disk)
+    disk.begun.clear()  # caused by the opening
+    await session.append(b"a", 50)
+    assert not disk.begun.is_set() and session.storage.statistics().flushed_index == 0
+    await asyncio.to_thread(session.storage.close)
+    assert disk.begun.is_set() and session.storage.statistics().flushed_index == 51
 
 
 def test_memory_does_not_grow_with_the_log() -> None:

@@ -223,68 +223,56 @@ def test_reads_outside_the_log_are_refused(rig: LogRig) -> None:
         rig.log.read_at_nowait(rig.log.end_offset - 1, 2)
 
 
-def test_cold_read_that_races_a_truncation_is_dropped(rig: LogRig) -> None:
+async def test_cold_read_that_races_a_truncation_is_dropped(rig: LogRig) -> None:
     fill(rig, 40)
     rig.disk.cold = True
-
-    async def race() -> None:
-        task = asyncio.ensure_future(rig.log.read_wire(LogIndex(2), LogIndex(3), 1 << 20))
-        await asyncio.sleep(0)
-        rig.truncate(3)
-        with pytest.raises(LogTruncatedError):
-            await task
-
-    asyncio.run(race())
+    task = asyncio.ensure_future(rig.log.read_wire(LogIndex(2), LogIndex(3), 1 << 20))
+    await asyncio.sleep(0)
+    rig.truncate(3)
+    with pytest.raises(LogTruncatedError):
+        await task
 
 
-def test_cold_reads_of_what_a_truncation_leaves_are_answered(rig: LogRig) -> None:
+async def test_cold_reads_of_what_a_truncation_leaves_are_answered(rig: LogRig) -> None:
     """Committed entries are never cut off. A reader may be unable to retry: apply would end the node."""
     fill(rig, 40)
     rig.disk.cold = True
     log, lo, hi = rig.log, LogIndex(2), LogIndex(3)
-
-    async def race() -> None:
-        header = log.header_nowait(hi) or await log.header_at(hi)
-        reading = asyncio.gather(
-            log.entries(lo, hi, 1 << 20),
-            log.read_wire(lo, hi, 1 << 20),
-            log.read_at(header.physical_offset, header.size),
-            log.header_at(hi),
-        )
-        await asyncio.sleep(0)
-        assert not reading.done()
-        rig.truncate(hi + 1)
-        entries, wire, raw, again = await reading
-        assert [bytes(payload) for _, payload in entries] == [e.payload for e in rig.entries[1:3]]
-        assert [found.index for _, found in walk_wire(wire)] == [2, 3]
-        assert decode_header(raw) == again == header
-
-    asyncio.run(race())
+    header = log.header_nowait(hi) or await log.header_at(hi)
+    reading = asyncio.gather(
+        log.entries(lo, hi, 1 << 20),
+        log.read_wire(lo, hi, 1 << 20),
+        log.read_at(header.physical_offset, header.size),
+        log.header_at(hi),
+    )
+    await asyncio.sleep(0)
+    assert not reading.done()
+    rig.truncate(hi + 1)
+    entries, wire, raw, again = await reading
+    assert [bytes(payload) for _, payload in entries] == [e.payload for e in rig.entries[1:3]]
+    assert [found.index for _, found in walk_wire(wire)] == [2, 3]
+    assert decode_header(raw) == again == header
 
 
-def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig: LogRig) -> None:
+async def test_entries_that_are_applied_cold_while_the_tail_is_cut_off_are_applied(rig: LogRig) -> None:
     """A restarted follower applies committed entries from disk while the new leader replaces its tail."""
     fill(rig, 40)
     rig.disk.cold = True
     state_machine = RecordingStateMachine()
-
-    async def race() -> None:
-        applier = Applier(
-            rig.log,
-            state_machine,
-            LogIndex(0),
-            1 << 20,
-            lambda: None,
-            lambda reason: applier.halt(reason),  # as the node does: waiters are told
-            lambda error: False,
-        )
-        applier.advance(LogIndex(3))
-        await asyncio.sleep(0)
-        rig.truncate(4)
-        await applier.wait(LogIndex(3))
-        await applier.close("the test ends")
-
-    asyncio.run(race())
+    applier = Applier(
+        rig.log,
+        state_machine,
+        LogIndex(0),
+        1 << 20,
+        lambda: None,
+        lambda reason: applier.halt(reason),  # as the node does: waiters are told
+        lambda error: False,
+    )
+    applier.advance(LogIndex(3))
+    await asyncio.sleep(0)
+    rig.truncate(4)
+    await applier.wait(LogIndex(3))
+    await applier.close("the test ends")
     assert state_machine.last_applied_index == 3
 
 
