@@ -4,8 +4,8 @@ Owns: reservations of messages that were selected and are not applied yet, per (
 Must not: change the state; a selection takes effect when its commands are applied.
 A FIFO consumer group has one batch in flight per queue: a queue with an open lease yields nothing, except to
 a request with the attempt id of that batch, which gets the batch again.
-A message whose leases expired as often as the consumer group allows is parked instead of delivered again,
-while the queue has room for parked messages.
+`max_attempts` of a consumer group is enforced here: a message whose leases expired that often is parked
+instead of delivered again, while the queue has room for parked messages.
 """
 
 from __future__ import annotations

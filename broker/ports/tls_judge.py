@@ -3,7 +3,7 @@
 Official clients in four languages speak TLS by default (docs/protocol.md, TLS and plaintext). A port with TLS
 passes a hello (0x16) to the server's TLS socket. A port without TLS closes the connection at once, and logs
 once per peer which setting to change. Any other byte goes to the gRPC server behind the front, or is refused
-in the same way where the port accepts TLS only.
+in the same way where the port accepts TLS only. Whether a hello is whole: `raft/ports/tls_records.py`.
 """
 
 from __future__ import annotations

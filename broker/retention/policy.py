@@ -1,6 +1,7 @@
 """Retention policy: the segments to delete, and the rate (D8).
 
-Owns: the choice of segments by age, by required space and by unread messages.   Must not: know a clock, a
+Owns: the choice of segments by age, by required space and by unread messages. What consumers and nodes that
+start over still need arrives as limits (`protection.py`, `raft/reset/sender.py`).   Must not: know a clock, a
 disk, or the leader; times, sizes and shares come in.
 """
 

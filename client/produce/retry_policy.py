@@ -6,7 +6,8 @@ Rules:
                                   group, depending on the reason
     message group set             never another broker group: order holds per queue; draining fails it
     the caller must change        fail at once: a retry cannot help
-`backoff_ms` in `client/pauses.py` sets the length of a pause. The deadline of a message bounds all retries:
+A pause is as long as the leader asks for, else `backoff_ms` in `client/pauses.py` (10 ms, doubling, at most
+500). The deadline of a message bounds all retries:
 the producer sets it, `send_window.py` gives up expired sections.
 """
 

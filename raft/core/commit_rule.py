@@ -5,6 +5,7 @@ all entries before it are committed with it. The leader counts its own copy only
 entry of an earlier term is never committed by counting copies: another leader could still replace it (P10,
 figure 8).
 
+`quorum.py` counts the copies, `CoreState.may_commit_by_counting` compares the term.
 Owns: the commit index of a leader. Must not: count learners, go back. Followers take theirs from the leader.
 """
 
