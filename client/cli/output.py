@@ -109,14 +109,27 @@ AnAdmin = TypeVar("AnAdmin", bound=Admin)
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run asyncio code to its end; Ctrl-C cancels it cleanly at any time. Raises: KeyboardInterrupt."""
+
+    async def interruptible() -> T:
+        task = asyncio.current_task()
+        try:
+            return await coroutine
+        except Exception:
+            # An error that was on its way when Ctrl-C came, through a clean end that no cancellation stops.
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from None
+            raise
+
+    whole = interruptible()
     runner = asyncio.Runner(loop_factory=new_event_loop)
     try:
         with without_interrupt():
             runner.get_loop()
-        return runner.run(coroutine)
+        return runner.run(whole)
     finally:
         with without_interrupt():
-            coroutine.close()  # Ctrl-C may come before it starts
+            whole.close()  # Ctrl-C may come before it starts
+            coroutine.close()
             runner.close()
 
 

@@ -65,7 +65,7 @@ async def test_housekeeping_goes_on_when_its_commands_are_refused(monkeypatch: p
     """Else the leases of lost clients would never end while this node leads."""
     monkeypatch.setattr(replica_module, "HOUSEKEEPING_INTERVAL", 0.0)
     rig = Rig()
-    monkeypatch.setattr(rig.node.state.consumption, "sessions", lambda: [7, 8])
+    monkeypatch.setattr(rig.node.state.consumption, "drop_idle_sessions", lambda: [7, 8])
     seen: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, found: seen.append(found))
     asked_again = asyncio.Event()

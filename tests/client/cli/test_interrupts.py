@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -228,3 +229,16 @@ def test_every_public_name_of_the_client_is_found() -> None:
         assert getattr(client, name).__name__ == name and name in dir(client)
     with pytest.raises(AttributeError, match="has no attribute 'Producr'"):
         getattr(client, "Producr")  # noqa: B009
+
+
+def test_ctrl_c_counts_when_an_error_is_on_its_way_through_an_end_that_no_cancellation_stops() -> None:
+    async def fails() -> None:
+        try:
+            raise ValueError("refused")
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        cli_output.run(fails())

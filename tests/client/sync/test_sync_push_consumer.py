@@ -103,7 +103,7 @@ def test_a_result_that_cannot_be_awaited_ends_the_consumer(cluster: Served[FakeC
     consumer.subscribe("orders")
     error = finished(consumer.run)
     assert isinstance(error, UsageError)
-    assert "which nobody awaits" in str(error)
+    assert "which is not awaited" in str(error)
     consumer.close()
     assert committed(cluster) == 0
 
