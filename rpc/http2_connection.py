@@ -51,7 +51,7 @@ _DIRECT_MIN: Final = 8 << 10
 #: Smaller bodies are copied behind their prefix: one buffer costs less than two.
 _JOIN_BELOW: Final = 16 << 10
 #: Bytes collected in one turn above which they are written at once.
-_FLUSH_ABOVE: Final = 256 << 10
+_FLUSH_ABOVE: Final = 1 << 20
 #: WINDOW_UPDATE frames that a new stream, or a DATA frame of ours, makes a peer send: grpcio sends one for
 #: the stream and one for the connection.
 _UPDATES_EXPLAINED: Final = 2
@@ -68,12 +68,13 @@ class Allowance:
 
     __slots__ = ("_last", "_left", "_per_s", "_reserve")
 
-    def __init__(self, reserve: int, per_s: int) -> None:
+    def __init__(self, reserve: int, per_s: int, now: float) -> None:
+        """`now`: seconds of the clock that `spend` is given."""
         self._reserve, self._per_s = reserve, per_s
-        self._left, self._last = float(reserve), 0.0
+        self._left, self._last = float(reserve), now
 
     def spend(self, now: float) -> bool:
-        """Count one event at `now` (seconds of one clock). Returns False when nothing is left."""
+        """Count one event at `now`. Returns False when nothing is left."""
         self._left -= 1.0
         if self._left < 0.0:
             grown = (now - self._last) * self._per_s
@@ -134,8 +135,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._last_id = 0  # largest stream id of the peer, or of ours for a client
         self._ended: dict[int, bool] = {}  # recent ended streams; True: we reset it, late frames are right
         self._incomplete: dict[Http2Stream, None] = {}  # with a large message in progress, oldest first
-        self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S)
-        self._resets = Allowance(RESETS, RESETS_PER_S)
+        self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S, self._loop.time())
+        self._resets = Allowance(RESETS, RESETS_PER_S, self._loop.time())
         self._updates_due = 0  # WINDOW_UPDATE frames that our DATA explains
         # sent
         self._out: list[Buffer] = []

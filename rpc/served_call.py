@@ -150,7 +150,9 @@ class ServedCall:
             if not self.stream.closed:
                 raise
         except Exception as error:  # a handler's bug ends its call, not the connection
-            if not self._is_over:
+            if self._code not in (None, grpc.StatusCode.OK):
+                self._finish(self._code, self._details)
+            elif not self._is_over:
                 logger.exception("handler failed method=%s", self._head.path.decode("ascii", "replace"))
                 self._finish(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
         finally:
