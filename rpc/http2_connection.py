@@ -20,7 +20,7 @@ from .flow_control import ReceiveMemory, stream_grant
 from .grpc_messages import Buffer, GrpcMessageError
 from .header_blocks import HeaderBlock, HeaderBlockDecoder, HeaderBlockError
 from .http2_frames import FRAME_HEADER, FRAME_HEADER_SIZE, Http2ConnectionError, Http2StreamError
-from .http2_stream import Http2Stream, StreamOwner
+from .http2_stream import Http2Stream, StreamUser
 from .wire_limits import (
     DEFAULT_WINDOW,
     FIRST_PIECE,
@@ -237,12 +237,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Whether a client's connection has no stream ids left."""
         return self._last_id >= MAX_STREAM_ID - 2
 
-    def new_stream(self, owner: StreamOwner, max_message: int) -> Http2Stream:
+    def new_stream(self, owner: StreamUser, max_message: int) -> Http2Stream:
         """Return a client's new stream; it begins with `send_head`, at once. Needs `may_open`."""
         self._last_id += 2 if self._last_id else 1
         return self.add_stream(self._last_id, owner, max_message)
 
-    def add_stream(self, stream_id: int, owner: StreamOwner, max_message: int) -> Http2Stream:
+    def add_stream(self, stream_id: int, owner: StreamUser, max_message: int) -> Http2Stream:
         """Return the stream that belongs to `owner` from now on."""
         window = self.limits.stream_window
         stream = Http2Stream(self, owner, stream_id, window, self._peer_window, max_message)

@@ -19,7 +19,7 @@ from .header_blocks import HeaderBlock
 from .wire_limits import MESSAGE_OVERHEAD
 
 
-class StreamOwner(Protocol):
+class StreamUser(Protocol):
     """Whoever a stream belongs to: a call. Its methods must not wait."""
 
     def on_head(self, block: HeaderBlock, ended: bool) -> None:
@@ -59,7 +59,7 @@ class Http2Stream:
     def __init__(
         self,
         carrier: StreamCarrier,
-        owner: StreamOwner,
+        owner: StreamUser,
         stream_id: int,
         recv_window: int,
         send_window: int,

@@ -133,7 +133,7 @@ class MadeCall:
         """End a call that has no stream."""
         self._finish(code, details)
 
-    # --- StreamOwner ----------------------------------------------------------------------------------------
+    # --- StreamUser ----------------------------------------------------------------------------------------
     def on_head(self, block: HeaderBlock, ended: bool) -> None:
         head = block.meaning
         is_trailers = self._initial is not None

@@ -101,7 +101,7 @@ class ServedCall:
     def _start(self) -> None:
         self.task = asyncio.get_running_loop().create_task(self._run())
 
-    # --- StreamOwner ----------------------------------------------------------------------------------------
+    # --- StreamUser ----------------------------------------------------------------------------------------
     def on_head(self, block: HeaderBlock, ended: bool) -> None:
         read_trailers(block.fields)
 
