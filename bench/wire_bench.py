@@ -296,8 +296,9 @@ async def serve(kind: str) -> None:
 # --- measurements -------------------------------------------------------------------------------------------
 async def unary(address: str, seconds: float) -> int:
     """Call with 64 grpc.aio callers. Returns the number of calls."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        call: Any = channel.unary_unary("/bench.Echo/Unary")
+    async with grpc.aio.insecure_channel(address) as opened:
+        channel: Any = opened
+        call = channel.unary_unary("/bench.Echo/Unary")
         end, done = time.perf_counter() + seconds, 0
 
         async def caller() -> None:

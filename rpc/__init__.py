@@ -5,6 +5,7 @@ with grpcio and every other gRPC peer; generated stubs and servicer classes work
 Must not: know any service, or another package of this project.
 
 Begin with `grpc_server.py` and `grpc_channel.py`, the two ends. Under both: `http2_connection.py`, which
-reads and writes frames, and `http2_stream.py`, one call on it. Then `http2_frames.py`, `header_blocks.py`,
-`flow_control.py`, `call_headers.py`, `grpc_messages.py`; every bound stands in `wire_limits.py`.
+reads frames, `http2_output.py`, which sends them, and `http2_stream.py`, one call on it. Then
+`http2_frames.py`, `header_blocks.py`, `flow_control.py`, `call_headers.py`, `grpc_messages.py`; every bound
+stands in `wire_limits.py`.
 """

@@ -32,7 +32,7 @@ _CONNECTION_FIELDS: Final = frozenset(
 )
 _REQUEST_PSEUDO: Final = frozenset([b":method", b":scheme", b":path", b":authority"])
 #: Fields of the protocol itself, which are no metadata.
-_RESERVED: Final = frozenset([b"te", b"content-type", b"user-agent", b"grpc-timeout", b"grpc-encoding",
+_RESERVED: Final = frozenset([b"te", b"content-type", b"grpc-timeout", b"grpc-encoding",
                               b"grpc-accept-encoding", b"grpc-status", b"grpc-message",
                               b"content-length", b"host"])  # fmt: skip
 _STATUS: Final = {code.value[0]: code for code in grpc.StatusCode}

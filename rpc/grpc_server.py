@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from . import http2_frames as h2
 from .call_headers import RequestHead, encode_message, read_request, read_trailers
 from .grpc_messages import ENCODINGS, GrpcMessageError
 from .header_blocks import Fields, HeaderBlock, encode_block
-from .http2_connection import SCRATCH_SIZE, Http2Connection
+from .http2_connection import CLOSED_BY_PEER, SCRATCH_SIZE, Http2Connection
 from .http2_stream import Http2Stream
 from .served_call import MethodHandler, ServedCall
 from .wire_limits import WireLimits
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
 #: Reasons of ended connections that are nobody's fault and not logged.
-_ORDINARY: Final = ("connection closed by the peer", "idle", "this server stops", "")
+_ORDINARY: Final = ("idle", "this server stops")
 #: Pause between two log lines of one reason from one host, in seconds, and reasons that are remembered.
 _LOG_PAUSE_S: Final = 60.0
 _LOG_REASONS: Final = 1000
@@ -207,18 +208,18 @@ class GrpcServer:
 
     def _on_lost(self, connection: Http2Connection, reason: str) -> None:
         self._connections.discard(connection)
-        if reason not in _ORDINARY:
+        if reason not in _ORDINARY and not reason.startswith(CLOSED_BY_PEER):
             self._log(connection.peer, reason)
 
     def _log(self, peer: str, reason: str) -> None:
-        """Log once per reason, host and minute."""
-        host = peer.rpartition(":")[0]
+        """Log once per kind of reason, host and minute."""
+        host, kind = peer.rpartition(":")[0], re.sub(r"\d+", "", reason)
         now = asyncio.get_running_loop().time()
-        last = self._logged.get((host, reason))
+        last = self._logged.get((host, kind))
         if last is None or now - last >= _LOG_PAUSE_S:
             if len(self._logged) >= _LOG_REASONS:
                 self._logged.clear()
-            self._logged[host, reason] = now
+            self._logged[host, kind] = now
             logger.warning("connection ended peer=%s reason=%s", peer, reason)
 
     # --- calls ----------------------------------------------------------------------------------------------

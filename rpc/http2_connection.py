@@ -10,23 +10,22 @@ loop reads them straight into the message. What is sent during one turn of the l
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from . import http2_frames as h2
+from .allowance import Allowance
 from .call_headers import MalformedFieldsError
 from .flow_control import ReceiveMemory, stream_grant
-from .grpc_messages import Buffer, GrpcMessageError
+from .grpc_messages import GrpcMessageError
 from .header_blocks import HeaderBlock, HeaderBlockDecoder, HeaderBlockError
 from .http2_frames import FRAME_HEADER, FRAME_HEADER_SIZE, Http2ConnectionError, Http2StreamError
+from .http2_output import UPDATES_EXPLAINED, Http2Output
 from .http2_stream import Http2Stream, StreamUser
 from .wire_limits import (
-    DEFAULT_WINDOW,
     FIRST_PIECE,
     GENEROUS_MESSAGES,
     GENEROUS_PIECE,
-    HIGH_WATER,
     IDLE_FRAMES,
     IDLE_FRAMES_PER_S,
     MAX_CONTINUATIONS,
@@ -36,7 +35,6 @@ from .wire_limits import (
     MAX_HEADER_LIST,
     MAX_SENT_FRAME,
     MAX_STREAM_ID,
-    MAX_UNSENT,
     MAX_WINDOW,
     REMEMBERED_STREAMS,
     RESETS,
@@ -48,39 +46,16 @@ from .wire_limits import (
 SCRATCH_SIZE: Final = 128 << 10
 #: Rest of a DATA frame that is worth its own read.
 _DIRECT_MIN: Final = 8 << 10
-#: Smaller bodies are copied behind their prefix: one buffer costs less than two.
-_JOIN_BELOW: Final = 16 << 10
-#: Bytes collected in one turn above which they are written at once.
-_FLUSH_ABOVE: Final = 1 << 20
-#: WINDOW_UPDATE frames that a new stream, or a DATA frame of ours, makes a peer send: grpcio sends one for
-#: the stream and one for the connection.
-_UPDATES_EXPLAINED: Final = 2
+#: Time in seconds in which a peer may take what was sent before the end.
+_LINGER_S: Final = 5.0
+#: Begin of the reason of a connection that ended without ours.
+CLOSED_BY_PEER: Final = "connection closed by the peer"
 _KEEPALIVE_PING: Final = b"ledgermq"
 _DRAIN_PING: Final = b"draining"
 _HTTP_1: Final = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\n"
     b"content-length: 46\r\n\r\nThis port speaks gRPC (HTTP/2), not HTTP/1.1.\n"
 )
-
-
-class Allowance:
-    """Reserve of events that grows with time."""
-
-    __slots__ = ("_last", "_left", "_per_s", "_reserve")
-
-    def __init__(self, reserve: int, per_s: int, now: float) -> None:
-        """`now`: seconds of the clock that `spend` is given."""
-        self._reserve, self._per_s = reserve, per_s
-        self._left, self._last = float(reserve), now
-
-    def spend(self, now: float) -> bool:
-        """Count one event at `now`. Returns False when nothing is left."""
-        self._left -= 1.0
-        if self._left < 0.0:
-            grown = (now - self._last) * self._per_s
-            self._left = min(float(self._reserve), self._left + grown)
-            self._last = now
-        return self._left >= 0.0
 
 
 class Http2Connection(asyncio.BufferedProtocol):
@@ -109,9 +84,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         """
         self.limits = limits
         self.streams: dict[int, Http2Stream] = {}
-        self.is_open = False
         self.is_draining = False  # no more streams: we said so, or the peer
-        self.peer_max_streams = 100  # until its settings come; a guess that most peers exceed
+        self.peer_max_streams = MAX_STREAM_ID  # no limit, unless its settings say one
         self.peer = ""  # address, as grpcio writes it
         self.transport: Any = None
         self._accept = accept
@@ -137,16 +111,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._incomplete: dict[Http2Stream, None] = {}  # with a large message in progress, oldest first
         self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S, self._loop.time())
         self._resets = Allowance(RESETS, RESETS_PER_S, self._loop.time())
-        self._updates_due = 0  # WINDOW_UPDATE frames that our DATA explains
-        # sent
-        self._out: list[Buffer] = []
-        self._out_size = 0
-        self._flush_due = False
-        self._paused = False
-        self._send_window = DEFAULT_WINDOW
-        self._peer_window = DEFAULT_WINDOW
-        self._peer_frame_size = h2.DEFAULT_FRAME_SIZE
-        self._blocked: dict[Http2Stream, None] = {}  # with pending bytes and a window of their own
+        self._output = Http2Output(self._loop, self._end_ours, self.abort)
+        self.send_head = self._output.send_head
+        self.send_data = self._output.send_data
+        self.send_end = self._output.send_end
         # life
         self._reason = ""
         self._heard = False
@@ -159,7 +127,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.transport = transport
         self.peer = _peer_of(transport)
         tls = transport.get_extra_info("ssl_object")
-        self.is_open = True
+        self._output.begin(transport)
         self._idle_since = self._loop.time()
         self._on_made(self)
         if not self.is_open:
@@ -167,9 +135,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.abort("the TLS peer did not offer HTTP/2 (ALPN h2)")
             return
-        self.transport.set_write_buffer_limits(high=HIGH_WATER)
         if self._accept is None:
-            self._emit(h2.PREFACE)
+            self._output.emit(h2.PREFACE)
             self._send_settings((h2.ENABLE_PUSH, 0))
         self._timer = self._loop.call_later(self.limits.handshake_s, self._on_timer)
 
@@ -199,27 +166,30 @@ class Http2Connection(asyncio.BufferedProtocol):
                     self._make_room()
         except Http2ConnectionError as error:
             self._end_broken(error)
-        if self._out:
-            self._flush()
+        self._output.flush()
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self._output.is_paused = True
 
     def resume_writing(self) -> None:
-        self._paused = False
-        self._pump()
+        self._output.is_paused = False
+        self._output.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open = False
+        self._output.is_open = False
         self.is_draining = True
         if self._timer is not None:
             self._timer.cancel()
-        reason = self._reason or (str(exc) if exc else "") or "connection closed by the peer"
+        reason = self._reason or (f"{CLOSED_BY_PEER}: {exc}" if exc else CLOSED_BY_PEER)
         for stream in list(self.streams.values()):
             self._close(stream, we_reset=True)
-            stream.owner.on_reset(h2.INTERNAL_ERROR, reason, False)
-        self._out.clear()
+            stream.owner.on_reset(h2.CONNECTION_LOST, reason, False)
         self._on_lost(self, reason)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames are read and sent."""
+        return self._output.is_open
 
     # --- for calls ------------------------------------------------------------------------------------------
     @property
@@ -232,77 +202,27 @@ class Http2Connection(asyncio.BufferedProtocol):
             and len(self.streams) < self.peer_max_streams
         )
 
-    @property
-    def is_used_up(self) -> bool:
-        """Whether a client's connection has no stream ids left."""
-        return self._last_id >= MAX_STREAM_ID - 2
-
     def new_stream(self, owner: StreamUser, max_message: int) -> Http2Stream:
         """Return a client's new stream; it begins with `send_head`, at once. Needs `may_open`."""
         self._last_id += 2 if self._last_id else 1
-        return self.add_stream(self._last_id, owner, max_message)
+        stream = self.add_stream(self._last_id, owner, max_message)
+        if self._last_id == MAX_STREAM_ID:  # there are no more ids
+            self.is_draining = True
+            self._on_going(self)
+        return stream
 
     def add_stream(self, stream_id: int, owner: StreamUser, max_message: int) -> Http2Stream:
         """Return the stream that belongs to `owner` from now on."""
         window = self.limits.stream_window
-        stream = Http2Stream(self, owner, stream_id, window, self._peer_window, max_message)
+        stream = Http2Stream(self, owner, stream_id, window, self._output.peer_window, max_message)
         self.streams[stream_id] = stream
-        self._updates_due += _UPDATES_EXPLAINED
+        self._output.updates_due += UPDATES_EXPLAINED
         return stream
-
-    def send_head(self, stream: Http2Stream, block: bytes, end: bool) -> None:
-        """Send header fields, or trailers with `end`: these wait for pending messages."""
-        if stream.we_ended or stream.closed:
-            return
-        if end and stream.pending:
-            stream.tail = block
-            return
-        self._emit(h2.header_frames(stream.stream_id, block, end, self._peer_frame_size))
-        if end:
-            self._end_ours(stream)
-
-    def send_data(self, stream: Http2Stream, prefix: bytes, body: Buffer, end: bool) -> None:
-        size = len(prefix) + len(body)
-        if (
-            stream.pending
-            or self._paused
-            or size > stream.send_window
-            or size > self._send_window
-            or size > self._peer_frame_size
-        ):
-            stream.pending.append(prefix)
-            if body:
-                stream.pending.append(body)
-            stream.pending_size += size
-            stream.end_pending = end
-            self._unblock(stream)
-            return
-        stream.send_window -= size
-        self._send_window -= size
-        self._updates_due += _UPDATES_EXPLAINED
-        header = h2.frame_header(size, h2.DATA, h2.END_STREAM if end else 0, stream.stream_id)
-        if size < _JOIN_BELOW:
-            self._emit(b"".join((header, prefix, body)))
-        else:
-            self._emit(header + prefix)
-            self._emit(body)
-        if end:
-            self._end_ours(stream)
-
-    def send_end(self, stream: Http2Stream) -> None:
-        """End our side of a stream behind its pending messages."""
-        if stream.we_ended or stream.closed:
-            return
-        if stream.pending:
-            stream.end_pending = True
-            return
-        self._emit(h2.frame_header(0, h2.DATA, h2.END_STREAM, stream.stream_id))
-        self._end_ours(stream)
 
     def reset(self, stream: Http2Stream, code: int) -> None:
         """End a stream at once; its owner is not told."""
         if not stream.closed:
-            self._emit(h2.reset_frame(stream.stream_id, code))
+            self._output.emit(h2.reset_frame(stream.stream_id, code))
             self._close(stream, we_reset=True)
 
     def on_taken(self, stream: Http2Stream) -> None:
@@ -315,31 +235,32 @@ class Http2Connection(asyncio.BufferedProtocol):
     def drain(self) -> None:
         """Take no more streams; end when the last one has. Streams on their way are still served."""
         if self.is_open and not self.is_draining:
-            self._emit(h2.goaway_frame(MAX_STREAM_ID, h2.NO_ERROR, "this server stops"))
-            self._emit(h2.frame(h2.PING, 0, 0, _DRAIN_PING))
+            self._output.emit(h2.goaway_frame(MAX_STREAM_ID, h2.NO_ERROR, "this server stops"))
+            self._output.emit(h2.frame(h2.PING, 0, 0, _DRAIN_PING))
 
     def close(self, code: int = h2.NO_ERROR, reason: str = "") -> None:
         """End the connection when everything sent has left the write buffer."""
         if self.is_open:
             self._reason = self._reason or reason
             last = self._last_id if self._accept is not None else 0
-            self._emit(h2.goaway_frame(last, code, reason))
-            self._flush()
-            self.is_open = False
+            self._output.emit(h2.goaway_frame(last, code, reason))
+            self._output.flush()
+            self._output.is_open = False
             self.is_draining = True
             self.transport.close()
+            self._schedule(_LINGER_S, self.transport.abort)
 
     def abort(self, reason: str) -> None:
         """End the connection at once."""
         self._reason = self._reason or reason
-        self.is_open = False
+        self._output.is_open = False
         self.is_draining = True
         if self.transport is not None:
             self.transport.abort()
 
     def _send_settings(self, first: tuple[int, int]) -> None:
         """Send what must be the first frame; a server after the client's preface, or it is no HTTP/2."""
-        self._emit(
+        self._output.emit(
             h2.settings_frame(
                 (
                     first,
@@ -412,8 +333,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             elif b" HTTP/1." in self._scratch[:end]:
                 self.transport.write(_HTTP_1)
                 self._reason = "HTTP/1.1 on a port for gRPC"
-                self.is_open = False
+                self._output.is_open = False
                 self.transport.close()
+                self._schedule(_LINGER_S, self.transport.abort)
             else:
                 self.abort("no HTTP/2")
             return end
@@ -558,12 +480,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         increment = stream_grant(self.limits.stream_window, stream.recv_window, stream.unread, missing)
         if increment:
             stream.recv_window += increment
-            self._emit(h2.window_frame(stream.stream_id, increment))
+            self._output.emit(h2.window_frame(stream.stream_id, increment))
 
     def _grant_connection(self) -> None:
         increment = self._memory.grant()
         if increment:
-            self._emit(h2.window_frame(0, increment))
+            self._output.emit(h2.window_frame(0, increment))
 
     def _make_room(self) -> None:
         """Drop the newest incomplete messages if nothing else can free the connection's memory."""
@@ -626,7 +548,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if len(self.streams) >= self.limits.max_streams:
             self._note_ended(stream_id, we_reset=True)
             self._spend_idle()
-            self._emit(h2.reset_frame(stream_id, h2.REFUSED_STREAM))
+            self._output.emit(h2.reset_frame(stream_id, h2.REFUSED_STREAM))
             return
         try:
             self._accept(self, stream_id, decoded)
@@ -640,17 +562,17 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     # --- other frames ---------------------------------------------------------------------------------------
     def _take_window_update(self, stream_id: int, increment: int) -> None:
-        if self._updates_due > 0:
-            self._updates_due -= 1
+        if self._output.updates_due > 0:
+            self._output.updates_due -= 1
         else:
             self._spend_idle()
         if not stream_id:
             if not increment:
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
-            self._send_window += increment
-            if self._send_window > MAX_WINDOW:
+            self._output.window += increment
+            if self._output.window > MAX_WINDOW:
                 raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
-            self._pump()
+            self._output.pump()
             return
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -663,13 +585,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream.send_window > MAX_WINDOW:
             raise Http2StreamError(h2.FLOW_CONTROL_ERROR, stream_id, "a window of more than 2^31-1 bytes")
         if stream.pending:
-            self._unblock(stream)
+            self._output.unblock(stream)
 
     def _take_reset(self, stream_id: int, code: int) -> None:
         if not stream_id or (stream_id not in self.streams and self._is_idle(stream_id)):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "RST_STREAM for a stream that is not open")
-        if self._accept is not None and not self._resets.spend(self._loop.time()):
-            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "too many streams were reset")
+        self._spend_reset()
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._close(stream, we_reset=False)
@@ -682,10 +603,10 @@ class Http2Connection(asyncio.BufferedProtocol):
             raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         self._spend_idle()
         if not flags & h2.ACK:
-            self._emit(h2.frame(h2.PING, h2.ACK, 0, payload))
+            self._output.emit(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif payload == _DRAIN_PING and self._accept is not None and not self.is_draining:
             self.is_draining = True
-            self._emit(h2.goaway_frame(self._last_id, h2.NO_ERROR, "this server stops"))
+            self._output.emit(h2.goaway_frame(self._last_id, h2.NO_ERROR, "this server stops"))
             self._end_if_drained()
 
     def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -699,32 +620,19 @@ class Http2Connection(asyncio.BufferedProtocol):
                 )
             return
         pairs = h2.read_settings(payload)
-        self._emit(h2.frame(h2.SETTINGS, h2.ACK, 0))
+        self._output.emit(h2.frame(h2.SETTINGS, h2.ACK, 0))
         for identifier, value in pairs:
             if identifier == h2.INITIAL_WINDOW_SIZE:
-                self._change_windows(value)
+                self._output.change_windows(value, self.streams.values())
             elif identifier == h2.MAX_FRAME_SIZE:
-                self._peer_frame_size = min(value, MAX_SENT_FRAME)
+                self._output.peer_frame_size = min(value, MAX_SENT_FRAME)
             elif identifier == h2.MAX_CONCURRENT_STREAMS:
                 self.peer_max_streams = value
+                self._on_room()
         if not self._settings_seen:
             self._settings_seen = True
-            if self._accept is None and self.peer_max_streams == 100:
-                self.peer_max_streams = MAX_STREAM_ID  # the peer has no limit
-            self._schedule_timer(self.limits.keepalive_s or self.limits.max_idle_s)
+            self._schedule(self.limits.keepalive_s or self.limits.max_idle_s, self._on_timer)
             self._on_ready(self)
-
-    def _change_windows(self, size: int) -> None:
-        change = size - self._peer_window
-        self._peer_window = size
-        if not change:
-            return
-        for stream in list(self.streams.values()):
-            stream.send_window += change
-            if stream.send_window > MAX_WINDOW:
-                raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
-            if stream.pending:
-                self._unblock(stream)
 
     def _take_goaway(self, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -766,13 +674,18 @@ class Http2Connection(asyncio.BufferedProtocol):
         if not self._idle_frames.spend(self._loop.time()):
             raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
+    def _spend_reset(self) -> None:
+        """Count a stream of the peer that was reset; a client opens its streams itself."""
+        if self._accept is not None and not self._resets.spend(self._loop.time()):
+            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "too many streams were reset")
+
     # --- ends -----------------------------------------------------------------------------------------------
     def _end_ours(self, stream: Http2Stream) -> None:
         stream.we_ended = True
         if stream.peer_ended:
             self._close(stream, we_reset=False)
         elif self._accept is not None:  # the answer is complete: the rest of the request is not wanted
-            self._emit(h2.reset_frame(stream.stream_id, h2.NO_ERROR))
+            self._output.emit(h2.reset_frame(stream.stream_id, h2.NO_ERROR))
             self._close(stream, we_reset=True)
 
     def _end_theirs(self, stream: Http2Stream) -> None:
@@ -786,7 +699,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream.we_ended:
             self._close(stream, we_reset=False)
         elif self._accept is None:  # the answer is complete: the server needs nothing more
-            self._emit(h2.reset_frame(stream.stream_id, h2.NO_ERROR))
+            self._output.emit(h2.reset_frame(stream.stream_id, h2.NO_ERROR))
             self._close(stream, we_reset=True)
         stream.owner.on_end()
 
@@ -802,9 +715,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             del self._incomplete[stream]
             if self._incomplete:
                 self._grant_stream(next(iter(self._incomplete)))
-        self._blocked.pop(stream, None)
-        if stream.pending or stream.drained is not None:
-            stream.drop_pending()
+        self._output.forget(stream)
         stream.wake_reader()
         if not self.streams:
             self._idle_since = self._loop.time()
@@ -826,11 +737,12 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def _end_stream_broken(self, error: Http2StreamError) -> None:
         stream = self.streams.get(error.stream_id)
-        self._emit(h2.reset_frame(error.stream_id, error.code))
+        self._output.emit(h2.reset_frame(error.stream_id, error.code))
         if stream is None:
             self._note_ended(error.stream_id, we_reset=True)
             self._spend_idle()
         else:
+            self._spend_reset()  # a peer can make us reset its streams as well as reset them
             self._close(stream, we_reset=True)
             stream.owner.on_reset(error.code, str(error), False)
 
@@ -839,83 +751,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.close(error.code, str(error))
 
     # --- sending --------------------------------------------------------------------------------------------
-    def _emit(self, data: Buffer) -> None:
-        """Write `data` with whatever else is sent in this turn of the loop."""
-        if not self.is_open:
-            return
-        self._out.append(data)
-        self._out_size += len(data)
-        if self._out_size > _FLUSH_ABOVE:
-            self._flush()
-        elif not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._flush_due = False
-        if self._out:
-            self._flush()
-
-    def _flush(self) -> None:
-        out, size = self._out, self._out_size
-        self._out, self._out_size = [], 0
-        if not out or self.transport.is_closing():
-            return
-        if len(out) == 1:
-            self.transport.write(out[0])
-        elif size < _FLUSH_ABOVE:
-            self.transport.write(b"".join(out))
-        else:
-            self.transport.writelines(out)
-        if self._paused and self.transport.get_write_buffer_size() > HIGH_WATER + MAX_UNSENT:
-            self.abort("the peer does not read what it asks for")
-
-    def _unblock(self, stream: Http2Stream) -> None:
-        if stream.send_window > 0:
-            self._blocked.setdefault(stream)
-            self._pump()
-
-    def _pump(self) -> None:
-        """Send pending DATA of all streams in turn, a frame of each, as far as windows and buffer allow."""
-        blocked = self._blocked
-        while blocked and self._send_window > 0 and not self._paused and self.is_open:
-            stream = next(iter(blocked))
-            del blocked[stream]
-            self._send_pending(stream)
-            if stream.pending:
-                if stream.send_window > 0:
-                    blocked[stream] = None
-                continue
-            stream.wake_writer()
-            if stream.tail is not None:
-                block, stream.tail = stream.tail, None
-                self.send_head(stream, block, True)
-
-    def _send_pending(self, stream: Http2Stream) -> None:
-        """Send one DATA frame of pending bytes."""
-        size = min(stream.pending_size, stream.send_window, self._send_window, self._peer_frame_size)
-        stream.send_window -= size
-        self._send_window -= size
-        self._updates_due += _UPDATES_EXPLAINED
-        stream.pending_size -= size
-        parts = _cut(stream.pending, size)
-        ended = stream.end_pending and not stream.pending
-        header = h2.frame_header(size, h2.DATA, h2.END_STREAM if ended else 0, stream.stream_id)
-        if size < _JOIN_BELOW:
-            self._emit(b"".join((header, *parts)))
-        else:
-            self._emit(header)
-            for part in parts:
-                self._emit(part)
-        if ended:
-            stream.end_pending = False
-            self._end_ours(stream)
-
     # --- life -----------------------------------------------------------------------------------------------
-    def _schedule_timer(self, delay_s: float) -> None:
+    def _schedule(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` later, and nothing else that was scheduled; 0 s: never."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(delay_s, self._on_timer) if delay_s else None
+        self._timer = self._loop.call_later(delay_s, action) if delay_s else None
 
     def _on_timer(self) -> None:
         """Ask a silent peer, end a connection that does not answer or that nobody uses."""
@@ -930,28 +771,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             return
         if self._heard or not (limits.keepalive_s and (is_server or self.streams)):
             self._heard = self._asked = False
-            self._schedule_timer(limits.keepalive_s or limits.max_idle_s)
+            self._schedule(limits.keepalive_s or limits.max_idle_s, self._on_timer)
         elif not self._asked:
             self._asked = True
-            self._emit(h2.frame(h2.PING, 0, 0, _KEEPALIVE_PING))
-            self._schedule_timer(limits.keepalive_timeout_s)
+            self._output.emit(h2.frame(h2.PING, 0, 0, _KEEPALIVE_PING))
+            self._schedule(limits.keepalive_timeout_s, self._on_timer)
         else:
             self.abort(f"no answer to a PING within {limits.keepalive_timeout_s:g} s")
-
-
-def _cut(parts: deque[Buffer], size: int) -> list[Buffer]:
-    """Take `size` bytes from the front of `parts`."""
-    found: list[Buffer] = []
-    while size:
-        part = parts.popleft()
-        if len(part) > size:
-            view = memoryview(part)
-            found.append(view[:size])
-            parts.appendleft(view[size:])
-            break
-        found.append(part)
-        size -= len(part)
-    return found
 
 
 def _peer_of(transport: asyncio.BaseTransport) -> str:

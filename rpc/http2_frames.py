@@ -45,6 +45,8 @@ CANCEL: Final = 0x8
 COMPRESSION_ERROR: Final = 0x9
 ENHANCE_YOUR_CALM: Final = 0xB
 INADEQUATE_SECURITY: Final = 0xC
+#: No code of HTTP/2: the connection was lost.
+CONNECTION_LOST: Final = -1
 
 ENABLE_PUSH: Final = 0x2
 MAX_CONCURRENT_STREAMS: Final = 0x3

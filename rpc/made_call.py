@@ -177,7 +177,7 @@ class MadeCall:
         if unprocessed and self._message is not None and self._attempts < _MAX_ATTEMPTS:
             self._stream = self._connection = None
             self._channel.place(self)
-        elif code == h2.INTERNAL_ERROR or unprocessed:
+        elif code == h2.CONNECTION_LOST or unprocessed:
             self._finish(grpc.StatusCode.UNAVAILABLE, reason)
         else:
             self._finish(_OF_RESET.get(code, grpc.StatusCode.INTERNAL), f"{reason} (HTTP/2 code {code})")

@@ -48,6 +48,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "varint",
     ),
     "rpc": (
+        "allowance",
         "flow_control",
         "grpc_options",
         "header_blocks",

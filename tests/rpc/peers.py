@@ -169,7 +169,7 @@ def channel_to(kind: str, address: str, *, tls: bool = False, **arguments: Any) 
             context = ssl.create_default_context(cafile=str(CERTIFICATE))
             arguments |= {"tls": context, "server_name": "localhost"}
         return GrpcChannel(address, limits=arguments.pop("limits", LIMITS), **arguments)
-    options = [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+    options: list[tuple[str, Any]] = [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     if not tls:
         return grpc.aio.insecure_channel(address, options=options, **arguments)
     options.append(("grpc.ssl_target_name_override", "localhost"))

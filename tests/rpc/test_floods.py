@@ -97,9 +97,16 @@ def late_frames(peer: RawPeer) -> None:
         peer.send(h2.DATA, 0, 1, b"x")
 
 
+def streams_that_we_must_reset(peer: RawPeer) -> None:
+    """The peer breaks the rules of its own streams, so that this side resets them (CVE-2025-8671)."""
+    for stream_id in range(1, 2 * (RESETS + 1000), 2):
+        peer.send(h2.HEADERS, h2.END_HEADERS, stream_id, SLEEP)
+        peer.send(h2.WINDOW_UPDATE, 0, stream_id, b"\0\0\0\0")
+
+
 FLOODS: tuple[Callable[[RawPeer], None], ...] = (
     pings, settings, empty_data, padded_empty_data, priorities, unknown_frames, window_updates, rapid_resets,
-    continuations, long_block, streams_beyond_the_limit, late_frames,
+    streams_that_we_must_reset, continuations, long_block, streams_beyond_the_limit, late_frames,
 )  # fmt: skip
 
 

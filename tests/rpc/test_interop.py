@@ -134,7 +134,7 @@ async def special_status_message(stub: Any, service: Service) -> None:
 async def abort_with_trailing_metadata(stub: Any, service: Service) -> None:
     error = await error_of(stub.abort(b"not now"))
     assert (error.code(), error.details()) == (Code.FAILED_PRECONDITION, "not now")
-    found = dict(error.trailing_metadata())
+    found: dict[str, Any] = dict(iter(error.trailing_metadata()))  # type: ignore[arg-type]
     assert (found["x-why-bin"], found["x-why"]) == (b"\0\xff", "it")
 
 
@@ -275,9 +275,10 @@ def test_the_synchronous_client_of_grpcio_is_served() -> None:
         async with serving("wire") as (_, address, _service):
 
             def call() -> tuple[bytes, list[bytes]]:
-                with grpc.insecure_channel(address) as channel:
-                    echo: Any = channel.unary_unary("/test.Service/Echo")
-                    mirror: Any = channel.stream_stream("/test.Service/Mirror")
+                with grpc.insecure_channel(address) as opened:
+                    channel: Any = opened
+                    echo = channel.unary_unary("/test.Service/Echo")
+                    mirror = channel.stream_stream("/test.Service/Mirror")
                     return echo(b"hello"), list(mirror(iter([b"1", b"2"])))
 
             assert await asyncio.to_thread(call) == (b"hello", [b"1", b"2"])

@@ -249,9 +249,13 @@ def test_a_channel_over_a_unix_socket(tmp_path: Any) -> None:
         server.add_generic_rpc_handlers((_echo(),))
         assert server.add_insecure_port(f"unix:{tmp_path}/s") == 0
         await server.start()
-        for channel in (GrpcChannel(f"unix:{tmp_path}/s"), grpc.aio.insecure_channel(f"unix:{tmp_path}/s")):
+        channels: list[Any] = [
+            GrpcChannel(f"unix:{tmp_path}/s"),
+            grpc.aio.insecure_channel(f"unix:{tmp_path}/s"),
+        ]
+        for channel in channels:
             async with channel:
-                echo: Any = channel.unary_unary("/s/Echo")
+                echo = channel.unary_unary("/s/Echo")
                 assert await echo(b"x") == b"x"
         await server.stop(0)
 
