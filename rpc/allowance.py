@@ -18,9 +18,11 @@ class Allowance:
 
     def spend(self, now: float) -> bool:
         """Count one event at `now`. Returns False when nothing is left."""
-        self._left -= 1.0
-        if self._left < 0.0:
+        if self._left < 1.0:
             grown = (now - self._last) * self._per_s
             self._left = min(float(self._reserve), self._left + grown)
             self._last = now
-        return self._left >= 0.0
+            if self._left < 1.0:
+                return False
+        self._left -= 1.0
+        return True

@@ -34,6 +34,9 @@ from .wire_limits import WireLimits
 
 #: Bounds of clients that set none. A client that only waits is not asked: servers count such questions.
 CLIENT_LIMITS: Final = WireLimits(max_streams=0, keepalive_s=0.0, max_idle_s=0.0)
+#: Pause in seconds after a refusal when no other call is open: a server may count a call for some time after
+#: it has answered it.
+_REFUSED_PAUSE_S: Final = 0.02
 _State = grpc.ChannelConnectivity
 
 
@@ -189,6 +192,14 @@ class GrpcChannel:
         else:
             self._waiting[call] = None
             self._connect()
+
+    def place_again(self, call: MadeCall) -> None:
+        self._waiting[call] = None
+        connection = self._connection
+        if connection is None or connection.is_draining:
+            self._connect()
+        elif not connection.streams:  # else the next end of a call makes room
+            asyncio.get_running_loop().call_later(_REFUSED_PAUSE_S, self._begin_waiting)
 
     def forget(self, call: MadeCall) -> None:
         self._waiting.pop(call, None)

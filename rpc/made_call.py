@@ -32,7 +32,7 @@ _OF_RESET: Final = {
     h2.INADEQUATE_SECURITY: grpc.StatusCode.PERMISSION_DENIED,
 }
 #: Attempts of a call that the server certainly did not begin.
-_MAX_ATTEMPTS: Final = 2
+_MAX_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ class CallPlace(Protocol):
 
     def place(self, call: MadeCall) -> None:
         """Begin the call on a connection, or keep it until there is one."""
+
+    def place_again(self, call: MadeCall) -> None:
+        """Begin a call that the server has refused, when there may be room for it."""
 
     def forget(self, call: MadeCall) -> None:
         """Drop a call that waits for a connection."""
@@ -176,7 +179,7 @@ class MadeCall:
     def on_reset(self, code: int, reason: str, unprocessed: bool) -> None:
         if unprocessed and self._message is not None and self._attempts < _MAX_ATTEMPTS:
             self._stream = self._connection = None
-            self._channel.place(self)
+            self._channel.place_again(self)
         elif code == h2.CONNECTION_LOST or unprocessed:
             self._finish(grpc.StatusCode.UNAVAILABLE, reason)
         else:
