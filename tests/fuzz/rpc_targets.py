@@ -153,7 +153,9 @@ def _conversations() -> Sequence[bytes]:
     many = (
         h2.frame(h2.HEADERS, 0, 5, stream[:10])
         + h2.frame(h2.CONTINUATION, h2.END_HEADERS, 5, stream[10:])
-        + h2.frame(h2.DATA, 0, 5, _message(gzip.compress(b"z" * 1000), 1) + _message(bytes(30_000))[:20_000])
+        + h2.frame(
+            h2.DATA, 0, 5, _message(gzip.compress(b"z" * 1000, mtime=0), 1) + _message(bytes(30_000))[:20_000]
+        )
         + h2.window_frame(5, 1000)
         + h2.frame(h2.DATA, 0, 5, bytes(10_005))
         + h2.frame(h2.HEADERS, whole, 5, encode_block(((b"x-end", b"1"),)))
@@ -190,7 +192,9 @@ def _answers() -> Sequence[bytes]:
     )
     many = (
         h2.frame(h2.HEADERS, h2.END_HEADERS, 3, head)
-        + h2.frame(h2.DATA, 0, 3, _message(gzip.compress(b"z" * 1000), 1) + _message(bytes(30_000))[:20_000])
+        + h2.frame(
+            h2.DATA, 0, 3, _message(gzip.compress(b"z" * 1000, mtime=0), 1) + _message(bytes(30_000))[:20_000]
+        )
         + h2.frame(h2.DATA, 0, 3, bytes(10_005))
     )
     return [
@@ -222,7 +226,7 @@ def _cut_messages(data: bytes) -> None:
 
 
 def _messages() -> Sequence[bytes]:
-    compressed = _message(gzip.compress(b"z" * 5000), 1)
+    compressed = _message(gzip.compress(b"z" * 5000, mtime=0), 1)
     return [b"\0" + _message(b"") + compressed + _message(bytes(5000)), b"\xff" + _message(b"abc") * 3]
 
 

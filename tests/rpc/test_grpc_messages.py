@@ -76,7 +76,11 @@ def test_a_zip_bomb_is_not_unpacked() -> None:
     assert decompressed(gzip.compress(bytes(MAX)), MAX) == bytes(MAX)
 
 
-@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"x" * 100)[:-10], zlib.compress(b"x")])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no gzip", gzip.compress(b"x" * 100)[:-10], zlib.compress(b"x")],
+    ids=["empty", "other", "cut", "zlib"],
+)
 def test_broken_compressed_messages_are_refused(data: bytes) -> None:
     with pytest.raises(GrpcMessageError) as caught:
         decompressed(data, MAX)
