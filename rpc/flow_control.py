@@ -3,9 +3,10 @@
 Owns: the arithmetic of received bytes. Must not: know frames or messages.
 
 The connection promises memory: window plus unread bytes never exceed its `limit`. A stream promises
-`stream_window` unread bytes, and the rest of the message that it is receiving: a message is read only as a
-whole, so it must fit. While more than half of the memory is in use, only the oldest incomplete message gets
-such a promise; the others wait for it.
+`stream_window` unread bytes, and room for the message that it is receiving: a message is read only as a
+whole, so it must fit. Large messages get such promises in the order in which they began: one always, more as
+long as they need a quarter of the memory together; the others wait. The rest of the memory is for the windows
+of streams that wait.
 """
 
 from __future__ import annotations
@@ -18,19 +19,18 @@ _LOW_WINDOW = 16 << 10
 
 
 class ReceiveMemory:
-    """What one connection may receive. `held`: unread bytes."""
+    """What one connection may receive. `held`: unread bytes; `promised`: sizes of messages with a promise."""
 
-    __slots__ = ("held", "limit", "window")
+    __slots__ = ("held", "limit", "promised", "window")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.window = DEFAULT_WINDOW
-        self.held = 0
+        self.held = self.promised = 0
 
-    @property
-    def is_tight(self) -> bool:
-        """Whether large messages have to wait for one another."""
-        return 2 * self.held > self.limit
+    def may_promise(self, size: int) -> bool:
+        """Whether one more large message may come beside those that have a promise."""
+        return not self.promised or 4 * (self.promised + size) <= self.limit
 
     @property
     def is_full(self) -> bool:
@@ -55,7 +55,8 @@ class ReceiveMemory:
 def stream_grant(stream_window: int, window: int, unread: int, missing: int) -> int:
     """Return the increment of a stream's window, or 0 when it is not worth a frame.
 
-    `unread`: bytes of whole messages; `missing`: bytes of the incomplete one that shall fit, too.
+    `unread`: bytes that came, without those of a message that has a promise; `missing`: bytes that this one
+    still needs.
     """
     wanted = max(0, stream_window - unread) + missing
     increment = wanted - window

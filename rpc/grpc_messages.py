@@ -40,12 +40,13 @@ class GrpcMessageError(Exception):
 class MessageCutter:
     """Cuts the DATA of one stream into messages, in order."""
 
-    __slots__ = ("_flag", "_head", "_memory", "encoding", "filled", "max_size", "size")
+    __slots__ = ("_flag", "_head", "_memory", "begun", "encoding", "filled", "max_size", "size")
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self.encoding = b"identity"  # of the peer's messages, from its header fields
         self.size = self.filled = 0  # of the incomplete message
+        self.begun = 0  # messages that were incomplete at some time, this one included
         self._flag = 0
         self._head = b""  # incomplete prefix
         self._memory: memoryview | None = None  # of the incomplete message
@@ -92,6 +93,7 @@ class MessageCutter:
                 position += size
             else:
                 self._flag, self.size, self.filled = flag, size, 0
+                self.begun += 1
                 self._memory = memoryview(bytearray(min(size, first_piece)))
 
     def direct(self) -> memoryview:

@@ -108,7 +108,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._block_ends = False
         self._last_id = 0  # largest stream id of the peer, or of ours for a client
         self._ended: dict[int, bool] = {}  # recent ended streams; True: we reset it, late frames are right
-        self._incomplete: dict[Http2Stream, None] = {}  # with a large message in progress, oldest first
+        self._incomplete: dict[Http2Stream, None] = {}  # with a message in progress, oldest first
         self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S, self._loop.time())
         self._resets = Allowance(RESETS, RESETS_PER_S, self._loop.time())
         self._output = Http2Output(self._loop, self._end_ours, self.abort)
@@ -466,18 +466,36 @@ class Http2Connection(asyncio.BufferedProtocol):
         held = stream.unread + stream.cutter.filled
         self._memory.held += held - stream.held
         stream.held = held
-        if stream.cutter.size:
-            self._incomplete.setdefault(stream)
-        elif stream in self._incomplete:
-            del self._incomplete[stream]
-            if self._incomplete:
-                self._grant_stream(next(iter(self._incomplete)))
+        size, begun = stream.cutter.size, stream.cutter.begun
+        if stream in self._incomplete and (not size or stream.begun != begun):
+            self._end_incomplete(stream)
+        if size and stream not in self._incomplete:
+            self._incomplete[stream] = None
+            stream.begun = begun
+
+    def _end_incomplete(self, stream: Http2Stream) -> None:
+        """Give the room of a large message to those that wait."""
+        del self._incomplete[stream]
+        self._memory.promised -= stream.promised
+        stream.promised = 0
+        window = self.limits.stream_window
+        for waiting in [
+            each for each in self._incomplete if 2 * each.cutter.size > window and not each.promised
+        ]:
+            self._grant_stream(waiting)
 
     def _grant_stream(self, stream: Http2Stream) -> None:
-        missing = stream.cutter.missing
-        if missing and self._memory.is_tight and stream is not next(iter(self._incomplete), None):
-            missing = 0
-        increment = stream_grant(self.limits.stream_window, stream.recv_window, stream.unread, missing)
+        """Let the peer send more on a stream, if there is room for it."""
+        window, size, memory = self.limits.stream_window, stream.cutter.size, self._memory
+        # Smaller messages always fit: increments of less than half a window are saved up.
+        is_large = 2 * size > window and not stream.promised
+        if is_large and stream.unread < window and memory.may_promise(size):
+            stream.promised = size
+            memory.promised += size
+        if stream.promised:
+            increment = stream_grant(window, stream.recv_window, stream.unread, stream.cutter.missing)
+        else:
+            increment = stream_grant(window, stream.recv_window, stream.held, 0)
         if increment:
             stream.recv_window += increment
             self._output.emit(h2.window_frame(stream.stream_id, increment))
@@ -712,9 +730,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._memory.held -= stream.held
         stream.held = 0
         if stream in self._incomplete:
-            del self._incomplete[stream]
-            if self._incomplete:
-                self._grant_stream(next(iter(self._incomplete)))
+            self._end_incomplete(stream)
         self._output.forget(stream)
         stream.wake_reader()
         if not self.streams:

@@ -51,9 +51,9 @@ class StreamCarrier(Protocol):
 class Http2Stream:
     """State of one stream. Made by `Http2Connection`, which alone changes windows."""
 
-    __slots__ = ("__weakref__", "_carrier", "closed", "content_left", "cutter", "discards", "drained",
-                 "end_pending",
-                 "held", "messages", "owner", "peer_ended", "pending", "pending_size", "reader",
+    __slots__ = ("__weakref__", "_carrier", "begun", "closed", "content_left", "cutter", "discards",
+                 "drained", "end_pending",
+                 "held", "messages", "owner", "peer_ended", "pending", "pending_size", "promised", "reader",
                  "recv_window", "send_window", "stream_id", "tail", "unread", "we_ended")  # fmt: skip
 
     def __init__(
@@ -79,6 +79,8 @@ class Http2Stream:
         self.messages: deque[Buffer] = deque()
         self.unread = 0  # bytes of `messages`, with their overhead
         self.held = 0  # what the connection's memory counts for this stream
+        self.promised = 0  # size of the incomplete message, once it has room
+        self.begun = 0  # which of the cutter's messages that is
         self.reader: asyncio.Future[None] | None = None
         # to be sent
         self.pending: deque[Buffer] = deque()

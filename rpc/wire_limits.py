@@ -69,7 +69,7 @@ class WireLimits:
     max_streams: int = 1000  # calls of the peer at a time on one connection
     max_message: int = 4 << 20  # one received message, also after decompression; grpcio's default
     stream_window: int = 256 << 10  # unread bytes per stream; a larger message gets a window of its size
-    connection_memory: int = 16 << 20  # unread bytes of all streams of one connection
+    connection_memory: int = 32 << 20  # unread bytes of all streams of one connection
     handshake_s: float = 10.0  # from the connection to the peer's first SETTINGS
     keepalive_s: float = 60.0  # silence after which the peer is asked by PING
     keepalive_timeout_s: float = 20.0  # further silence after which the connection ends

@@ -74,7 +74,7 @@ async def _until_ended(connection: Http2Connection) -> None:
     for _ in range(4):
         await asyncio.sleep(0)
     assert not connection.streams and connection._memory.held == 0
-    assert not connection._incomplete and not connection._output._blocked
+    assert not connection._incomplete and not connection._memory.promised and not connection._output._blocked
 
 
 async def _serve(data: bytes) -> None:

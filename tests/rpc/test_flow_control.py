@@ -73,3 +73,10 @@ def test_limits_that_no_peer_could_keep_are_refused() -> None:
         WireLimits(stream_window=1000)
     with pytest.raises(ValueError, match="twice"):
         WireLimits(connection_memory=300_000)
+
+
+def test_large_messages_are_promised_a_quarter_of_the_memory() -> None:
+    memory = ReceiveMemory(LIMIT)
+    assert memory.may_promise(LIMIT // 2), "one always"
+    memory.promised += 3 << 20
+    assert memory.may_promise(1 << 20) and not memory.may_promise((1 << 20) + 1)

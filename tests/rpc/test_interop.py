@@ -29,6 +29,16 @@ async def large_unary(stub: Any, service: Service) -> None:
     assert all(answer == body for answer in answers)
 
 
+async def messages_about_as_large_as_a_window(stub: Any, service: Service) -> None:
+    window = LIMITS.stream_window
+    call = stub.mirror()
+    for size in (window // 2, window // 2 + 1, window - 6, window - 5, window - 4, window, window + 1):
+        for _ in range(3):
+            await call.write(bytes(size))
+            assert len(await call.read()) == size
+    call.cancel()
+
+
 async def client_streaming(stub: Any, service: Service) -> None:
     async def requests() -> AsyncIterator[bytes]:
         for size in (27182, 8, 1828, 45904, 0, 1 << 20):
@@ -195,7 +205,7 @@ async def reads_nothing_until_the_writer_waits(stub: Any, service: Service) -> N
 
 
 CASES: tuple[Case, ...] = (
-    empty_unary, large_unary, client_streaming, server_streaming, ping_pong, empty_stream,
+    empty_unary, large_unary, messages_about_as_large_as_a_window, client_streaming, server_streaming, ping_pong, empty_stream,
     cancel_after_begin, cancel_after_first_response, cancelled_handler_ends, timeout_on_sleeping_server,
     deadline_is_known_to_the_handler, status_code_and_message, special_status_message,
     abort_with_trailing_metadata, unimplemented_method, unimplemented_service, custom_metadata,
@@ -282,6 +292,19 @@ def test_the_synchronous_client_of_grpcio_is_served() -> None:
                     return echo(b"hello"), list(mirror(iter([b"1", b"2"])))
 
             assert await asyncio.to_thread(call) == (b"hello", [b"1", b"2"])
+
+    run(test)
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_many_large_messages_at_a_time_take_turns(kinds: tuple[str, str]) -> None:
+    """Their sizes together are several times what a connection may hold."""
+
+    async def test() -> None:
+        async with pair(kinds) as (stub, _service):
+            body = os.urandom(4 << 20)
+            answers = await asyncio.gather(*(stub.echo(body) for _ in range(40)))
+            assert all(answer == body for answer in answers)
 
     run(test)
 
