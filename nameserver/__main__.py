@@ -54,6 +54,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-registered-bytes", metavar="N", help="bytes of all registrations together (default 67108864)"
     )
+    parser.add_argument(
+        "--server-transport", metavar="NAME",
+        help="who speaks gRPC: grpcio, or event_loop, which needs less CPU (default grpcio)",
+    )  # fmt: skip
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default info)")
     return parser.parse_args(argv)
 
@@ -85,7 +89,9 @@ async def serve(config: NameserverConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     room = Room(config.max_nodes, config.max_registered_bytes)
-    server = NameServer(config.listeners, config.expiry_ms, config.max_connections, room)
+    server = NameServer(
+        config.listeners, config.expiry_ms, config.max_connections, room, config.server_transport
+    )
     await server.start()
     try:
         first, *more = server.addresses.items()

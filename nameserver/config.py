@@ -2,7 +2,8 @@
 
 Keys: `bind` (host:port of the listener "default"), `listener` (more listeners, name = host:port),
 `expiry_ms`, `max_connections` (per listener), `max_nodes` and `max_registered_bytes` (of all registrations),
-`log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as `name=host:port,name=host:port`.
+`server_transport` (who speaks gRPC), `log_level`. Environment: LEDGERMQ_NAMESERVER_<KEY>; listeners there as
+`name=host:port,name=host:port`.
 Invariant: an unknown key is an error that names the nearest known one.
 """
 
@@ -19,8 +20,19 @@ from .route_table import EXPIRY_MS
 
 DEFAULT_BIND = "127.0.0.1:9876"
 ENVIRONMENT_PREFIX = "LEDGERMQ_NAMESERVER_"
-_KEYS = ("bind", "listener", "expiry_ms", "max_connections", "max_nodes", "max_registered_bytes", "log_level")
+_KEYS = (
+    "bind",
+    "listener",
+    "expiry_ms",
+    "max_connections",
+    "max_nodes",
+    "max_registered_bytes",
+    "server_transport",
+    "log_level",
+)
 MAX_CONNECTIONS = 10_000
+#: grpcio with its threads, or this project's own gRPC in the event loop (decision D35).
+TRANSPORTS = ("grpcio", "event_loop")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -34,6 +46,7 @@ class NameserverConfig:
     max_connections: int = MAX_CONNECTIONS  # per listener
     max_nodes: int = MAX_NODES  # of all registrations
     max_registered_bytes: int = MAX_REGISTERED  # bytes of all registrations
+    server_transport: str = TRANSPORTS[0]
 
 
 def resolve(
@@ -58,7 +71,15 @@ def resolve(
         max_connections=_limit("max_connections", MAX_CONNECTIONS, settings, sources),
         max_nodes=_limit("max_nodes", MAX_NODES, settings, sources),
         max_registered_bytes=_limit("max_registered_bytes", MAX_REGISTERED, settings, sources),
-        log_level=_log_level(settings.get("log_level", "info"), sources.get("log_level", "")),
+        server_transport=_one_of(
+            "server_transport",
+            TRANSPORTS,
+            settings.get("server_transport", TRANSPORTS[0]),
+            sources.get("server_transport", ""),
+        ),
+        log_level=_one_of(
+            "log_level", _LOG_LEVELS, settings.get("log_level", "info"), sources.get("log_level", "")
+        ),
     )
 
 
@@ -135,10 +156,8 @@ def _limit(key: str, default: int, settings: Mapping[str, Any], sources: Mapping
     return int(str(value))
 
 
-def _log_level(value: object, source: str) -> str:
-    level = str(value).lower()
-    if level not in _LOG_LEVELS:
-        raise NameserverConfigError(
-            "log_level", f"is {value!r}; one of {', '.join(_LOG_LEVELS)} is wanted", source
-        )
-    return level
+def _one_of(key: str, known: tuple[str, ...], value: object, source: str) -> str:
+    chosen = str(value).lower()
+    if chosen not in known:
+        raise NameserverConfigError(key, f"is {value!r}; one of {', '.join(known)} is wanted", source)
+    return chosen

@@ -1,4 +1,4 @@
-"""NameServerService on grpc.aio: registers brokers, answers clients, pushes changes to watchers.
+"""NameServerService on either transport of gRPC: registers brokers, answers clients, tells watchers.
 
 Owns: the listeners (one gRPC server each, so that an answer knows which one received the call), the watch
 streams, the expiry timer. Must not: decide anything that `route_table` decides.
@@ -24,8 +24,11 @@ from grpc import aio
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import route_pb2
 from ledgermq.proto.foreign_text import safe_text
+from ledgermq.rpc.grpc_options import limits_of
+from ledgermq.rpc.grpc_server import GrpcServer
+from ledgermq.rpc.wire_limits import WireLimits
 
-from .config import MAX_CONNECTIONS
+from .config import MAX_CONNECTIONS, TRANSPORTS
 from .connection_limit import FullListeners, connections_per_listener
 from .errors import BindError
 from .registrations import MAX_REGISTRATION, Room, problem_of, refusal_of_stranger, text_problem
@@ -35,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: Maximum number of open watch streams per listener; more are refused.
 MAX_WATCHERS = 10_000
+#: Calls at a time on one connection, which a proxy may use for many clients.
+_MAX_CALLS = 10_000
 _EXPIRY_CHECK_S = 0.5
 _CHECKS_PER_LOOK = 10  # expiry checks per check for full listeners
 _SERVER_OPTIONS = (
@@ -305,14 +310,19 @@ class NameServer:
         expiry_ms: int,
         max_connections: int = MAX_CONNECTIONS,
         room: Room | None = None,
+        transport: str = TRANSPORTS[0],
     ) -> None:
-        """`listeners` maps each listener's name to its host:port. Port 0 takes a free one."""
+        """`listeners` maps each listener's name to its host:port. Port 0 takes a free one.
+
+        `transport`: one of TRANSPORTS.
+        """
         self.table = RouteTable(expiry_ms)
         self.addresses: dict[str, str] = {}  # bound addresses by listener; set by start()
         self._listeners = dict(listeners)
         self._room = room or Room()
         self._changes = Changes()
-        self._servers: list[aio.Server] = []
+        self._servers: list[aio.Server | GrpcServer] = []
+        self._transport = transport
         self._expiry: asyncio.Task[None] | None = None
         self._limit = connections_per_listener(max_connections, len(listeners))
         self._full = FullListeners(self._limit, {})  # gets the ports in start()
@@ -321,7 +331,11 @@ class NameServer:
         """Listen on every address, or on none. Raises: BindError."""
         for name, address in self._listeners.items():
             options = (*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", self._limit))
-            server = aio.server(options=options)
+            server: aio.Server | GrpcServer
+            if self._transport == "grpcio":
+                server = aio.server(options=options)
+            else:
+                server = GrpcServer(limits_of(options, WireLimits(max_streams=_MAX_CALLS)))
             service = NameServerService(self.table, self._changes, name, self._room)
             server.add_generic_rpc_handlers((request_handlers(service),))
             try:

@@ -13,7 +13,7 @@ from ledgermq.broker.state import codecs
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = (ROOT / "docs/versioning.md").read_text()
-PACKAGES: Final = ("proto", "raft", "broker", "nameserver", "client", "spark_jobs")
+PACKAGES: Final = ("proto", "rpc", "raft", "broker", "nameserver", "client", "spark_jobs")
 #: A number of a format in the code: a constant, or a field of a JSON document.
 CONSTANT: Final = re.compile(r"^(_?(?:[A-Z]+_)*(?:VERSION|FORMAT)): Final = \(?\s*(\d+)", re.MULTILINE)
 FIELD: Final = re.compile(r'("format(?:_version)?"): (\d+)')

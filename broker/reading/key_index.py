@@ -40,8 +40,10 @@ from .key_runs import (
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks for applied entries and deleted segments, while no search waits.
+#: Seconds between two looks for applied entries and deleted segments, while no search waits: while entries
+#: come, and on an idle node.
 FOLLOW_INTERVAL: Final = 0.1
+IDLE_INTERVAL: Final = 1.0
 _MAX_CLOSED: Final = 2  # maximum of segments waiting for their run to be written; then following pauses
 _MAX_PLANS: Final = 4
 _T = TypeVar("_T")
@@ -222,6 +224,7 @@ class KeyIndex:
                 if not self._next:
                     await self._open()
                 self._finished.drop_deleted()
+                before = self._next
                 await self._follow()
             except StoppedError:
                 return
@@ -233,7 +236,7 @@ class KeyIndex:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(FOLLOW_INTERVAL):
+                async with asyncio.timeout(FOLLOW_INTERVAL if self._next != before else IDLE_INTERVAL):
                     await self._wanted.wait()
             self._wanted.clear()
 

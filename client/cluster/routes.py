@@ -27,6 +27,7 @@ from ledgermq.proto.grpc_answers import decoded
 
 from ..arguments import texts
 from ..errors import (
+    BrokerUnreachableError,
     ClosedError,
     InvalidAddressError,
     LedgerMQError,
@@ -330,28 +331,34 @@ class Routes:
             return False
         request = rocketmq_v2_pb2.QueryRouteRequest(topic=rocketmq_v2_pb2.Resource(name=topic))
         metadata = (("x-mq-client-id", "ledgermq"), ("x-mq-language", "PYTHON"))
+        met_strangers_only = True
 
         async def ask(channel: Any, timeout_s: float) -> rocketmq_v2_pb2.Status:
+            nonlocal met_strangers_only
             stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
             try:
                 answer: rocketmq_v2_pb2.QueryRouteResponse = decoded(
                     await stub.QueryRoute(request, timeout=timeout_s, metadata=metadata)
                 )
             except grpc.RpcError as error:
-                if not is_stranger(error):
-                    raise
-                return rocketmq_v2_pb2.Status(code=rocketmq_v2_pb2.TOPIC_NOT_FOUND)  # it creates none
+                met_strangers_only = met_strangers_only and is_stranger(error)
+                raise
             return answer.status
 
-        status = await call_broker_group(
-            lambda: broker_group,
-            self._channels,
-            ask,
-            timeout_s=ASK_TIMEOUT_S * len(broker_group.nodes),
-            attempt_s=ASK_TIMEOUT_S,
-            port="messaging_address",
-            once=True,
-        )
+        try:
+            status = await call_broker_group(
+                lambda: broker_group,
+                self._channels,
+                ask,
+                timeout_s=ASK_TIMEOUT_S * len(broker_group.nodes),
+                attempt_s=ASK_TIMEOUT_S,
+                port="messaging_address",
+                once=True,
+            )
+        except BrokerUnreachableError:
+            if met_strangers_only:
+                return False  # what is there creates no topics
+            raise
         return _is_created(status)
 
     async def _wait_for_route(self, topic: str, broker_groups: Collection[str]) -> TopicRoute:

@@ -81,7 +81,7 @@ class Producer(Closing):
 
     def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
         """Send many messages and wait for all of them. Raises: the error of the first one that failed."""
-        self._check_call()
+        self._check_open()
         an_iterable("messages", messages)
         return self._thread.call(self._producer.send_batch(list(messages)))
 
@@ -130,7 +130,8 @@ class Producer(Closing):
 
     def ready(self) -> None:
         """Wait until there is room for another `send_async`. Raises: ClosedError (closed meanwhile)."""
-        self._check_call()
+        self._check_open()
+        self._thread.check_outside()
         self._handover.wait_for_room()
 
     @property
@@ -145,7 +146,7 @@ class Producer(Closing):
 
     def flush(self) -> None:
         """Wait until every message so far is acknowledged or has failed."""
-        self._check_call()
+        self._check_open()
 
         async def flushed() -> None:
             await self._handover.flush()

@@ -120,8 +120,13 @@ class LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it. Ctrl-C cancels it.
 
-        Raises: ClosedError (stopped meanwhile).
+        Raises: ClosedError (stopped meanwhile), UsageError (in the loop's own thread).
         """
+        try:
+            self.check_outside()
+        except UsageError:
+            coroutine.close()
+            raise
         future = self.submit(coroutine)
         try:
             return _result(future)
@@ -246,11 +251,6 @@ class Closing:
         if self._closed:
             raise ClosedError(self._what)
 
-    def _check_call(self) -> None:
-        """Check that a call that waits may be made. Raises: ClosedError, UsageError (`check_outside`)."""
-        self._check_open()
-        self._thread.check_outside()
-
     def _now(self, call: Callable[[], T]) -> T:
         """Run a non-waiting call on the loop."""
         return self._thread.call(make(call))
@@ -277,7 +277,7 @@ def awaited(
 
     @wraps(method)
     def call(client: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
-        client._check_call()
+        client._check_open()
         found: T = client._thread.call(getattr(client._twin, name)(*arguments, **named))
         return found
 
@@ -290,7 +290,7 @@ def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any
 
     @wraps(method)
     def call(client: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
-        client._check_call()
+        client._check_open()
         found: T = client._now(partial(getattr(client._twin, name), *arguments, **named))
         return found
 

@@ -132,7 +132,7 @@ class PushConsumer(Closing):
         cannot heal.
         """
         try:
-            self._check_call()
+            self._check_open()
             self._thread.call(self._twin.run())
         except KeyboardInterrupt:
             self.close()

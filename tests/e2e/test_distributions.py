@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION: Final = PROJECT["project"]["version"]
-PACKAGES: Final = ("proto", "raft", "broker", "nameserver", "client", "spark_jobs")
+PACKAGES: Final = ("proto", "rpc", "raft", "broker", "nameserver", "client", "spark_jobs")
 #: What a package consists of. `*_pb2*.py` are in the repository, so the compiler is not needed.
 KINDS: Final = ("*.py", "*.pyi", "*.proto", "*.j2", "*.html", "py.typed")
 DOCUMENTS: Final = ("README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")

@@ -12,7 +12,8 @@ from .broker_targets import BROKER_TARGETS
 from .client_targets import CLIENT_TARGETS
 from .fuzzer import Target
 from .log_targets import LOG_TARGETS
+from .rpc_targets import RPC_TARGETS
 
 TARGETS: Final[dict[str, Target]] = {
-    target.name: target for target in (*LOG_TARGETS, *BROKER_TARGETS, *CLIENT_TARGETS)
+    target.name: target for target in (*LOG_TARGETS, *BROKER_TARGETS, *CLIENT_TARGETS, *RPC_TARGETS)
 }

@@ -17,7 +17,7 @@ from .targets import TARGETS
 #: For each target in `make test`. `make fuzz` runs for any time.
 SECONDS: Final = 5
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
-PACKAGES: Final = ("proto", "raft", "broker", "nameserver", "client", "spark_jobs")
+PACKAGES: Final = ("proto", "rpc", "raft", "broker", "nameserver", "client", "spark_jobs")
 #: A caller of one of these reads bytes.
 READING: Final = frozenset(
     [

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from .catalogue import MUTANTS
 from .mutant import ROOT, SourceMutant
 
-PACKAGES = ("proto", "raft", "broker", "nameserver", "client", "spark_jobs")
+PACKAGES = ("proto", "rpc", "raft", "broker", "nameserver", "client", "spark_jobs")
 _TEST_SECONDS = 600
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 

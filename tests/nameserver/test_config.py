@@ -35,6 +35,7 @@ def test_listeners_have_names() -> None:
         ({"expiry_ms": 10}, ["2000"]),
         ({"expiry_ms": "soon"}, ["whole number"]),
         ({"log_level": "loud"}, ["info"]),
+        ({"server_transport": "tcp"}, ["grpcio", "event_loop"]),
         ({"listener": ["internal"]}, ["name=host:port"]),
         ({"listener": 5}, ["table"]),
     ],

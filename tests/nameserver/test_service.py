@@ -12,6 +12,7 @@ import pytest
 from grpc import aio
 
 from ledgermq.nameserver import service
+from ledgermq.nameserver.config import TRANSPORTS
 from ledgermq.nameserver.errors import BindError
 from ledgermq.nameserver.registrations import Room
 from ledgermq.nameserver.route_table import RouteTable
@@ -21,7 +22,14 @@ from ledgermq.proto import nameserver_pb2_grpc, route_pb2
 
 from .test_route_table import route
 
+DEFAULTS: Any = NameServer.__init__.__defaults__
 NO_CONTEXT: Any = None  # of a call that is made without a server; it is asked only to refuse one
+
+
+@pytest.fixture(params=TRANSPORTS, autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test run with every transport."""
+    monkeypatch.setattr(NameServer.__init__, "__defaults__", (*DEFAULTS[:-1], request.param))
 
 
 @asynccontextmanager

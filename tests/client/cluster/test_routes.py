@@ -175,6 +175,22 @@ async def test_a_broker_may_create_the_topic_when_it_is_sent_to() -> None:
             await routes.get("another", create=True)
 
 
+async def test_the_next_node_is_asked_to_create_a_topic_where_another_service_has_the_port_of_the_first() -> (
+    None
+):
+    async with MessagingCluster(FakeGroup(), nodes=2) as cluster, Client(cluster.address) as routes:
+        cluster.messaging[1].creates_topics = cluster
+        first = cluster.node("n1")
+        first.messaging_address = first.address  # it serves gRPC, and no official clients
+        cluster.register(cluster.groups[0])
+        assert len((await routes.get("fresh", create=True)).queues) == 2
+        second = cluster.node("n2")
+        second.messaging_address = second.address
+        cluster.register(cluster.groups[0])
+        with pytest.raises(TopicNotFoundError):
+            await routes.get("another", create=True)
+
+
 async def test_a_broker_without_a_leader_cannot_tell_that_a_topic_does_not_exist() -> None:
     async with MessagingCluster(FakeGroup()) as cluster, Client(cluster.address) as routes:
         cluster.messaging[0].route_refusal = status(v2.HA_NOT_AVAILABLE, "no leader is known")

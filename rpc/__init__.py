@@ -1,0 +1,11 @@
+"""gRPC on the wire, spoken by an asyncio protocol inside the event loop: no threads, no wake-ups.
+
+Owns: HTTP/2 frames, header blocks, flow control, messages and calls, for servers and for clients. It speaks
+with grpcio and every other gRPC peer; generated stubs and servicer classes work with it unchanged.
+Must not: know any service, or another package of this project.
+
+Begin with `grpc_server.py` and `grpc_channel.py`, the two ends. Under both: `http2_connection.py`, which
+reads frames, `http2_output.py`, which sends them, and `http2_stream.py`, one call on it. Then
+`http2_frames.py`, `header_blocks.py`, `flow_control.py`, `call_headers.py`, `grpc_messages.py`; every bound
+stands in `wire_limits.py`.
+"""

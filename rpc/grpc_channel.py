@@ -1,0 +1,368 @@
+"""The client end: a channel to one address, and what stubs need of it.
+
+Owns: the connection, its reconnects, the calls that wait for one. Must not: know a call's contents. It has
+the methods of `grpc.aio.Channel` that generated stubs and the clients use.
+
+A channel connects with the first call. While it cannot, calls fail at once, but those that wait for it; the
+pauses between attempts grow. A connection that the server drains is left to its calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import grpc
+
+from . import http2_frames as h2
+from .call_headers import metadata_fields
+from .header_blocks import encode_block
+from .http2_connection import SCRATCH_SIZE, Http2Connection
+from .made_call import (
+    ClientMethod,
+    MadeCall,
+    StreamStreamCall,
+    StreamUnaryCall,
+    UnaryStreamCall,
+    UnaryUnaryCall,
+)
+from .wire_limits import WireLimits
+
+#: Bounds of clients that set none. A client that only waits is not asked: servers count such questions.
+CLIENT_LIMITS: Final = WireLimits(max_streams=0, keepalive_s=0.0, max_idle_s=0.0)
+#: Pause in seconds after a refusal when no other call is open: a server may count a call for some time after
+#: it has answered it.
+_REFUSED_PAUSE_S: Final = 0.02
+_State = grpc.ChannelConnectivity
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnects:
+    """Pauses between attempts to connect, and the time that one may take; in seconds."""
+
+    first_s: float = 0.5
+    most_s: float = 10.0
+    attempt_s: float = 20.0
+
+
+class GrpcChannel:
+    """A channel to `host:port`, `dns:///host:port` or `unix:path`. Use it in one event loop.
+
+    Usage: pass it to a generated stub; `await close()` at the end, or `async with`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        limits: WireLimits = CLIENT_LIMITS,
+        reconnects: Reconnects = Reconnects(),  # frozen
+        compression: grpc.Compression = grpc.Compression.NoCompression,
+        lends_memory: bool = False,
+        user_agent: str = "grpc-python-ledgermq",
+    ) -> None:
+        """`tls` gets ALPN h2; `server_name` is checked against the certificate in place of the host.
+
+        `compression`: of requests. `lends_memory`: hand large messages on as memoryview, without a copy.
+        """
+        self.max_message = limits.max_message
+        self.lends_memory = lends_memory
+        self._target = target.removeprefix("dns:///").removeprefix("ipv4:").removeprefix("ipv6:")
+        self._tls = tls
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        self._server_name = server_name
+        self._limits = limits
+        self._reconnects = reconnects
+        self._compression = compression
+        self._authority = server_name or ("localhost" if target.startswith("unix:") else self._target)
+        self._user_agent = user_agent
+        self._scratch = bytearray(SCRATCH_SIZE)
+        self._connection: Http2Connection | None = None
+        self._draining: set[Http2Connection] = set()
+        self._waiting: dict[MadeCall, None] = {}
+        self._connecting: asyncio.Task[None] | None = None
+        self._state = _State.IDLE
+        self._state_waiters: list[asyncio.Future[None]] = []
+        self._error = ""
+
+    # --- what stubs use -------------------------------------------------------------------------------------
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        _registered_method: bool | None = False,
+    ) -> Callable[..., UnaryUnaryCall]:
+        """Return a function that calls `method`, with the arguments of `grpc.aio.UnaryUnaryMultiCallable`."""
+        return self._multi(UnaryUnaryCall, method, request_serializer, response_deserializer, False, False)
+
+    def unary_stream(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        _registered_method: bool | None = False,
+    ) -> Callable[..., UnaryStreamCall]:
+        """Return a function that calls `method`: one request, a stream of answers."""
+        return self._multi(UnaryStreamCall, method, request_serializer, response_deserializer, False, True)
+
+    def stream_unary(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        _registered_method: bool | None = False,
+    ) -> Callable[..., StreamUnaryCall]:
+        """Return a function that calls `method`: a stream of requests, one answer."""
+        return self._multi(StreamUnaryCall, method, request_serializer, response_deserializer, True, False)
+
+    def stream_stream(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes] | None = None,
+        response_deserializer: Callable[[bytes], Any] | None = None,
+        _registered_method: bool | None = False,
+    ) -> Callable[..., StreamStreamCall]:
+        """Return a function that calls `method`: streams in both directions."""
+        return self._multi(StreamStreamCall, method, request_serializer, response_deserializer, True, True)
+
+    def _multi(
+        self,
+        kind: type[Any],
+        path: str,
+        encode: Callable[[Any], bytes] | None,
+        decode: Callable[[bytes], Any] | None,
+        request_streaming: bool,
+        response_streaming: bool,
+    ) -> Callable[..., Any]:
+        head = encode_block(
+            (
+                (b":method", b"POST"),
+                (b":scheme", b"http" if self._tls is None else b"https"),
+                (b":path", path.encode("ascii")),
+                (b":authority", self._authority.encode("idna" if not self._authority.isascii() else "ascii")),
+                (b"te", b"trailers"),
+                (b"content-type", b"application/grpc"),
+                (b"user-agent", self._user_agent.encode("ascii")),
+                (b"grpc-accept-encoding", b"identity,gzip"),
+            )
+        )
+        method = ClientMethod(head, encode, decode, request_streaming, response_streaming)
+
+        def call(
+            request: Any = None,
+            *,
+            timeout: float | None = None,
+            metadata: Iterable[Any] | None = None,
+            credentials: grpc.CallCredentials | None = None,
+            wait_for_ready: bool | None = None,
+            compression: grpc.Compression | None = None,
+        ) -> Any:
+            if credentials is not None:
+                raise grpc.aio.UsageError("credentials of a call are not supported: send metadata")
+            chosen = self._compression if compression is None else compression
+            return kind(
+                self,
+                method,
+                request,
+                timeout,
+                metadata_fields(metadata),
+                bool(wait_for_ready),
+                chosen is grpc.Compression.Gzip,
+            )
+
+        return call
+
+    # --- calls ----------------------------------------------------------------------------------------------
+    def place(self, call: MadeCall) -> None:
+        connection = self._connection
+        if connection is not None and connection.may_open and not self._waiting:
+            call.begin(connection)
+        elif self._state is _State.SHUTDOWN:
+            call.fail(grpc.StatusCode.UNAVAILABLE, "Channel is closed.")
+        elif self._state is _State.TRANSIENT_FAILURE and not call.wait_for_ready:
+            call.fail(grpc.StatusCode.UNAVAILABLE, self._error)
+        else:
+            self._waiting[call] = None
+            self._connect()
+
+    def place_again(self, call: MadeCall) -> None:
+        self._waiting[call] = None
+        connection = self._connection
+        if connection is None or connection.is_draining:
+            self._connect()
+        elif not connection.streams:  # else the next end of a call makes room
+            asyncio.get_running_loop().call_later(_REFUSED_PAUSE_S, self._begin_waiting)
+
+    def forget(self, call: MadeCall) -> None:
+        self._waiting.pop(call, None)
+
+    def _begin_waiting(self) -> None:
+        connection = self._connection
+        while self._waiting and connection is not None and connection.may_open:
+            call = next(iter(self._waiting))
+            del self._waiting[call]
+            call.begin(connection)
+
+    # --- connection -----------------------------------------------------------------------------------------
+    def _connect(self) -> None:
+        usable = self._connection is not None and not self._connection.is_draining
+        if not usable and self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect_until_ready())
+
+    async def _connect_until_ready(self) -> None:
+        """Attempt to connect while somebody waits for it."""
+        pause_s = self._reconnects.first_s
+        try:
+            while True:
+                self._set_state(_State.CONNECTING)
+                try:
+                    self._connection = await self._open()
+                    break
+                except (OSError, TimeoutError, ssl.SSLError) as error:
+                    self._fail_waiting(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._reconnects.most_s)
+                if not self._waiting and not self._state_waiters:
+                    self._set_state(_State.IDLE)
+                    return
+        finally:
+            self._connecting = None
+        self._set_state(_State.READY)
+        self._begin_waiting()
+        if self._waiting and self._connection.is_draining:
+            self._connect()
+
+    async def _open(self) -> Http2Connection:
+        """Return a connection whose settings have come. Raises: OSError, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def on_lost(connection: Http2Connection, reason: str) -> None:
+            if not ready.done():
+                ready.set_exception(ConnectionError(reason))
+            self._on_lost(connection)
+
+        def protocol() -> Http2Connection:
+            return Http2Connection(
+                self._limits,
+                self._scratch,
+                on_ready=lambda connection: None if ready.done() else ready.set_result(None),
+                on_room=self._begin_waiting,
+                on_going=self._on_going,
+                on_lost=on_lost,
+            )
+
+        async with asyncio.timeout(self._reconnects.attempt_s):
+            tls: dict[str, Any] = {}
+            if self._tls is not None:
+                host = self._target.rpartition(":")[0].strip("[]")
+                tls = {"ssl": self._tls, "server_hostname": self._server_name or host or "localhost"}
+            if self._target.startswith("unix:"):
+                path = self._target.removeprefix("unix:")
+                transport, connection = await loop.create_unix_connection(protocol, path, **tls)
+            else:
+                host, _, port = self._target.rpartition(":")
+                transport, connection = await loop.create_connection(
+                    protocol, host.strip("[]"), int(port), **tls
+                )
+            try:
+                await ready
+            except BaseException:
+                transport.abort()
+                raise
+        return connection
+
+    def _fail_waiting(self, error: Exception) -> None:
+        reason = str(error) or type(error).__name__
+        self._error = (
+            f"failed to connect to all addresses; last error: UNKNOWN: {self._target}: "
+            f"Failed to connect to remote host: {reason}"
+        )
+        self._set_state(_State.TRANSIENT_FAILURE)
+        for call in [call for call in self._waiting if not call.wait_for_ready]:
+            del self._waiting[call]
+            call.fail(grpc.StatusCode.UNAVAILABLE, self._error)
+
+    def _on_going(self, connection: Http2Connection) -> None:
+        """The server takes no more calls on this connection; those that run go on."""
+        if connection is self._connection:
+            self._draining.add(connection)
+            self._leave()
+
+    def _on_lost(self, connection: Http2Connection) -> None:
+        self._draining.discard(connection)
+        if connection is self._connection:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._connection = None
+        if self._state is not _State.SHUTDOWN:
+            self._set_state(_State.IDLE)
+            if self._waiting:
+                self._connect()
+
+    # --- grpc.aio.Channel -----------------------------------------------------------------------------------
+    def _set_state(self, state: grpc.ChannelConnectivity) -> None:
+        if self._state is not state and self._state is not _State.SHUTDOWN:
+            self._state = state
+            waiters, self._state_waiters = self._state_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Return the state of the connection."""
+        state = self._state
+        if try_to_connect and state is _State.IDLE:
+            self._connect()
+        return state
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Return when the state is another one."""
+        while self._state is last_observed_state:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._state_waiters.append(waiter)
+            await waiter
+
+    async def channel_ready(self) -> None:
+        """Connect, and return when it succeeded."""
+        while (state := self.get_state(try_to_connect=True)) is not _State.READY:
+            if state is _State.SHUTDOWN:
+                raise grpc.aio.UsageError("Channel is closed.")
+            await self.wait_for_state_change(state)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Let calls end for `grace` seconds, cancel the others, close the connection."""
+        connections = [*self._draining, *([self._connection] if self._connection is not None else [])]
+        self._set_state(_State.SHUTDOWN)
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        for call in list(self._waiting):
+            call.cancel()
+        owners = [stream.owner for each in connections for stream in each.streams.values()]
+        calls = [owner for owner in owners if isinstance(owner, MadeCall)]
+        if grace and calls:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    for call in calls:
+                        await call.code()
+        for call in calls:
+            call.cancel()
+        for connection in connections:
+            connection.close(h2.NO_ERROR, "the channel is closed")
+        self._connection = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

@@ -1,0 +1,330 @@
+"""The server end: ports, methods, calls.
+
+Owns: listening sockets, the table of methods, the limits of connections and running calls. Must not: know
+what a method does. It has the methods of `grpc.aio.Server` that generated code and services use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from . import http2_frames as h2
+from .call_headers import RequestHead, encode_message, read_request, read_trailers
+from .grpc_messages import ENCODINGS, GrpcMessageError
+from .header_blocks import Fields, HeaderBlock, encode_block
+from .http2_connection import CLOSED_BY_PEER, SCRATCH_SIZE, Http2Connection
+from .http2_stream import Http2Stream
+from .served_call import MethodHandler, ServedCall
+from .wire_limits import WireLimits
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG: Final = 1024
+#: Reasons of ended connections that are nobody's fault and not logged.
+_ORDINARY: Final = ("idle", "this server stops")
+#: Pause between two log lines of one reason from one host, in seconds, and reasons that are remembered.
+_LOG_PAUSE_S: Final = 60.0
+_LOG_REASONS: Final = 1000
+_NOT_GRPC: Final[Fields] = ((b":status", b"415"), (b"content-type", b"text/plain"))
+_NOT_GRPC_TEXT: Final = b"This port speaks gRPC: POST with the content-type application/grpc.\n"
+
+
+class _CallDetails(grpc.HandlerCallDetails):
+    def __init__(self, method: str, metadata: Any) -> None:
+        self.method = method
+        self.invocation_metadata = metadata
+
+
+class _RefusedRequest:
+    """Owner of a stream whose request is refused: what it sends is dropped, and its end is answered."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+
+    def on_head(self, block: HeaderBlock, ended: bool) -> None:
+        read_trailers(block.fields)
+
+    def on_end(self) -> None:
+        self._answer()
+
+    def on_reset(self, code: int, reason: str, unprocessed: bool) -> None: ...
+
+    def on_bad_message(self, error: GrpcMessageError) -> None: ...
+
+
+class GrpcServer:
+    """A gRPC server in the running event loop.
+
+    Usage: `add_generic_rpc_handlers` (or generated `add_…_to_server`), `add_insecure_port`,
+    `add_secure_port`, `await start()`, `await stop(grace)`.
+    """
+
+    def __init__(
+        self,
+        limits: WireLimits = WireLimits(),  # noqa: B008  # frozen
+        *,
+        compression: grpc.Compression = grpc.Compression.NoCompression,
+        lends_memory: bool = False,
+    ) -> None:
+        """`compression`: of answers, where the client accepts it.
+
+        `lends_memory`: handlers without a deserializer, and deserializers, get large messages as memoryview,
+        which spares a copy.
+        """
+        self.limits = limits
+        self._compress = compression is grpc.Compression.Gzip
+        self._lends_memory = lends_memory
+        self._methods: dict[bytes, MethodHandler | None] = {}
+        self._generic: list[Any] = []
+        self._connections: set[Http2Connection] = set()
+        self._calls: dict[Http2Connection, set[ServedCall]] = {}
+        self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._servers: list[asyncio.Server] = []
+        self._scratch = bytearray(SCRATCH_SIZE)
+        self._logged: dict[tuple[str, str], float] = {}
+        self._stopped: asyncio.Event = asyncio.Event()
+
+    # --- methods --------------------------------------------------------------------------------------------
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any]) -> None:
+        """Add handlers of methods: `grpc.GenericRpcHandler`."""
+        self._generic.extend(generic_rpc_handlers)
+        self._methods.clear()
+
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, MethodHandler]
+    ) -> None:
+        """Add the handlers of one service by the names of its methods."""
+        for name, handler in method_handlers.items():
+            self._methods[f"/{service_name}/{name}".encode()] = handler
+
+    def _handler_of(self, head: RequestHead) -> MethodHandler | None:
+        handler = self._methods.get(head.path)
+        if handler is not None:
+            return handler
+        details = _CallDetails(head.path.decode("ascii", "replace"), head.metadata)
+        for generic in self._generic:
+            found: MethodHandler | None = generic.service(details)
+            if found is not None:
+                return found  # not remembered: a generic handler may decide by metadata
+        return None
+
+    # --- ports ----------------------------------------------------------------------------------------------
+    def add_insecure_port(self, address: str) -> int:
+        """Bind `host:port` or `unix:path`. Returns the port, 0 for a path. Raises: RuntimeError."""
+        return self._add_port(address, None)
+
+    def add_secure_port(self, address: str, context: ssl.SSLContext) -> int:
+        """Bind a port for TLS. `context` gets ALPN h2. Returns the port. Raises: RuntimeError."""
+        context.set_alpn_protocols(["h2"])
+        return self._add_port(address, context)
+
+    def add_socket(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
+        """Serve connections of a socket that is bound already."""
+        if context is not None:
+            context.set_alpn_protocols(["h2"])
+        self._sockets.append((listener, context))
+
+    def _add_port(self, address: str, context: ssl.SSLContext | None) -> int:
+        try:
+            listener = _bound(address)
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"Failed to bind to address {address}: {error}") from error
+        self._sockets.append((listener, context))
+        return 0 if address.startswith("unix:") else int(listener.getsockname()[1])
+
+    async def start(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        for listener, context in self._sockets:
+            self._servers.append(
+                await loop.create_server(
+                    self._protocol,
+                    sock=listener,
+                    ssl=context,
+                    backlog=_BACKLOG,
+                    ssl_handshake_timeout=self.limits.handshake_s if context else None,
+                )
+            )
+
+    async def stop(self, grace: float | None) -> None:
+        """Close the ports, let calls end for `grace` seconds, cancel the others, close all connections."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for listener, _ in self._sockets:
+            listener.close()
+        self._sockets.clear()
+        for connection in list(self._connections):
+            connection.drain()
+        calls = [call for calls in self._calls.values() for call in calls]
+        tasks = [call.task for call in calls if call.task is not None]
+        if grace and tasks:
+            await asyncio.wait(tasks, timeout=grace)
+        for call in [call for calls in self._calls.values() for call in calls]:
+            call.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.close(h2.NO_ERROR, "this server stops")
+        self._stopped.set()
+
+    async def wait_for_termination(self, timeout: float | None = None) -> bool:
+        """Wait until `stop` is done, at most `timeout` seconds. Returns whether it is not."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._stopped.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    @property
+    def connection_count(self) -> int:
+        """Open connections."""
+        return len(self._connections)
+
+    # --- connections ----------------------------------------------------------------------------------------
+    def _protocol(self) -> asyncio.BaseProtocol:
+        return self.serve_connection()
+
+    def serve_connection(self) -> Http2Connection:
+        """Return the protocol of a new connection, for listeners that accept elsewhere."""
+        return Http2Connection(
+            self.limits, self._scratch, accept=self._accept, on_made=self._on_made, on_lost=self._on_lost
+        )
+
+    def _on_made(self, connection: Http2Connection) -> None:
+        if len(self._connections) >= self.limits.max_connections:
+            connection.abort(f"more than {self.limits.max_connections} connections")
+            return
+        self._connections.add(connection)
+
+    def _on_lost(self, connection: Http2Connection, reason: str) -> None:
+        self._connections.discard(connection)
+        if reason not in _ORDINARY and not reason.startswith(CLOSED_BY_PEER):
+            self._log(connection.peer, reason)
+
+    def _log(self, peer: str, reason: str) -> None:
+        """Log once per kind of reason, host and minute."""
+        host, kind = peer.rpartition(":")[0], re.sub(r"\d+", "", reason)
+        now = asyncio.get_running_loop().time()
+        last = self._logged.get((host, kind))
+        if last is None or now - last >= _LOG_PAUSE_S:
+            if len(self._logged) >= _LOG_REASONS:
+                self._logged.clear()
+            self._logged[host, kind] = now
+            logger.warning("connection ended peer=%s reason=%s", peer, reason)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+    def _accept(self, connection: Http2Connection, stream_id: int, block: HeaderBlock) -> None:
+        """Begin a call. Raises: MalformedFieldsError."""
+        head = block.meaning
+        if not isinstance(head, RequestHead):
+            if block.too_large:
+                head = RequestHead()
+                head.is_grpc, head.problem = True, "too much metadata"
+                self._refuse(connection, stream_id, head, grpc.StatusCode.RESOURCE_EXHAUSTED)
+                return
+            head = block.meaning = read_request(block.fields)
+        handler = self._methods.get(head.path) or self._handler_of(head)
+        running = self._calls.setdefault(connection, set())
+        if handler is None or head.is_refused:
+            self._refuse(connection, stream_id, head, grpc.StatusCode.UNIMPLEMENTED)
+            return
+        if len(running) >= self.limits.max_streams:  # streams that were reset, but whose handlers still run
+            self._refuse(connection, stream_id, head, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            return
+        call = ServedCall(
+            connection,
+            head,
+            handler,
+            self._on_call_over,
+            compress=self._compress,
+            lends_memory=self._lends_memory,
+        )
+        stream = connection.add_stream(stream_id, call, self.limits.max_message)
+        stream.content_left = head.content_length
+        stream.cutter.encoding = head.encoding
+        call.stream = stream
+        running.add(call)
+        call.begin()
+
+    def _on_call_over(self, call: ServedCall) -> None:
+        running = self._calls.get(call.connection)
+        if running is not None:
+            running.discard(call)
+            if not running:
+                del self._calls[call.connection]
+
+    def _refuse(
+        self, connection: Http2Connection, stream_id: int, head: RequestHead, code: grpc.StatusCode
+    ) -> None:
+        """Answer a request that has no call: a gRPC one at once, another one at its end."""
+        details = head.problem
+        if head.problem and code is grpc.StatusCode.UNIMPLEMENTED:
+            code = grpc.StatusCode.INTERNAL
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            details = details or "too many cancelled calls of this connection have not ended"
+        elif head.encoding not in ENCODINGS:
+            name = head.encoding[:50].decode("ascii", "replace")
+            details = f"Compression algorithm '{name}' is not known"
+        else:
+            details = "Method not found!"
+        owner = _RefusedRequest(lambda: None if head.is_grpc else _answer_stranger(connection, stream))
+        stream = connection.add_stream(stream_id, owner, self.limits.max_message)
+        stream.content_left = head.content_length
+        stream.discards = True
+        if head.is_grpc:
+            connection.send_head(stream, encode_block(_refusal(code, details)), True)
+
+
+def _answer_stranger(connection: Http2Connection, stream: Http2Stream) -> None:
+    """Answer a request that is no gRPC."""
+    connection.send_head(stream, encode_block(_NOT_GRPC), False)
+    connection.send_data(stream, b"", _NOT_GRPC_TEXT, True)
+
+
+def _refusal(code: grpc.StatusCode, details: str) -> Fields:
+    return (
+        (b":status", b"200"),
+        (b"content-type", b"application/grpc"),
+        (b"grpc-status", b"%d" % code.value[0]),
+        (b"grpc-message", encode_message(details)),
+        (b"grpc-accept-encoding", b"identity,gzip"),
+    )
+
+
+def _bound(address: str) -> socket.socket:
+    """Return a bound socket. Raises: OSError, ValueError."""
+    if address.startswith("unix:"):
+        path = Path(address.removeprefix("unix:"))
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        place: Any = str(path)
+    else:
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setblocking(False)
+        if listener.family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if listener.family == socket.AF_INET6 and place[0] == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(place)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,803 @@
+"""One HTTP/2 connection of a server or a client, as an asyncio protocol.
+
+Owns: the connection's state, its streams, the order of frames on it, and every refusal of a peer that breaks
+the protocol or floods it. Must not: know gRPC's methods and statuses.
+
+Received bytes go into memory that all connections of an endpoint share, except those of large messages: the
+loop reads them straight into the message. What is sent during one turn of the loop is one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from . import http2_frames as h2
+from .allowance import Allowance
+from .call_headers import MalformedFieldsError
+from .flow_control import ReceiveMemory, stream_grant
+from .grpc_messages import GrpcMessageError
+from .header_blocks import HeaderBlock, HeaderBlockDecoder, HeaderBlockError
+from .http2_frames import FRAME_HEADER, FRAME_HEADER_SIZE, Http2ConnectionError, Http2StreamError
+from .http2_output import UPDATES_EXPLAINED, Http2Output
+from .http2_stream import Http2Stream, StreamUser
+from .wire_limits import (
+    FIRST_PIECE,
+    GENEROUS_MESSAGES,
+    GENEROUS_PIECE,
+    IDLE_FRAMES,
+    IDLE_FRAMES_PER_S,
+    MAX_CONTINUATIONS,
+    MAX_CONTROL_FRAME,
+    MAX_DATA_FRAME,
+    MAX_HEADER_BLOCK,
+    MAX_HEADER_LIST,
+    MAX_SENT_FRAME,
+    MAX_STREAM_ID,
+    MAX_WINDOW,
+    REMEMBERED_STREAMS,
+    RESETS,
+    RESETS_PER_S,
+    WireLimits,
+)
+
+#: Memory for received bytes that an endpoint's connections share.
+SCRATCH_SIZE: Final = 128 << 10
+#: Rest of a DATA frame that is worth its own read.
+_DIRECT_MIN: Final = 8 << 10
+#: Time in seconds in which a peer may take what was sent before the end.
+_LINGER_S: Final = 5.0
+#: Begin of the reason of a connection that ended without ours.
+CLOSED_BY_PEER: Final = "connection closed by the peer"
+_KEEPALIVE_PING: Final = b"ledgermq"
+_DRAIN_PING: Final = b"draining"
+_HTTP_1: Final = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\n"
+    b"content-length: 46\r\n\r\nThis port speaks gRPC (HTTP/2), not HTTP/1.1.\n"
+)
+
+
+class Http2Connection(asyncio.BufferedProtocol):
+    """One connection. All methods are called on the loop's thread.
+
+    A server passes `accept(connection, stream id, header block)`, which adds each new stream or raises
+    MalformedFieldsError; a client opens streams.
+    """
+
+    def __init__(
+        self,
+        limits: WireLimits,
+        scratch: bytearray,
+        *,
+        accept: Callable[[Http2Connection, int, HeaderBlock], None] | None = None,
+        on_made: Callable[[Http2Connection], None] = lambda connection: None,
+        on_ready: Callable[[Http2Connection], None] = lambda connection: None,
+        on_room: Callable[[], None] = lambda: None,
+        on_going: Callable[[Http2Connection], None] = lambda connection: None,
+        on_lost: Callable[[Http2Connection, str], None] = lambda connection, reason: None,
+    ) -> None:
+        """`scratch`: SCRATCH_SIZE bytes, shared by connections of one loop.
+
+        `on_made`: connected; `on_ready`: the peer's first settings came; `on_room`: a stream has closed;
+        `on_going`: the peer takes no more streams; `on_lost(connection, reason)`: it is over.
+        """
+        self.limits = limits
+        self.streams: dict[int, Http2Stream] = {}
+        self.is_draining = False  # no more streams: we said so, or the peer
+        self.peer_max_streams = MAX_STREAM_ID  # no limit, unless its settings say one
+        self.peer = ""  # address, as grpcio writes it
+        self.transport: Any = None
+        self._accept = accept
+        self._on_made, self._on_ready, self._on_room = on_made, on_ready, on_room
+        self._on_going, self._on_lost = on_going, on_lost
+        self._loop = asyncio.get_running_loop()
+        # received
+        self._scratch, self._view = scratch, memoryview(scratch)
+        self._rest = b""  # begin of a frame
+        self._preface_done = accept is None
+        self._settings_seen = False
+        self._decoder = HeaderBlockDecoder()
+        self._memory = ReceiveMemory(max(limits.connection_memory, 2 * limits.max_message))
+        self._data_stream: Http2Stream | None = None  # of the DATA frame in progress
+        self._data_left = self._data_padding = 0
+        self._data_ends = False
+        self._is_direct = False
+        self._block: bytearray | None = None  # of HEADERS without END_HEADERS
+        self._block_stream = self._block_frames = 0
+        self._block_ends = False
+        self._last_id = 0  # largest stream id of the peer, or of ours for a client
+        self._ended: dict[int, bool] = {}  # recent ended streams; True: we reset it, late frames are right
+        self._incomplete: dict[Http2Stream, None] = {}  # with a message in progress, oldest first
+        self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S, self._loop.time())
+        self._resets = Allowance(RESETS, RESETS_PER_S, self._loop.time())
+        self._output = Http2Output(self._loop, self._end_ours, self.abort)
+        self.send_head = self._output.send_head
+        self.send_data = self._output.send_data
+        self.send_end = self._output.send_end
+        # life
+        self._reason = ""
+        self._heard = False
+        self._asked = False
+        self._idle_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.peer = _peer_of(transport)
+        tls = transport.get_extra_info("ssl_object")
+        self._output.begin(transport)
+        self._idle_since = self._loop.time()
+        self._on_made(self)
+        if not self.is_open:
+            return
+        if tls is not None and tls.selected_alpn_protocol() != "h2":
+            self.abort("the TLS peer did not offer HTTP/2 (ALPN h2)")
+            return
+        if self._accept is None:
+            self._output.emit(h2.PREFACE)
+            self._send_settings((h2.ENABLE_PUSH, 0))
+        self._timer = self._loop.call_later(self.limits.handshake_s, self._on_timer)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._data_left >= _DIRECT_MIN:
+            stream = self._data_stream
+            if stream is not None and stream.cutter.size and not stream.closed:
+                self._is_direct = True
+                return stream.cutter.direct()[: self._data_left]
+        self._is_direct = False
+        size = len(self._rest)
+        self._view[:size] = self._rest
+        return self._view[size:]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
+        try:
+            if self._is_direct:
+                self._take_direct(nbytes)
+            else:
+                end = len(self._rest) + nbytes
+                taken = self._parse(end)
+                self._rest = bytes(self._view[taken:end]) if taken < end else b""
+            if self.is_open and self._preface_done:
+                self._grant_connection()
+                if self._memory.is_full:
+                    self._make_room()
+        except Http2ConnectionError as error:
+            self._end_broken(error)
+        self._output.flush()
+
+    def pause_writing(self) -> None:
+        self._output.is_paused = True
+
+    def resume_writing(self) -> None:
+        self._output.is_paused = False
+        self._output.pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._output.is_open = False
+        self.is_draining = True
+        if self._timer is not None:
+            self._timer.cancel()
+        reason = self._reason or (f"{CLOSED_BY_PEER}: {exc}" if exc else CLOSED_BY_PEER)
+        for stream in list(self.streams.values()):
+            self._close(stream, we_reset=True)
+            stream.owner.on_reset(h2.CONNECTION_LOST, reason, False)
+        self._on_lost(self, reason)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames are read and sent."""
+        return self._output.is_open
+
+    # --- for calls ------------------------------------------------------------------------------------------
+    @property
+    def may_open(self) -> bool:
+        """Whether a client may open a stream now."""
+        return (
+            self.is_open
+            and not self.is_draining
+            and self._settings_seen
+            and len(self.streams) < self.peer_max_streams
+        )
+
+    def new_stream(self, owner: StreamUser, max_message: int) -> Http2Stream:
+        """Return a client's new stream; it begins with `send_head`, at once. Needs `may_open`."""
+        self._last_id += 2 if self._last_id else 1
+        stream = self.add_stream(self._last_id, owner, max_message)
+        if self._last_id == MAX_STREAM_ID:  # there are no more ids
+            self.is_draining = True
+            self._on_going(self)
+        return stream
+
+    def add_stream(self, stream_id: int, owner: StreamUser, max_message: int) -> Http2Stream:
+        """Return the stream that belongs to `owner` from now on."""
+        window = self.limits.stream_window
+        stream = Http2Stream(self, owner, stream_id, window, self._output.peer_window, max_message)
+        self.streams[stream_id] = stream
+        self._output.updates_due += UPDATES_EXPLAINED
+        return stream
+
+    def reset(self, stream: Http2Stream, code: int) -> None:
+        """End a stream at once; its owner is not told."""
+        if not stream.closed:
+            self._output.emit(h2.reset_frame(stream.stream_id, code))
+            self._close(stream, we_reset=True)
+
+    def on_taken(self, stream: Http2Stream) -> None:
+        if not stream.closed:
+            self._account(stream)
+            if not stream.peer_ended:
+                self._grant_stream(stream)
+        self._grant_connection()
+
+    def drain(self) -> None:
+        """Take no more streams; end when the last one has. Streams on their way are still served."""
+        if self.is_open and not self.is_draining:
+            self._output.emit(h2.goaway_frame(MAX_STREAM_ID, h2.NO_ERROR, "this server stops"))
+            self._output.emit(h2.frame(h2.PING, 0, 0, _DRAIN_PING))
+
+    def close(self, code: int = h2.NO_ERROR, reason: str = "") -> None:
+        """End the connection when everything sent has left the write buffer."""
+        if self.is_open:
+            self._reason = self._reason or reason
+            last = self._last_id if self._accept is not None else 0
+            self._output.emit(h2.goaway_frame(last, code, reason))
+            self._output.flush()
+            self._output.is_open = False
+            self.is_draining = True
+            self.transport.close()
+            self._schedule(_LINGER_S, self.transport.abort)
+
+    def abort(self, reason: str) -> None:
+        """End the connection at once."""
+        self._reason = self._reason or reason
+        self._output.is_open = False
+        self.is_draining = True
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _send_settings(self, first: tuple[int, int]) -> None:
+        """Send what must be the first frame; a server after the client's preface, or it is no HTTP/2."""
+        self._output.emit(
+            h2.settings_frame(
+                (
+                    first,
+                    (h2.INITIAL_WINDOW_SIZE, self.limits.stream_window),
+                    (h2.MAX_FRAME_SIZE, MAX_DATA_FRAME),
+                    (h2.MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST),
+                )
+            )
+        )
+
+    # --- received frames ------------------------------------------------------------------------------------
+    def _parse(self, end: int) -> int:
+        """Take the frames in the scratch memory. Returns how many bytes of it are done with."""
+        position = 0
+        if not self._preface_done:
+            position = self._take_preface(end)
+            if not self._preface_done:
+                return position
+        scratch, unpack = self._scratch, FRAME_HEADER.unpack_from
+        while self.is_open:
+            if self._data_left:
+                count = min(self._data_left, end - position)
+                if not count:
+                    break
+                self._take_data(self._view[position : position + count])
+                position += count
+                continue
+            if self._data_padding:
+                count = min(self._data_padding, end - position)
+                if not count:
+                    break
+                self._data_padding -= count
+                position += count
+                continue
+            if end - position < FRAME_HEADER_SIZE:
+                break
+            high, low, kind, flags, stream_id = unpack(scratch, position)
+            size = high << 8 | low
+            stream_id &= MAX_STREAM_ID
+            if self._block is not None and (kind != h2.CONTINUATION or stream_id != self._block_stream):
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a frame inside a header block")
+            body = position + FRAME_HEADER_SIZE
+            if kind == h2.DATA and self._settings_seen:
+                if size > MAX_DATA_FRAME:
+                    raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"DATA of {size} bytes")
+                if flags & h2.PADDED and size and body == end:
+                    break  # the length of the padding is not there
+                position = body + self._begin_data(size, flags, stream_id, body)
+                continue
+            if size > MAX_CONTROL_FRAME:
+                raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"a frame of type {kind} and {size} bytes")
+            if end - body < size:
+                break
+            position = body + size
+            try:
+                self._take_frame(kind, flags, stream_id, bytes(self._view[body:position]))
+            except Http2StreamError as error:
+                self._end_stream_broken(error)
+        return position
+
+    def _take_preface(self, end: int) -> int:
+        begin = self._scratch[: min(end, len(h2.PREFACE))]
+        if begin == h2.PREFACE:
+            self._preface_done = True
+            self._send_settings((h2.MAX_CONCURRENT_STREAMS, self.limits.max_streams))
+            return len(begin)
+        if not h2.PREFACE.startswith(begin):
+            if begin[:2] == b"\x16\x03":
+                self.abort("TLS on a port without TLS")
+            elif b" HTTP/1." in self._scratch[:end]:
+                self.transport.write(_HTTP_1)
+                self._reason = "HTTP/1.1 on a port for gRPC"
+                self._output.is_open = False
+                self.transport.close()
+                self._schedule(_LINGER_S, self.transport.abort)
+            else:
+                self.abort("no HTTP/2")
+            return end
+        return 0
+
+    def _take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if not self._settings_seen and (kind != h2.SETTINGS or flags & h2.ACK):
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        if kind == h2.HEADERS:
+            if not stream_id:
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "HEADERS on stream 0")
+            try:
+                block = h2.block_of(payload, flags, stream_id)
+            except Http2StreamError:  # the block must be decoded all the same; so end the connection
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a stream depends on itself") from None
+            ended = bool(flags & h2.END_STREAM)
+            if flags & h2.END_HEADERS:
+                self._take_block(stream_id, block, ended)
+            else:
+                self._block, self._block_stream, self._block_ends = bytearray(block), stream_id, ended
+                self._block_frames = 0
+        elif kind == h2.WINDOW_UPDATE:
+            self._take_window_update(stream_id, h2.read_number(payload, "WINDOW_UPDATE") & MAX_WINDOW)
+        elif kind == h2.RST_STREAM:
+            self._take_reset(stream_id, h2.read_number(payload, "RST_STREAM"))
+        elif kind == h2.CONTINUATION:
+            self._take_continuation(flags, payload)
+        elif kind == h2.PING:
+            self._take_ping(flags, stream_id, payload)
+        elif kind == h2.SETTINGS:
+            self._take_settings(flags, stream_id, payload)
+        elif kind == h2.GOAWAY:
+            self._take_goaway(stream_id, payload)
+        elif kind == h2.PUSH_PROMISE:
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PUSH_PROMISE, which nobody allowed")
+        else:
+            self._spend_idle()
+            if kind == h2.PRIORITY:
+                if not stream_id:
+                    raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PRIORITY on stream 0")
+                h2.read_priority(payload, stream_id)
+
+    # --- DATA -----------------------------------------------------------------------------------------------
+    def _begin_data(self, size: int, flags: int, stream_id: int, body: int) -> int:
+        """Begin a DATA frame whose payload starts at `body`. Returns how many bytes of it are done with."""
+        if not stream_id:
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "DATA on stream 0")
+        self._memory.take(size)
+        taken = padding = 0
+        if flags & h2.PADDED:
+            padding = self._scratch[body] if size else size
+            if padding >= size:
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "DATA with more padding than bytes")
+            taken = 1
+        stream = self.streams.get(stream_id)
+        ended = bool(flags & h2.END_STREAM)
+        content = size - taken - padding
+        if stream is None or stream.peer_ended:
+            self._refuse_late(stream, stream_id, "DATA")
+            stream = None
+        else:
+            stream.recv_window -= size
+            if stream.recv_window < 0:
+                self._end_stream_broken(
+                    Http2StreamError(h2.FLOW_CONTROL_ERROR, stream_id, "more DATA than the stream's window")
+                )
+                stream = None
+            elif stream.content_left is not None:
+                stream.content_left -= content
+                if stream.content_left < 0 or (ended and stream.content_left):
+                    self._end_stream_broken(
+                        Http2StreamError(h2.PROTOCOL_ERROR, stream_id, "not as many bytes as content-length")
+                    )
+                    stream = None
+        if not content:
+            if not ended:
+                self._spend_idle()
+            elif stream is not None:
+                self._end_theirs(stream)
+        self._data_stream, self._data_left, self._data_padding = stream, content, padding
+        self._data_ends = ended
+        return taken
+
+    def _take_data(self, data: memoryview) -> None:
+        """Take the next bytes of the DATA frame in progress."""
+        self._data_left -= len(data)
+        stream = self._data_stream
+        if stream is None or stream.closed:
+            return
+        if stream.discards:
+            self._after_data(stream)
+            return
+        piece = GENEROUS_PIECE if len(self._incomplete) < GENEROUS_MESSAGES else FIRST_PIECE
+        try:
+            stream.cutter.feed(data, stream.deliver, piece)
+        except GrpcMessageError as error:
+            self._end_unreadable(stream, error)
+        else:
+            self._after_data(stream)
+
+    def _take_direct(self, count: int) -> None:
+        """Take bytes that the loop has read straight into a message."""
+        self._data_left -= count
+        stream = self._data_stream
+        assert stream is not None
+        try:
+            stream.cutter.advance(count, stream.deliver)
+        except GrpcMessageError as error:
+            self._end_unreadable(stream, error)
+        else:
+            self._after_data(stream)
+
+    def _end_unreadable(self, stream: Http2Stream, error: GrpcMessageError) -> None:
+        stream.owner.on_bad_message(error)
+        self.reset(stream, h2.CANCEL)
+
+    def _after_data(self, stream: Http2Stream) -> None:
+        self._account(stream)
+        if self._data_ends and not self._data_left:
+            self._end_theirs(stream)
+        elif self._memory.held > 2 * self._memory.limit:  # many tiny or inflated messages
+            self._drop(stream, "too many unread messages")
+        else:
+            self._grant_stream(stream)
+
+    def _account(self, stream: Http2Stream) -> None:
+        """Count what the stream holds now."""
+        held = stream.unread + stream.cutter.filled
+        self._memory.held += held - stream.held
+        stream.held = held
+        size, begun = stream.cutter.size, stream.cutter.begun
+        if stream in self._incomplete and (not size or stream.begun != begun):
+            self._end_incomplete(stream)
+        if size and stream not in self._incomplete:
+            self._incomplete[stream] = None
+            stream.begun = begun
+
+    def _end_incomplete(self, stream: Http2Stream) -> None:
+        """Give the room of a large message to those that wait."""
+        del self._incomplete[stream]
+        self._memory.promised -= stream.promised
+        stream.promised = 0
+        window = self.limits.stream_window
+        for waiting in [
+            each for each in self._incomplete if 2 * each.cutter.size > window and not each.promised
+        ]:
+            self._grant_stream(waiting)
+
+    def _grant_stream(self, stream: Http2Stream) -> None:
+        """Let the peer send more on a stream, if there is room for it."""
+        window, size, memory = self.limits.stream_window, stream.cutter.size, self._memory
+        # Smaller messages always fit: increments of less than half a window are saved up.
+        is_large = 2 * size > window and not stream.promised
+        if is_large and stream.unread < window and memory.may_promise(size):
+            stream.promised = size
+            memory.promised += size
+        if stream.promised:
+            increment = stream_grant(window, stream.recv_window, stream.unread, stream.cutter.missing)
+        else:
+            increment = stream_grant(window, stream.recv_window, stream.held, 0)
+        if increment:
+            stream.recv_window += increment
+            self._output.emit(h2.window_frame(stream.stream_id, increment))
+
+    def _grant_connection(self) -> None:
+        increment = self._memory.grant()
+        if increment:
+            self._output.emit(h2.window_frame(0, increment))
+
+    def _make_room(self) -> None:
+        """Drop the newest incomplete messages if nothing else can free the connection's memory."""
+        if any(stream.messages for stream in self.streams.values()):
+            return
+        while 2 * self._memory.held > self._memory.limit and len(self._incomplete) > 1:
+            self._drop(next(reversed(self._incomplete)), "too many large messages at a time")
+        self._grant_connection()
+
+    def _drop(self, stream: Http2Stream, reason: str) -> None:
+        self.reset(stream, h2.ENHANCE_YOUR_CALM)
+        stream.owner.on_reset(h2.ENHANCE_YOUR_CALM, reason, False)
+
+    # --- header blocks --------------------------------------------------------------------------------------
+    def _take_continuation(self, flags: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        self._block_frames += 1
+        block += payload
+        if self._block_frames > MAX_CONTINUATIONS or len(block) > MAX_HEADER_BLOCK:
+            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "a header block of too many frames or bytes")
+        if flags & h2.END_HEADERS:
+            self._block = None
+            self._take_block(self._block_stream, bytes(block), self._block_ends)
+
+    def _take_block(self, stream_id: int, block: bytes, ended: bool) -> None:
+        if len(block) > MAX_HEADER_BLOCK:
+            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, f"a header block of {len(block)} bytes")
+        try:
+            decoded = self._decoder.decode(block)
+        except HeaderBlockError as error:
+            raise Http2ConnectionError(h2.COMPRESSION_ERROR, str(error)) from None
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            if stream.peer_ended:
+                self._refuse_late(stream, stream_id, "HEADERS")
+                return
+            if self._accept is not None and not ended:
+                raise Http2StreamError(h2.PROTOCOL_ERROR, stream_id, "trailers without END_STREAM")
+            try:
+                stream.owner.on_head(decoded, ended)
+            except MalformedFieldsError as error:
+                raise Http2StreamError(h2.PROTOCOL_ERROR, stream_id, str(error)) from None
+            if ended and not stream.closed:
+                if stream.content_left:
+                    raise Http2StreamError(
+                        h2.PROTOCOL_ERROR, stream_id, "not as many bytes as content-length"
+                    )
+                self._end_theirs(stream)
+            return
+        if self._accept is None or stream_id in self._ended:
+            self._refuse_late(None, stream_id, "HEADERS")
+            return
+        if not stream_id & 1 or stream_id <= self._last_id:
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a new stream with the id {stream_id}")
+        if self.is_draining:
+            return  # behind the GOAWAY that named the last stream
+        self._last_id = stream_id
+        if len(self.streams) >= self.limits.max_streams:
+            self._note_ended(stream_id, we_reset=True)
+            self._spend_idle()
+            self._output.emit(h2.reset_frame(stream_id, h2.REFUSED_STREAM))
+            return
+        try:
+            self._accept(self, stream_id, decoded)
+        except MalformedFieldsError as error:
+            raise Http2StreamError(h2.PROTOCOL_ERROR, stream_id, str(error)) from None
+        stream = self.streams.get(stream_id)
+        if ended and stream is not None:
+            if stream.content_left:
+                raise Http2StreamError(h2.PROTOCOL_ERROR, stream_id, "not as many bytes as content-length")
+            self._end_theirs(stream)
+
+    # --- other frames ---------------------------------------------------------------------------------------
+    def _take_window_update(self, stream_id: int, increment: int) -> None:
+        if self._output.updates_due > 0:
+            self._output.updates_due -= 1
+        else:
+            self._spend_idle()
+        if not stream_id:
+            if not increment:
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
+            self._output.window += increment
+            if self._output.window > MAX_WINDOW:
+                raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
+            self._output.pump()
+            return
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if self._is_idle(stream_id):
+                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "WINDOW_UPDATE for a stream that is not open")
+            return
+        if not increment:
+            raise Http2StreamError(h2.PROTOCOL_ERROR, stream_id, "WINDOW_UPDATE of 0 bytes")
+        stream.send_window += increment
+        if stream.send_window > MAX_WINDOW:
+            raise Http2StreamError(h2.FLOW_CONTROL_ERROR, stream_id, "a window of more than 2^31-1 bytes")
+        if stream.pending:
+            self._output.unblock(stream)
+
+    def _take_reset(self, stream_id: int, code: int) -> None:
+        if not stream_id or (stream_id not in self.streams and self._is_idle(stream_id)):
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "RST_STREAM for a stream that is not open")
+        self._spend_reset()
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._close(stream, we_reset=False)
+            stream.owner.on_reset(code, "the peer has ended the call", code == h2.REFUSED_STREAM)
+
+    def _take_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PING on a stream")
+        if len(payload) != 8:
+            raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+        self._spend_idle()
+        if not flags & h2.ACK:
+            self._output.emit(h2.frame(h2.PING, h2.ACK, 0, payload))
+        elif payload == _DRAIN_PING and self._accept is not None and not self.is_draining:
+            self.is_draining = True
+            self._output.emit(h2.goaway_frame(self._last_id, h2.NO_ERROR, "this server stops"))
+            self._end_if_drained()
+
+    def _take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "SETTINGS on a stream")
+        self._spend_idle()
+        if flags & h2.ACK:
+            if payload:
+                raise Http2ConnectionError(
+                    h2.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with a payload"
+                )
+            return
+        pairs = h2.read_settings(payload)
+        self._output.emit(h2.frame(h2.SETTINGS, h2.ACK, 0))
+        for identifier, value in pairs:
+            if identifier == h2.INITIAL_WINDOW_SIZE:
+                self._output.change_windows(value, self.streams.values())
+            elif identifier == h2.MAX_FRAME_SIZE:
+                self._output.peer_frame_size = min(value, MAX_SENT_FRAME)
+            elif identifier == h2.MAX_CONCURRENT_STREAMS:
+                self.peer_max_streams = value
+                self._on_room()
+        if not self._settings_seen:
+            self._settings_seen = True
+            self._schedule(self.limits.keepalive_s or self.limits.max_idle_s, self._on_timer)
+            self._on_ready(self)
+
+    def _take_goaway(self, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "GOAWAY on a stream")
+        last, code, text = h2.read_goaway(payload)
+        self._spend_idle()
+        if self._accept is not None:
+            return  # a client that goes: it ends its streams itself
+        self.is_draining = True
+        reason = f"the server ends the connection: {text or f'code {code}'}"
+        if code:
+            self._reason = self._reason or reason
+        for stream in [each for each in self.streams.values() if each.stream_id > last]:
+            self._close(stream, we_reset=False)
+            stream.owner.on_reset(h2.REFUSED_STREAM, reason, True)
+        self._on_going(self)
+        self._end_if_drained()
+
+    def _is_idle(self, stream_id: int) -> bool:
+        """Whether a stream was never used."""
+        return stream_id > self._last_id or (self._accept is None and not stream_id & 1)
+
+    def _refuse_late(self, stream: Http2Stream | None, stream_id: int, what: str) -> None:
+        """Refuse a frame for a stream that has ended, or never began; ignore it where we reset the stream.
+
+        Raises: Http2ConnectionError.
+        """
+        if stream is None and (self._is_idle(stream_id) or (self._accept is not None and not stream_id & 1)):
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"{what} for a stream that is not open")
+        self._spend_idle()
+        if stream is None and what == "HEADERS" and self._ended.get(stream_id) is False:
+            raise Http2ConnectionError(h2.STREAM_CLOSED, "HEADERS for a stream that has ended")
+        if stream is not None or not self._ended.get(stream_id, False):
+            self._end_stream_broken(
+                Http2StreamError(h2.STREAM_CLOSED, stream_id, f"{what} for a stream that has ended")
+            )
+
+    def _spend_idle(self) -> None:
+        if not self._idle_frames.spend(self._loop.time()):
+            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+
+    def _spend_reset(self) -> None:
+        """Count a stream of the peer that was reset; a client opens its streams itself."""
+        if self._accept is not None and not self._resets.spend(self._loop.time()):
+            raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "too many streams were reset")
+
+    # --- ends -----------------------------------------------------------------------------------------------
+    def _end_ours(self, stream: Http2Stream) -> None:
+        stream.we_ended = True
+        if stream.peer_ended:
+            self._close(stream, we_reset=False)
+        elif self._accept is not None:  # the answer is complete: the rest of the request is not wanted
+            self._output.emit(h2.reset_frame(stream.stream_id, h2.NO_ERROR))
+            self._close(stream, we_reset=True)
+
+    def _end_theirs(self, stream: Http2Stream) -> None:
+        stream.peer_ended = True
+        if not stream.cutter.is_between:
+            self._end_stream_broken(
+                Http2StreamError(h2.PROTOCOL_ERROR, stream.stream_id, "the stream ended inside a message")
+            )
+            return
+        stream.wake_reader()
+        if stream.we_ended:
+            self._close(stream, we_reset=False)
+        elif self._accept is None:  # the answer is complete: the server needs nothing more
+            self._output.emit(h2.reset_frame(stream.stream_id, h2.NO_ERROR))
+            self._close(stream, we_reset=True)
+        stream.owner.on_end()
+
+    def _close(self, stream: Http2Stream, we_reset: bool) -> None:
+        if stream.closed:
+            return
+        stream.closed = stream.we_ended = True
+        del self.streams[stream.stream_id]
+        self._note_ended(stream.stream_id, we_reset)
+        self._memory.held -= stream.held
+        stream.held = 0
+        if stream in self._incomplete:
+            self._end_incomplete(stream)
+        self._output.forget(stream)
+        stream.wake_reader()
+        if not self.streams:
+            self._idle_since = self._loop.time()
+            self._end_if_drained()
+        self._on_room()
+
+    def _note_ended(self, stream_id: int, we_reset: bool) -> None:
+        self._ended[stream_id] = we_reset
+        if len(self._ended) > REMEMBERED_STREAMS:
+            del self._ended[next(iter(self._ended))]
+
+    def _end_if_drained(self) -> None:
+        if self.is_draining and not self.streams and self.is_open:
+            self._loop.call_soon(self._close_drained)
+
+    def _close_drained(self) -> None:
+        if not self.streams:
+            self.close()
+
+    def _end_stream_broken(self, error: Http2StreamError) -> None:
+        stream = self.streams.get(error.stream_id)
+        self._output.emit(h2.reset_frame(error.stream_id, error.code))
+        if stream is None:
+            self._note_ended(error.stream_id, we_reset=True)
+            self._spend_idle()
+        else:
+            self._spend_reset()  # a peer can make us reset its streams as well as reset them
+            self._close(stream, we_reset=True)
+            stream.owner.on_reset(error.code, str(error), False)
+
+    def _end_broken(self, error: Http2ConnectionError) -> None:
+        self._reason = self._reason or str(error)
+        self.close(error.code, str(error))
+
+    # --- sending --------------------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------------------
+    def _schedule(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call `action` later, and nothing else that was scheduled; 0 s: never."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, action) if delay_s else None
+
+    def _on_timer(self) -> None:
+        """Ask a silent peer, end a connection that does not answer or that nobody uses."""
+        limits = self.limits
+        if not self._settings_seen:
+            self.abort(f"no HTTP/2 settings within {limits.handshake_s:g} s")
+            return
+        is_server = self._accept is not None
+        idle_s = 0.0 if self.streams else self._loop.time() - self._idle_since
+        if is_server and limits.max_idle_s and idle_s >= limits.max_idle_s:
+            self.close(h2.NO_ERROR, "idle")
+            return
+        if self._heard or not (limits.keepalive_s and (is_server or self.streams)):
+            self._heard = self._asked = False
+            self._schedule(limits.keepalive_s or limits.max_idle_s, self._on_timer)
+        elif not self._asked:
+            self._asked = True
+            self._output.emit(h2.frame(h2.PING, 0, 0, _KEEPALIVE_PING))
+            self._schedule(limits.keepalive_timeout_s, self._on_timer)
+        else:
+            self.abort(f"no answer to a PING within {limits.keepalive_timeout_s:g} s")
+
+
+def _peer_of(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    if isinstance(name, tuple):
+        return f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
+    return f"unix:{name or transport.get_extra_info('sockname') or ''}"

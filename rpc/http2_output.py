@@ -1,0 +1,218 @@
+"""What a connection sends: one write per turn of the loop, and DATA as far as windows and buffer allow.
+
+Owns: the peer's windows, the bytes of this turn, the streams that wait to send. Must not: read frames.
+
+Answers, resets and settings go out at once, in order. DATA waits in its stream while a window is closed or
+the transport is full, and all waiting streams send one frame in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from . import http2_frames as h2
+from .grpc_messages import Buffer
+from .http2_frames import Http2ConnectionError
+from .http2_stream import Http2Stream
+from .wire_limits import DEFAULT_WINDOW, HIGH_WATER, MAX_UNSENT, MAX_WINDOW
+
+#: Smaller bodies are copied behind their prefix: one buffer costs less than two.
+_JOIN_BELOW: Final = 16 << 10
+#: Bytes collected in one turn above which they are written at once.
+_FLUSH_ABOVE: Final = 1 << 20
+#: WINDOW_UPDATE frames that a new stream, or a DATA frame of ours, makes a peer send: grpcio sends one for
+#: the stream and one for the connection.
+UPDATES_EXPLAINED: Final = 2
+
+
+class Http2Output:
+    """The sending half of one connection. All methods are called on the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_ended: Callable[[Http2Stream], None],
+        on_stuck: Callable[[str], None],
+    ) -> None:
+        """`on_ended(stream)`: END_STREAM was sent; `on_stuck(reason)`: the peer reads too little."""
+        self.is_open = False
+        self.is_paused = False  # the transport's buffer is full
+        self.window = DEFAULT_WINDOW  # of the connection
+        self.peer_window = DEFAULT_WINDOW  # of new streams
+        self.peer_frame_size = h2.DEFAULT_FRAME_SIZE
+        self.updates_due = 0  # WINDOW_UPDATE frames that our DATA explains
+        self._loop = loop
+        self._on_ended, self._on_stuck = on_ended, on_stuck
+        self._transport: Any = None
+        self._out: list[Buffer] = []
+        self._out_size = 0
+        self._flush_due = False
+        self._blocked: dict[Http2Stream, None] = {}  # with pending bytes and a window of their own
+
+    def begin(self, transport: asyncio.BaseTransport) -> None:
+        """Send on `transport` from now on, until `is_open` is set to False."""
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        self.is_open = True
+
+    def forget(self, stream: Http2Stream) -> None:
+        """Drop what a closed stream did not send."""
+        self._blocked.pop(stream, None)
+        if stream.pending or stream.drained is not None:
+            stream.drop_pending()
+
+    def emit(self, data: Buffer) -> None:
+        """Write `data` with whatever else is sent in this turn of the loop."""
+        if not self.is_open:
+            return
+        self._out.append(data)
+        self._out_size += len(data)
+        if self._out_size > _FLUSH_ABOVE:
+            self.flush()
+        elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush_later)
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        if not self._out:
+            return
+        out, size = self._out, self._out_size
+        self._out, self._out_size = [], 0
+        if self._transport.is_closing():
+            return
+        if len(out) == 1:
+            self._transport.write(out[0])
+        elif size < _FLUSH_ABOVE:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+        if self.is_paused and self._transport.get_write_buffer_size() > HIGH_WATER + MAX_UNSENT:
+            self._on_stuck("the peer does not read what it asks for")
+
+    def _flush_later(self) -> None:
+        self._flush_due = False
+        self.flush()
+
+    def send_head(self, stream: Http2Stream, block: bytes, end: bool) -> None:
+        """Send header fields, or trailers with `end`: these wait for pending messages."""
+        if stream.we_ended or stream.closed:
+            return
+        if end and stream.pending:
+            stream.tail = block
+            return
+        self.emit(h2.header_frames(stream.stream_id, block, end, self.peer_frame_size))
+        if end:
+            self._on_ended(stream)
+
+    def send_data(self, stream: Http2Stream, prefix: bytes, body: Buffer, end: bool) -> None:
+        """Send a message, or queue what the windows do not allow."""
+        size = len(prefix) + len(body)
+        if (
+            stream.pending
+            or self.is_paused
+            or size > stream.send_window
+            or size > self.window
+            or size > self.peer_frame_size
+        ):
+            stream.pending.append(prefix)
+            if body:
+                stream.pending.append(body)
+            stream.pending_size += size
+            stream.end_pending = end
+            self.unblock(stream)
+            return
+        stream.send_window -= size
+        self.window -= size
+        self.updates_due += UPDATES_EXPLAINED
+        header = h2.frame_header(size, h2.DATA, h2.END_STREAM if end else 0, stream.stream_id)
+        if size < _JOIN_BELOW:
+            self.emit(b"".join((header, prefix, body)))
+        else:
+            self.emit(header + prefix)
+            self.emit(body)
+        if end:
+            self._on_ended(stream)
+
+    def send_end(self, stream: Http2Stream) -> None:
+        """End our side of a stream behind its pending messages."""
+        if stream.we_ended or stream.closed:
+            return
+        if stream.pending:
+            stream.end_pending = True
+            return
+        self.emit(h2.frame_header(0, h2.DATA, h2.END_STREAM, stream.stream_id))
+        self._on_ended(stream)
+
+    def change_windows(self, size: int, streams: Iterable[Http2Stream]) -> None:
+        """Apply the peer's setting to its open streams. Raises: Http2ConnectionError."""
+        change = size - self.peer_window
+        self.peer_window = size
+        if not change:
+            return
+        for stream in list(streams):
+            stream.send_window += change
+            if stream.send_window > MAX_WINDOW:
+                raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
+            if stream.pending:
+                self.unblock(stream)
+
+    def unblock(self, stream: Http2Stream) -> None:
+        """Send what a stream's window allows after it has grown."""
+        if stream.send_window > 0:
+            self._blocked.setdefault(stream)
+            self.pump()
+
+    def pump(self) -> None:
+        """Send pending DATA of all streams in turn, a frame of each, as far as windows and buffer allow."""
+        blocked = self._blocked
+        while blocked and self.window > 0 and not self.is_paused and self.is_open:
+            stream = next(iter(blocked))
+            del blocked[stream]
+            self._send_pending(stream)
+            if stream.pending:
+                if stream.send_window > 0:
+                    blocked[stream] = None
+                continue
+            stream.wake_writer()
+            if stream.tail is not None:
+                block, stream.tail = stream.tail, None
+                self.send_head(stream, block, True)
+
+    def _send_pending(self, stream: Http2Stream) -> None:
+        """Send one DATA frame of pending bytes."""
+        size = min(stream.pending_size, stream.send_window, self.window, self.peer_frame_size)
+        stream.send_window -= size
+        self.window -= size
+        self.updates_due += UPDATES_EXPLAINED
+        stream.pending_size -= size
+        parts = _cut(stream.pending, size)
+        ended = stream.end_pending and not stream.pending
+        header = h2.frame_header(size, h2.DATA, h2.END_STREAM if ended else 0, stream.stream_id)
+        if size < _JOIN_BELOW:
+            self.emit(b"".join((header, *parts)))
+        else:
+            self.emit(header)
+            for part in parts:
+                self.emit(part)
+        if ended:
+            stream.end_pending = False
+            self._on_ended(stream)
+
+
+def _cut(parts: deque[Buffer], size: int) -> list[Buffer]:
+    """Take `size` bytes from the front of `parts`."""
+    found: list[Buffer] = []
+    while size:
+        part = parts.popleft()
+        if len(part) > size:
+            view = memoryview(part)
+            found.append(view[:size])
+            parts.appendleft(view[size:])
+            break
+        found.append(part)
+        size -= len(part)
+    return found

@@ -1,0 +1,84 @@
+"""Bounds of what a peer may make this side keep or do, each with its reason.
+
+Owns: the numbers. Must not: enforce them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+#: Encoded bytes of one header block over all its frames. gRPC peers refuse more than 16 KiB of metadata.
+MAX_HEADER_BLOCK: Final = 16 << 10
+#: Size of the header list (RFC 9113, 6.5.2: names, values and 32 bytes each): as many as grpcio accepts.
+MAX_HEADER_LIST: Final = 16 << 10
+#: CONTINUATION frames of one block: a block of MAX_HEADER_BLOCK needs none. Empty ones cost nothing to send.
+MAX_CONTINUATIONS: Final = 8
+#: Bytes of the dynamic table that a peer may use: the default, so that nothing has to be agreed.
+HEADER_TABLE_SIZE: Final = 4096
+#: Header blocks whose meaning is kept, per connection, and the largest of them: callers repeat a few.
+CACHED_BLOCKS: Final = 64
+MAX_CACHED_BLOCK: Final = 1024
+#: Payload of a frame that is not DATA: what RFC 9113 makes every peer accept.
+MAX_CONTROL_FRAME: Final = 16 << 10
+#: Pairs in one SETTINGS frame; seven are defined.
+MAX_SETTINGS: Final = 64
+#: Payload of a DATA frame: as much as a stream's window. The rest of a large one is received straight into
+#: the message's memory.
+MAX_DATA_FRAME: Final = 256 << 10
+#: Largest DATA frame sent, whatever the peer accepts: other streams wait for so many bytes at most.
+MAX_SENT_FRAME: Final = (1 << 20) + 5
+#: Frames that bring nothing (PING, SETTINGS, PRIORITY, empty DATA, unknown types, frames for ended streams,
+#: superfluous WINDOW_UPDATE): a reserve, and how many are added per second. A peer that measures its
+#: bandwidth sends ten PING a second.
+IDLE_FRAMES: Final = 1000
+IDLE_FRAMES_PER_S: Final = 200
+#: Streams that the peer resets: a reserve and its growth per second (rapid reset, CVE-2023-44487).
+RESETS: Final = 1000
+RESETS_PER_S: Final = 200
+#: Bytes of answers to a peer that does not read, DATA not counted: that waits in its stream.
+MAX_UNSENT: Final = 4 << 20
+#: Bytes in the transport's write buffer above which no DATA is added.
+HIGH_WATER: Final = 1 << 20
+#: Ended streams that are remembered, to tell late frames from wrong ones.
+REMEMBERED_STREAMS: Final = 1000
+#: Memory of an unread message beside its bytes.
+MESSAGE_OVERHEAD: Final = 128
+#: First memory of a large message; it doubles with what was received, so that a prefix alone costs little.
+FIRST_PIECE: Final = 64 << 10
+#: First memory while fewer than GENEROUS_MESSAGES are incomplete: no growth for ordinary large messages.
+GENEROUS_PIECE: Final = (1 << 20) + (64 << 10)
+GENEROUS_MESSAGES: Final = 8
+#: Digits of a number in `grpc-timeout` (gRPC over HTTP/2), and in `grpc-status` or `content-length`.
+MAX_TIMEOUT_DIGITS: Final = 8
+MAX_NUMBER_DIGITS: Final = 18
+#: Characters of a status message that are sent: it shares the trailers with the metadata.
+MAX_STATUS_MESSAGE: Final = 4096
+#: Largest window of RFC 9113, 6.9.1.
+MAX_WINDOW: Final = (1 << 31) - 1
+#: Largest stream id of RFC 9113, 5.1.1.
+MAX_STREAM_ID: Final = (1 << 31) - 1
+#: Window of every connection and stream before settings (RFC 9113, 6.9.2).
+DEFAULT_WINDOW: Final = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """Bounds and times that an endpoint chooses. Sizes in bytes, times in seconds; 0 s: never."""
+
+    max_streams: int = 1000  # calls of the peer at a time on one connection
+    max_message: int = 4 << 20  # one received message, also after decompression; grpcio's default
+    stream_window: int = 256 << 10  # unread bytes per stream; a larger message gets a window of its size
+    connection_memory: int = 32 << 20  # unread bytes of all streams of one connection
+    handshake_s: float = 10.0  # from the connection to the peer's first SETTINGS
+    keepalive_s: float = 60.0  # silence after which the peer is asked by PING
+    keepalive_timeout_s: float = 20.0  # further silence after which the connection ends
+    max_idle_s: float = 600.0  # time without a stream after which a server ends a connection
+    max_connections: int = 10_000  # of one listening server
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError, if a window is smaller than a peer may use before it has seen it."""
+        if self.stream_window < DEFAULT_WINDOW or self.connection_memory < 2 * self.stream_window:
+            raise ValueError(
+                f"stream_window must be at least {DEFAULT_WINDOW} bytes and connection_memory twice as much"
+            )

@@ -1,0 +1,294 @@
+"""Life of servers and channels: drain, reconnects, generated code, what may be sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from ledgermq.proto import nameserver_pb2 as pb
+from ledgermq.proto import nameserver_pb2_grpc
+from ledgermq.rpc import http2_frames as h2
+from ledgermq.rpc.grpc_channel import GrpcChannel, Reconnects
+from ledgermq.rpc.grpc_server import GrpcServer
+from ledgermq.rpc.header_blocks import Fields, encode_block
+from ledgermq.rpc.wire_limits import WireLimits
+from tests.ports import free_port
+
+from .peers import EOF, PAIRS, Stub, channel_to, error_of, pair, run, serving, until
+from .raw_peer import ECHO, SLEEP, RawPeer, message, raw_peer
+
+Code = grpc.StatusCode
+
+
+class _NameServer(nameserver_pb2_grpc.NameServerServiceServicer):
+    async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.GetRouteResponse:
+        return pb.GetRouteResponse(cluster=request.cluster + "!")
+
+    async def WatchRoutes(self, request: pb.WatchRoutesRequest, context: Any) -> Any:
+        for _ in range(2):
+            yield pb.WatchRoutesResponse()
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_generated_servicers_and_stubs_work(kinds: tuple[str, str]) -> None:
+    async def test() -> None:
+        server: Any = GrpcServer() if kinds[0] == "wire" else grpc.aio.server()
+        nameserver_pb2_grpc.add_NameServerServiceServicer_to_server(_NameServer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with channel_to(kinds[1], f"127.0.0.1:{port}") as channel:
+            stub: Any = nameserver_pb2_grpc.NameServerServiceStub(channel)
+            assert (await stub.GetRoute(pb.GetRouteRequest(cluster="c"))).cluster == "c!"
+            assert len([answer async for answer in stub.WatchRoutes(pb.WatchRoutesRequest())]) == 2
+            error = await error_of(stub.ListGroups(pb.ListGroupsRequest()))
+            assert error.code() is Code.UNIMPLEMENTED
+        await server.stop(0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_a_server_that_stops_lets_calls_end(kinds: tuple[str, str]) -> None:
+    async def test() -> None:
+        async with (
+            serving(kinds[0]) as (server, address, service),
+            channel_to(kinds[1], address) as channel,
+        ):
+            stub: Any = Stub(channel)
+            call = asyncio.ensure_future(_awaited(stub.sleep(b"")))
+            await until(lambda: service.started == 1)
+            stopping = asyncio.ensure_future(server.stop(20))
+            await asyncio.sleep(0.1)
+            assert not stopping.done()
+            assert (await error_of(stub.echo(b"", timeout=10))).code() is Code.UNAVAILABLE
+            service.go_on.set()
+            assert await call == b"woken"
+            await stopping
+
+    run(test)
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_calls_that_outlast_the_grace_are_ended(kinds: tuple[str, str]) -> None:
+    async def test() -> None:
+        async with (
+            serving(kinds[0]) as (server, address, service),
+            channel_to(kinds[1], address) as channel,
+        ):
+            stub: Any = Stub(channel)
+            call = asyncio.ensure_future(_awaited(stub.sleep(b"")))
+            await until(lambda: service.started == 1)
+            await server.stop(0.1)
+            assert (await error_of(call)).code() in (Code.UNAVAILABLE, Code.CANCELLED)
+            await until(lambda: service.ended == 1)
+
+    run(test)
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+def test_a_drain_names_the_last_stream_after_the_client_has_answered() -> None:
+    """Two GOAWAY frames: calls that were on their way when the first came are served."""
+
+    async def test() -> None:
+        async with serving("wire") as (server, address, service), raw_peer(address) as peer:
+            peer.call(1, SLEEP)
+            await until(lambda: service.started == 1)
+            stopping = asyncio.ensure_future(server.stop(20))
+            first = await peer.until(h2.GOAWAY)
+            assert h2.read_goaway(first[3])[0] == (1 << 31) - 1
+            ping = await peer.until(h2.PING)
+            peer.call(3, ECHO, b"on its way")
+            assert (await peer.until(h2.DATA, 3))[3] == message(b"on its way")
+            peer.send(h2.PING, h2.ACK, 0, ping[3])
+            second = await peer.until(h2.GOAWAY)
+            assert h2.read_goaway(second[3])[:2] == (3, h2.NO_ERROR)
+            service.go_on.set()
+            assert (await peer.until(h2.DATA, 1))[3] == message(b"woken")
+            await stopping
+
+    run(test)
+
+
+def test_a_channel_leaves_a_draining_server_and_comes_back() -> None:
+    async def test() -> None:
+        port = free_port()
+        channel = GrpcChannel(f"127.0.0.1:{port}", reconnects=Reconnects(first_s=0.02, most_s=0.05))
+        for _ in range(3):
+            server = GrpcServer()
+            server.add_generic_rpc_handlers((_echo(),))
+            server.add_insecure_port(f"127.0.0.1:{port}")
+            await server.start()
+            echo = channel.unary_unary("/s/Echo")
+            assert await echo(b"x", wait_for_ready=True, timeout=10) == b"x"
+            await server.stop(0)
+        await channel.close()
+
+    run(test)
+
+
+def _echo() -> Any:
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    return grpc.method_handlers_generic_handler("s", {"Echo": grpc.unary_unary_rpc_method_handler(echo)})
+
+
+def test_calls_to_nobody_fail_at_once_and_say_that_nothing_was_sent() -> None:
+    async def test() -> None:
+        async with GrpcChannel(f"127.0.0.1:{free_port()}") as channel:
+            echo: Any = channel.unary_unary("/s/Echo")
+            for _ in range(2):
+                error = await error_of(echo(b""))
+                assert error.code() is Code.UNAVAILABLE
+                assert "failed to connect to all addresses" in (error.details() or "")
+            assert channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            error = await error_of(echo(b"", wait_for_ready=True, timeout=0.1))
+            assert error.code() is Code.DEADLINE_EXCEEDED
+
+    run(test)
+
+
+def test_a_call_beyond_the_servers_limit_waits_in_the_channel() -> None:
+    async def test() -> None:
+        async with pair(("wire", "wire"), WireLimits(max_streams=2)) as (stub, service):
+            await stub.echo(b"")
+            sleeping = [asyncio.ensure_future(_awaited(stub.sleep(b""))) for _ in range(2)]
+            await until(lambda: service.started == 2)
+            call = stub.echo(b"late")
+            await asyncio.sleep(0.05)
+            assert not call.done()
+            service.go_on.set()
+            assert await call == b"late"
+            await asyncio.gather(*sleeping)
+
+    run(test)
+
+
+@pytest.mark.parametrize("by_goaway", [False, True])
+def test_a_call_that_was_refused_unprocessed_is_sent_again_once(by_goaway: bool) -> None:
+    """A server that refuses the first stream of every connection, or leaves before it."""
+
+    async def test() -> None:
+        requests = open_connections = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal requests, open_connections
+            open_connections += 1
+            peer = RawPeer(reader, writer)
+            await reader.readexactly(len(h2.PREFACE))
+            writer.write(h2.settings_frame([]))
+            head = await peer.until(h2.HEADERS)
+            requests += 1
+            if requests == 1 and by_goaway:
+                writer.write(h2.goaway_frame(0, h2.NO_ERROR))
+            elif requests == 1:
+                peer.send(h2.RST_STREAM, 0, head[2], b"\0\0\0\x07")
+                head = await peer.until(h2.HEADERS)
+                requests += 1
+            if requests == 2:
+                answer: Fields = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+                peer.send(h2.HEADERS, h2.END_HEADERS, head[2], encode_block(answer))
+                peer.send(h2.DATA, 0, head[2], message(b"second"))
+                status = encode_block(((b"grpc-status", b"0"),))
+                peer.send(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, head[2], status)
+            await peer.read_frame()
+            while await peer.read_frame() is not None:
+                pass
+            writer.close()
+            await writer.wait_closed()
+            open_connections -= 1
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with GrpcChannel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as channel:
+            echo: Any = channel.unary_unary("/s/Echo")
+            assert await echo(b"x", timeout=10) == b"second"
+        server.close()
+        await until(lambda: not open_connections)
+        assert requests == 2
+
+    run(test)
+
+
+def test_a_broken_connection_ends_its_calls_as_unavailable() -> None:
+    async def test() -> None:
+        async with pair(("wire", "wire")) as (stub, _service):
+            call = stub.mirror()
+            await call.write(b"x")
+            assert await call.read() == b"x"
+            call._connection.abort("pulled")
+            error = await error_of(call.read())
+            assert (error.code(), error.details()) == (Code.UNAVAILABLE, "pulled")
+            with pytest.raises(asyncio.InvalidStateError):
+                await call.write(b"y")
+            assert await stub.echo(b"again") == b"again"
+
+    run(test)
+
+
+def test_writing_after_done_writing_is_an_error_of_the_caller() -> None:
+    async def test() -> None:
+        async with pair(("wire", "wire")) as (stub, _service):
+            call = stub.mirror()
+            await call.done_writing()
+            with pytest.raises(asyncio.InvalidStateError):
+                await call.write(b"x")
+            assert await call.read() is EOF
+
+    run(test)
+
+
+def test_a_channel_over_a_unix_socket(tmp_path: Any) -> None:
+    async def test() -> None:
+        server = GrpcServer()
+        server.add_generic_rpc_handlers((_echo(),))
+        assert server.add_insecure_port(f"unix:{tmp_path}/s") == 0
+        await server.start()
+        channels: list[Any] = [
+            GrpcChannel(f"unix:{tmp_path}/s"),
+            grpc.aio.insecure_channel(f"unix:{tmp_path}/s"),
+        ]
+        for channel in channels:
+            async with channel:
+                echo = channel.unary_unary("/s/Echo")
+                assert await echo(b"x") == b"x"
+        await server.stop(0)
+
+    run(test)
+
+
+def test_a_port_in_use_is_refused_as_by_grpcio() -> None:
+    async def test() -> None:
+        async with serving("wire") as (_, address, _service):
+            with pytest.raises(RuntimeError, match="Failed to bind"):
+                GrpcServer().add_insecure_port(address)
+
+    run(test)
+
+
+def test_a_large_message_can_be_lent_without_a_copy() -> None:
+    async def test() -> None:
+        kinds: list[type] = []
+
+        async def note(request: Any, context: Any) -> bytes:
+            kinds.append(type(request))
+            return bytes(request[:3])
+
+        server = GrpcServer(lends_memory=True)
+        handler = grpc.unary_unary_rpc_method_handler(note)
+        server.add_registered_method_handlers("s", {"Note": handler})
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with GrpcChannel(f"127.0.0.1:{port}") as channel:
+            note_call: Any = channel.unary_unary("/s/Note")
+            assert await note_call(b"abc") == b"abc"
+            assert await note_call(b"abc" * 500_000) == b"abc"
+        assert kinds == [bytes, memoryview]
+        await server.stop(0)
+
+    run(test)
