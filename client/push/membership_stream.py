@@ -204,11 +204,16 @@ class PushMembership:
             self._tracker.succeeded()
             self._heard()
             self._on_response(response)
-        return None  # the end of the stream
+        self._left = self._leaving  # the leader ends the stream; `_write` may not see it any more
+        return None
 
     async def _write(self, call: Any) -> None:
-        await call.write(self._first)
-        self._joined = True
+        joined, self._joined = self._joined, True  # the leader may have it before the write returns
+        try:
+            await call.write(self._first)
+        except Exception:
+            self._joined = joined
+            raise
         while not self._leaving:
             if await happens(self._wake, self._beat_s):
                 self._wake.clear()

@@ -4,9 +4,11 @@ itself.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from grpc.aio import _call as grpc_call
 
 from ledgermq.client import PushOptions
 from ledgermq.client.errors import UsageError
@@ -33,6 +35,26 @@ async def test_every_message_is_consumed_and_its_offset_committed_under_the_epoc
             assert await consumer.lag() == {each.queue: 0 for each in found.queues}
         assert sorted(seen.bodies) == sorted(numbers(20))
         assert group.coordinators["billing"].members == {}, "close() leaves"
+
+
+async def test_a_consumer_that_is_closed_while_it_joins_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, sent = grpc_call.StreamStreamCall, asyncio.Event()
+    write = kind.write
+
+    async def slow(call: Any, request: Any) -> None:
+        await write(call, request)
+        sent.set()
+        await asyncio.sleep(0.2)
+
+    group = FakeGroup(topics={"orders": 1})
+    async with FakeCluster(group) as cluster, consumer_of(cluster, Seen()) as consumer:
+        monkeypatch.setattr(kind, "write", slow)
+        await consumer.subscribe("orders")
+        await sent.wait()
+        coordinator = group.coordinator("billing")
+        await until(coordinator.changed, lambda: bool(coordinator.members))
+        await consumer.close()
+        assert coordinator.members == {}
 
 
 async def test_the_group_begins_where_its_first_consumer_wants_and_goes_on_from_there() -> None:
