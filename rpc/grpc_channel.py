@@ -218,7 +218,7 @@ class GrpcChannel:
             self._connecting = asyncio.get_running_loop().create_task(self._connect_until_ready())
 
     async def _connect_until_ready(self) -> None:
-        """Attempt to connect while somebody waits for it."""
+        """Attempt to connect while calls wait for it."""
         pause_s = self._reconnects.first_s
         try:
             while True:

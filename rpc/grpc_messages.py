@@ -2,7 +2,7 @@
 
 Owns: cutting of DATA into messages, compression. Must not: know frames.
 
-A large message is received straight into its own memory (`direct`): whoever reads from the socket asks where
+A large message is received straight into its own memory (`direct`): the reader of the socket asks where
 the next bytes go. That memory grows with what was received, never with what a prefix claims. Nothing is
 decompressed beyond the largest message.
 """

@@ -29,7 +29,7 @@ from .wire_limits import WireLimits
 logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
-#: Reasons of ended connections that are nobody's fault and not logged.
+#: Reasons of ended connections that are ordinary and not logged.
 _ORDINARY: Final = ("idle", "this server stops")
 #: Pause between two log lines of one reason from one host, in seconds, and reasons that are remembered.
 _LOG_PAUSE_S: Final = 60.0

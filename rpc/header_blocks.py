@@ -37,7 +37,7 @@ class HeaderBlockError(Exception):
 
 
 class HeaderBlock:
-    """A decoded block. `meaning` is kept with it for whoever interprets it, once per repeated block."""
+    """A decoded block. `meaning` is kept with it, so that a repeated block is interpreted once."""
 
     __slots__ = ("fields", "meaning", "too_large")
 

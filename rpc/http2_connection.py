@@ -370,7 +370,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         elif kind == h2.GOAWAY:
             self._take_goaway(stream_id, payload)
         elif kind == h2.PUSH_PROMISE:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PUSH_PROMISE, which nobody allowed")
+            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PUSH_PROMISE, which this side does not allow")
         else:
             self._spend_idle()
             if kind == h2.PRIORITY:
@@ -775,7 +775,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(delay_s, action) if delay_s else None
 
     def _on_timer(self) -> None:
-        """Ask a silent peer, end a connection that does not answer or that nobody uses."""
+        """Ask a silent peer, end a connection that does not answer or has no streams."""
         limits = self.limits
         if not self._settings_seen:
             self.abort(f"no HTTP/2 settings within {limits.handshake_s:g} s")

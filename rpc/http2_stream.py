@@ -20,7 +20,7 @@ from .wire_limits import MESSAGE_OVERHEAD
 
 
 class StreamUser(Protocol):
-    """Whoever a stream belongs to: a call. Its methods must not wait."""
+    """Owner of a stream: a call. Its methods must not wait."""
 
     def on_head(self, block: HeaderBlock, ended: bool) -> None:
         """Take the trailers of a request, or the header fields of an answer.

@@ -70,7 +70,7 @@ class ServedCall:
         `lends_memory`: hand large messages on as memoryview, without a copy.
         """
         self.connection = connection
-        self.stream: Http2Stream = None  # type: ignore[assignment]  # set by the server at once
+        self.stream: Http2Stream  # the server sets it at once
         self.task: asyncio.Task[None] | None = None
         self._head = head
         self._handler = handler
