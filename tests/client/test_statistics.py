@@ -25,7 +25,7 @@ async def test_a_producer_counts_by_broker_group_what_was_stored_moved_repeated_
     groups = two_groups()
     async with (
         FakeCluster(*groups) as cluster,
-        Producer(cluster.address, selector=StrictRoundRobin(), send_latency_fault_enable=True) as producer,
+        Producer(cluster.address, selector=StrictRoundRobin()) as producer,
     ):
         assert producer.group_statistics() == {}
         await producer.send_batch(Message("orders", b"x") for _ in range(4))
@@ -33,12 +33,11 @@ async def test_a_producer_counts_by_broker_group_what_was_stored_moved_repeated_
         assert {name: each.stored for name, each in found.items()} == {"g0": 2, "g1": 2}
         assert all(each.connected and not each.avoided and not each.draining for each in found.values())
         assert found["g0"].leader_id == "n1"
-        assert found["g0"].latency_ms is not None
+        assert found["g0"].latency_ms is None
         groups[0].mode = pb.MODE_DRAINING
         await producer.send_batch(Message("orders", b"y") for _ in range(4))
         found = producer.group_statistics()
         assert (found["g0"].stored, found["g0"].moved, found["g1"].stored) == (2, 2, 6)
-        assert found["g0"].avoided
         cluster.node("n1", "g1").drop_answers = 1
         await producer.send("orders", b"z")
         found = producer.group_statistics()
@@ -52,6 +51,23 @@ async def test_a_producer_counts_by_broker_group_what_was_stored_moved_repeated_
         assert (
             sum(each.stored for each in producer.group_statistics().values()) == producer.statistics().stored
         )
+
+
+async def test_a_producer_that_avoids_tells_the_latency_and_what_it_avoids() -> None:
+    """One broker group: with two, a slow moment of the machine would choose which gets the messages."""
+    async with (
+        FakeCluster(FakeGroup("g0", {"orders": 1})) as cluster,
+        Producer(
+            cluster.address, send_latency_fault_enable=True, latency_fault_table=[(60_000, 60_000)]
+        ) as producer,
+    ):
+        await producer.send("orders", b"x")
+        found = producer.group_statistics()["g0"]
+        assert found.latency_ms is not None
+        assert not found.avoided
+        cluster.node("n1", "g0").drop_answers = 1
+        await producer.send("orders", b"y")
+        assert producer.group_statistics()["g0"].avoided
 
 
 def test_the_synchronous_producer_counts_alike() -> None:
