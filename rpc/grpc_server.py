@@ -73,15 +73,18 @@ class GrpcServer:
         limits: WireLimits = WireLimits(),  # noqa: B008  # frozen
         *,
         compression: grpc.Compression = grpc.Compression.NoCompression,
+        takes_compressed: bool = True,
         lends_memory: bool = False,
     ) -> None:
         """`compression`: of answers, where the client accepts it.
 
+        `takes_compressed`: requests may be compressed; else such a call is refused before it is unpacked.
         `lends_memory`: handlers without a deserializer, and deserializers, get large messages as memoryview,
         which spares a copy.
         """
         self.limits = limits
         self._compress = compression is grpc.Compression.Gzip
+        self._takes_compressed = takes_compressed
         self._lends_memory = lends_memory
         self._methods: dict[bytes, MethodHandler | None] = {}
         self._generic: list[Any] = []
@@ -91,6 +94,7 @@ class GrpcServer:
         self._servers: list[asyncio.Server] = []
         self._scratch = bytearray(SCRATCH_SIZE)
         self._logged: dict[tuple[str, str], float] = {}
+        self._is_stopping = False
         self._stopped: asyncio.Event = asyncio.Event()
 
     # --- methods --------------------------------------------------------------------------------------------
@@ -157,6 +161,7 @@ class GrpcServer:
 
     async def stop(self, grace: float | None) -> None:
         """Close the ports, let calls end for `grace` seconds, cancel the others, close all connections."""
+        self._is_stopping = True
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -194,13 +199,24 @@ class GrpcServer:
     def _protocol(self) -> asyncio.BaseProtocol:
         return self.serve_connection()
 
-    def serve_connection(self) -> Http2Connection:
-        """Return the protocol of a new connection, for listeners that accept elsewhere."""
+    def serve_connection(self, on_lost: Callable[[], None] = lambda: None) -> Http2Connection:
+        """Return the protocol of a new connection, for listeners that accept elsewhere.
+
+        `on_lost` is called when the connection is over.
+        """
+
+        def lost(connection: Http2Connection, reason: str) -> None:
+            self._on_lost(connection, reason)
+            on_lost()
+
         return Http2Connection(
-            self.limits, self._scratch, accept=self._accept, on_made=self._on_made, on_lost=self._on_lost
+            self.limits, self._scratch, accept=self._accept, on_made=self._on_made, on_lost=lost
         )
 
     def _on_made(self, connection: Http2Connection) -> None:
+        if self._is_stopping:
+            connection.abort("this server stops")
+            return
         if len(self._connections) >= self.limits.max_connections:
             connection.abort(f"more than {self.limits.max_connections} connections")
             return
@@ -235,7 +251,8 @@ class GrpcServer:
             head = block.meaning = read_request(block.fields)
         handler = self._methods.get(head.path) or self._handler_of(head)
         running = self._calls.setdefault(connection, set())
-        if handler is None or head.is_refused:
+        is_packed = head.encoding != b"identity" and not self._takes_compressed
+        if handler is None or head.is_refused or is_packed:
             self._refuse(connection, stream_id, head, grpc.StatusCode.UNIMPLEMENTED)
             return
         if len(running) >= self.limits.max_streams:  # streams that were reset, but whose handlers still run
@@ -247,6 +264,7 @@ class GrpcServer:
             handler,
             self._on_call_over,
             compress=self._compress,
+            takes_compressed=self._takes_compressed,
             lends_memory=self._lends_memory,
         )
         stream = connection.add_stream(stream_id, call, self.limits.max_message)
@@ -275,6 +293,8 @@ class GrpcServer:
         elif head.encoding not in ENCODINGS:
             name = head.encoding[:50].decode("ascii", "replace")
             details = f"Compression algorithm '{name}' is not known"
+        elif head.encoding != b"identity" and not self._takes_compressed:
+            details = f"Compression algorithm '{head.encoding.decode()}' is disabled."
         else:
             details = "Method not found!"
         owner = _RefusedRequest(lambda: None if head.is_grpc else _answer_stranger(connection, stream))
@@ -282,7 +302,7 @@ class GrpcServer:
         stream.content_left = head.content_length
         stream.discards = True
         if head.is_grpc:
-            connection.send_head(stream, encode_block(_refusal(code, details)), True)
+            connection.send_head(stream, encode_block(_refusal(code, details, self._takes_compressed)), True)
 
 
 def _answer_stranger(connection: Http2Connection, stream: Http2Stream) -> None:
@@ -291,13 +311,13 @@ def _answer_stranger(connection: Http2Connection, stream: Http2Stream) -> None:
     connection.send_data(stream, b"", _NOT_GRPC_TEXT, True)
 
 
-def _refusal(code: grpc.StatusCode, details: str) -> Fields:
+def _refusal(code: grpc.StatusCode, details: str, takes_compressed: bool) -> Fields:
     return (
         (b":status", b"200"),
         (b"content-type", b"application/grpc"),
         (b"grpc-status", b"%d" % code.value[0]),
         (b"grpc-message", encode_message(details)),
-        (b"grpc-accept-encoding", b"identity,gzip"),
+        (b"grpc-accept-encoding", b"identity,gzip" if takes_compressed else b"identity"),
     )
 
 

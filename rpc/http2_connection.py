@@ -649,7 +649,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 self._on_room()
         if not self._settings_seen:
             self._settings_seen = True
-            self._schedule(self.limits.keepalive_s or self.limits.max_idle_s, self._on_timer)
+            self._schedule(self._next_look(0.0), self._on_timer)
             self._on_ready(self)
 
     def _take_goaway(self, stream_id: int, payload: bytes) -> None:
@@ -774,6 +774,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(delay_s, action) if delay_s else None
 
+    def _next_look(self, idle_s: float) -> float:
+        """Return the time to the next look at a connection that has had no stream for `idle_s`."""
+        limits = self.limits
+        if not limits.max_idle_s or self._accept is None:
+            return limits.keepalive_s
+        return min(limits.keepalive_s or limits.max_idle_s, limits.max_idle_s - idle_s)
+
     def _on_timer(self) -> None:
         """Ask a silent peer, end a connection that does not answer or has no streams."""
         limits = self.limits
@@ -787,7 +794,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             return
         if self._heard or not (limits.keepalive_s and (is_server or self.streams)):
             self._heard = self._asked = False
-            self._schedule(limits.keepalive_s or limits.max_idle_s, self._on_timer)
+            self._schedule(self._next_look(idle_s), self._on_timer)
         elif not self._asked:
             self._asked = True
             self._output.emit(h2.frame(h2.PING, 0, 0, _KEEPALIVE_PING))

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 _HEAD: Final[Fields] = ((b":status", b"200"), (b"content-type", b"application/grpc"),
                         (b"grpc-accept-encoding", b"identity,gzip"))  # fmt: skip
+_HEAD_UNPACKED: Final[Fields] = (*_HEAD[:2], (b"grpc-accept-encoding", b"identity"))
 _GZIP: Final[Fields] = ((b"grpc-encoding", b"gzip"),)
 _OK: Final = encode_block(((b"grpc-status", b"0"),))
 
@@ -63,10 +64,12 @@ class ServedCall:
         on_over: Callable[[ServedCall], None],
         *,
         compress: bool,
+        takes_compressed: bool,
         lends_memory: bool,
     ) -> None:
         """`on_over` is called when the handler has returned. `compress`: answers with gzip, if accepted.
 
+        `takes_compressed`: tell the client that requests may be compressed.
         `lends_memory`: hand large messages on as memoryview, without a copy.
         """
         self.connection = connection
@@ -76,6 +79,7 @@ class ServedCall:
         self._handler = handler
         self._on_over = on_over
         self._lends_memory = lends_memory
+        self._head_base = _HEAD if takes_compressed else _HEAD_UNPACKED
         self._compress = compress and b"gzip" in head.accept_encoding
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -216,7 +220,7 @@ class ServedCall:
             self.connection.send_head(self.stream, encode_block(self._head_fields()), False)
 
     def _head_fields(self) -> Fields:
-        fields = _HEAD + _GZIP if self._compress else _HEAD
+        fields = self._head_base + _GZIP if self._compress else self._head_base
         return fields + metadata_fields(self._initial) if self._initial else fields
 
     def _finish(self, code: grpc.StatusCode, details: str) -> None:

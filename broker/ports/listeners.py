@@ -4,6 +4,8 @@ A call is answered with the addresses of the listener that it arrived on, so eac
 own. Each port accepts a bounded number of connections, and closes useless ones: handshakes that do not
 finish, clients that vanished silently, and connections that were idle for long (a client that waits for an
 answer is not idle).
+The servers are grpcio's, or `rpc` in the event loop: then every port has a front, which hands it the
+connections that it accepted.
 Owns: servers and fronts. Must not: know what the handlers do.
 """
 
@@ -20,8 +22,12 @@ from typing import Any
 import grpc.aio
 
 from ledgermq.raft.ports.counts import PortCounts, PortMetrics
-from ledgermq.raft.ports.front import FrontLimits, PortFront, take_port
+from ledgermq.raft.ports.front import FrontLimits, Judge, PortFront, PortVerdict, take_port
+from ledgermq.raft.ports.handover import EventLoopFront
 from ledgermq.raft.transport.frame_stream import set_options
+from ledgermq.rpc.grpc_options import limits_of
+from ledgermq.rpc.grpc_server import GrpcServer
+from ledgermq.rpc.wire_limits import WireLimits
 
 from ..config import ListenerConfig, split_address
 from .open_connections import ConnectionWatch
@@ -66,15 +72,16 @@ class Listener:
         limit = policy.max_connections
         self._log_counts = metrics.add("log", config.name, limit)
         self._messaging_counts = metrics.add("messaging", config.name, limit)
-        self._log_server = grpc.aio.server(options=policy.server_options(limit))
-        self._messaging_server = grpc.aio.server(
-            options=policy.server_options(None if policy.front else limit)
-        )
-        self._front: PortFront | None = None
+        self._in_loop = policy.transport == "event_loop"
+        self._log_server = _server(policy, limit)
+        self._messaging_server = _server(policy, None if policy.front and not self._in_loop else limit)
+        self._fronts: list[PortFront] = []
 
     @property
     def uncounted(self) -> Mapping[int, PortCounts]:
-        """The ports that gRPC accepts connections on by itself, by port number."""
+        """The ports that grpcio accepts connections on by itself, by port number."""
+        if self._in_loop:
+            return {}
         ports = {split_address(self.config.log_bind)[1]: self._log_counts}
         if not self._policy.front:
             ports[split_address(self.config.messaging_bind)[1]] = self._messaging_counts
@@ -85,18 +92,21 @@ class Listener:
         config = self.config
         self._log_server.add_generic_rpc_handlers(tuple(log_handlers))
         self._messaging_server.add_generic_rpc_handlers(tuple(messaging_handlers))
-        _add_port(self._log_server, "log_bind", config.log_bind)
-        if self._policy.front:
-            await self._start_front(config.messaging_bind)
+        if self._in_loop:
+            await self._start_in_loop()
         else:
-            _add_port(self._messaging_server, "messaging_bind", config.messaging_bind)
+            _add_port(self._log_server, "log_bind", config.log_bind)
+            if self._policy.front:
+                await self._start_front(config.messaging_bind)
+            else:
+                _add_port(self._messaging_server, "messaging_bind", config.messaging_bind)
         await self._log_server.start()
         await self._messaging_server.start()
 
     async def _start_front(self, address: str) -> None:
         """Serve on private Unix sockets behind a front that listens on `address`."""
         policy = self._policy
-        self._front = front = PortFront(
+        front = PortFront(
             TlsJudge(plaintext=policy.plaintext, tls=policy.credentials is not None),
             FrontLimits(policy.max_connections, policy.per_address),
             self._messaging_counts,
@@ -104,6 +114,26 @@ class Listener:
         self._messaging_server.add_insecure_port(front.inner_address)
         if policy.credentials is not None:
             self._messaging_server.add_secure_port(front.tls_address, policy.credentials)
+        await self._listen(front, "messaging_bind", address)
+
+    async def _start_in_loop(self) -> None:
+        """Hand the connections of both ports to the servers in the event loop."""
+        policy, limits = self._policy, FrontLimits(self._policy.max_connections)
+        serve = self._log_server.serve_connection
+        await self._listen(
+            EventLoopFront(_pass_on, serve, limits, self._log_counts), "log_bind", self.config.log_bind
+        )
+        judge: Judge = _pass_on
+        if policy.front:
+            judge = TlsJudge(plaintext=policy.plaintext, tls=policy.tls is not None)
+            limits = FrontLimits(policy.max_connections, policy.per_address)
+        serve = self._messaging_server.serve_connection
+        front = EventLoopFront(judge, serve, limits, self._messaging_counts, policy.tls)
+        await self._listen(front, "messaging_bind", self.config.messaging_bind)
+
+    async def _listen(self, front: PortFront, key: str, address: str) -> None:
+        """Open a port for a front. Raises: PortError."""
+        self._fronts.append(front)
         try:
             sockets = take_port(address)
             for each in sockets:
@@ -111,13 +141,29 @@ class Listener:
             await front.listen(sockets)
         except OSError as error:
             front.close()
-            raise PortError("messaging_bind", address, os.strerror(error.errno or 0)) from None
+            raise PortError(key, address, os.strerror(error.errno or 0)) from None
 
     async def stop(self, grace: float) -> None:
         """Refuse new calls, give open ones `grace` seconds, then close."""
+        for front in self._fronts:
+            front.stop_listening()
         await asyncio.gather(self._log_server.stop(grace), self._messaging_server.stop(grace))
-        if self._front is not None:
-            self._front.close()
+        for front in self._fronts:
+            front.close()
+
+
+def _server(policy: PortPolicy, max_connections: int | None) -> Any:
+    """Return a server of the policy's transport."""
+    options = policy.server_options(max_connections)
+    if policy.transport == "grpcio":
+        return grpc.aio.server(options=options)
+    # Without a time for idle connections among the options they stay open.
+    return GrpcServer(limits_of(options, WireLimits(max_idle_s=0)), takes_compressed=False)
+
+
+def _pass_on(transport: asyncio.Transport, first: bytes) -> PortVerdict:
+    """Judge a port that only the server behind it uses."""
+    return PortVerdict.PASS_ON
 
 
 def _add_port(server: grpc.aio.Server, key: str, address: str) -> None:

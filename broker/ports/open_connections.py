@@ -83,7 +83,9 @@ class ConnectionWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to count."""
+        """Start to count, if there are such ports."""
+        if not self._ports:
+            return
         self._task = asyncio.get_running_loop().create_task(self._run(), name="connection watch")
 
     async def stop(self) -> None:

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: Descriptors reserved for everything but client connections; at most half of the process's limit.
 RESERVE: Final = 1_200
-#: Descriptors per client of the messaging port: its connection, and both ends of the one behind the front.
+#: Descriptors per client of the messaging port: its connection, and both ends of the one behind grpcio's
+#: front.
 _PER_SPLICE: Final = 3
 _PER_CONNECTION: Final = 1
 
@@ -42,7 +43,10 @@ def raise_descriptor_limit() -> int:
 
 
 def connections_per_port(wanted: int, descriptors: int, listeners: int, *, front: bool) -> int:
-    """Return how many connections each client port accepts: `wanted`, or as many as descriptors allow."""
+    """Return how many connections each client port accepts: `wanted`, or as many as descriptors allow.
+
+    `front`: the messaging port has a front that splices.
+    """
     free = descriptors - min(RESERVE, descriptors // 2)
     each = listeners * (_PER_CONNECTION + (_PER_SPLICE if front else _PER_CONNECTION))
     return max(min(wanted, free // each), 1)
@@ -109,6 +113,8 @@ class PortPolicy:
     front: bool = True  # a `PortFront` accepts the messaging port's connections, not gRPC
     plaintext: bool = True  # the messaging ports accept plaintext
     credentials: grpc.ServerCredentials | None = None  # for TLS on the messaging ports; None: no TLS
+    transport: str = "grpcio"  # who speaks gRPC: that, or event_loop
+    tls: ssl.SSLContext | None = None  # what event_loop needs instead of `credentials`
 
     def server_options(self, max_connections: int | None = None) -> list[tuple[str, int]]:
         """Return the options of a gRPC server; None: a front limits its connections."""
@@ -131,28 +137,41 @@ def port_policy(config: BrokerConfig) -> PortPolicy:
     limit = port_limit(
         config.max_connections,
         len(config.listener),
-        front=config.tls_front,
+        front=config.tls_front and config.server_transport == "grpcio",
         chosen="max_connections" in config.model_fields_set,
     )
+    in_loop = config.server_transport == "event_loop"
     return PortPolicy(
         max_connections=limit,
         per_address=config.max_connections_per_address,
         idle_ms=round(config.connection_idle_seconds * 1000),
         front=config.tls_front,
         plaintext=config.client_tls != "tls",
-        credentials=server_credentials(config),
+        credentials=None if in_loop else server_credentials(config),
+        transport=config.server_transport,
+        tls=server_context(config) if in_loop else None,
     )
 
 
 def server_credentials(config: BrokerConfig) -> grpc.ServerCredentials | None:
     """Return the TLS credentials of the messaging ports; None: no TLS. Raises: CertificateError."""
-    if config.client_tls == "plaintext" or config.tls_private_key is None or config.tls_certificate is None:
+    if server_context(config) is None:  # fails with a reason, which gRPC itself would not give
         return None
+    assert config.tls_private_key is not None and config.tls_certificate is not None
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-            config.tls_certificate, config.tls_private_key
-        )  # fails with a reason, which gRPC itself would not give
         pair = config.tls_private_key.read_bytes(), config.tls_certificate.read_bytes()
-    except OSError as error:  # SSLError is a subclass
+    except OSError as error:
         raise CertificateError(str(config.tls_certificate), error.strerror or str(error)) from None
     return grpc.ssl_server_credentials([pair])
+
+
+def server_context(config: BrokerConfig) -> ssl.SSLContext | None:
+    """Return the TLS context of the messaging ports; None: no TLS. Raises: CertificateError."""
+    if config.client_tls == "plaintext" or config.tls_private_key is None or config.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_private_key)
+    except OSError as error:  # SSLError is a subclass
+        raise CertificateError(str(config.tls_certificate), error.strerror or str(error)) from None
+    return context

@@ -3,5 +3,5 @@
 Owns connection limits and the recognition of a TLS hello. Must not: know Raft; the broker's client ports use
 it too.
 
-Begin with `front.py`. Then: `acceptor.py`, `tls_records.py`, `counts.py`.
+Begin with `front.py`. Then: `handover.py`, `acceptor.py`, `tls_records.py`, `counts.py`.
 """

@@ -1,7 +1,8 @@
 """Front of a port that gRPC shares with other protocols: passes connections on by their first bytes.
 
-A gRPC server in Python cannot adopt a socket. It serves a private Unix socket instead, and connections that
-the `judge` does not claim are spliced to it in both directions. Owns: the listening sockets, the Unix socket,
+grpcio's server cannot adopt a socket. It serves a private Unix socket instead, and connections that the
+`judge` does not claim are spliced to it in both directions. `handover.py` has the front of a server in the
+event loop, which takes the connections themselves. Owns: the listening sockets, the Unix socket,
 the splices and their number. Must not: look beyond the first bytes, or buffer without bound.
 
 A silent connection delays no other one: it has a time limit, and when the port is full the longest-silent one
@@ -166,14 +167,14 @@ class PortFront:
         self._limits = limits or FrontLimits()
         self.counts = counts or PortCounts("port")
         self.counts.limit = self._limits.max_connections
-        self._folder = Path(mkdtemp(prefix="ledgermq-"))
-        self._doors = {PortVerdict.PASS_ON: UnixDoor(self._folder / "grpc")}
+        self._folder: Path | None = None  # of the Unix sockets, until they are hidden
+        self._doors: dict[PortVerdict, UnixDoor] = {}
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: set[_Inbound] = set()
+        self._open: set[Inbound] = set()
         # connections in `_open` that are not judged yet, oldest first
-        self._silent: dict[_Inbound, None] = {}
-        self._greeting: dict[_Inbound, None] = {}  # silent ones that have sent part of a TLS hello
+        self._silent: dict[Inbound, None] = {}
+        self._greeting: dict[Inbound, None] = {}  # silent ones that have sent part of a TLS hello
         self._held = 0  # bytes received and not passed on yet; invariant: at most MAX_HELD_BYTES
         self._of_address: Counter[str] = Counter()
         self._hellos = asyncio.Semaphore(TLS_HELLOS_AT_ONCE)
@@ -181,18 +182,24 @@ class PortFront:
     @property
     def inner_address(self) -> str:
         """Address that the gRPC server must listen on, before `listen`."""
-        return self._doors[PortVerdict.PASS_ON].address
+        return self._door(PortVerdict.PASS_ON, "grpc").address
 
     @property
     def tls_address(self) -> str:
         """Address that it must listen on for TLS, if the judge ever passes TLS on."""
-        return self._doors.setdefault(PortVerdict.PASS_ON_TLS, UnixDoor(self._folder / "tls")).address
+        return self._door(PortVerdict.PASS_ON_TLS, "tls").address
+
+    def _door(self, verdict: PortVerdict, name: str) -> UnixDoor:
+        if verdict not in self._doors:
+            self._folder = self._folder or Path(mkdtemp(prefix="ledgermq-"))
+            self._doors[verdict] = UnixDoor(self._folder / name)
+        return self._doors[verdict]
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on these sockets, which the front owns from now on. Raises: OSError."""
         hidden = [door.hide() for door in self._doors.values()]
         if all(hidden):
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove_folder()
         self._acceptor = Acceptor(sockets, self._admit, self.counts)
 
     def stop_listening(self) -> None:
@@ -209,7 +216,11 @@ class PortFront:
             task.cancel()
         for door in self._doors.values():
             door.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- who comes in ---------------------------------------------------------------------------------------
     def _admit(self, host: str) -> asyncio.Protocol | None:
@@ -220,7 +231,7 @@ class PortFront:
         if len(self._open) >= limits.max_connections and not self._make_room():
             self.counts.refuse(Refused.LIMIT, host)
             return None
-        inbound = _Inbound(self, host)
+        inbound = Inbound(self, host)
         self._open.add(inbound)
         self._silent[inbound] = None
         self._of_address[host] += 1
@@ -239,7 +250,7 @@ class PortFront:
         oldest.end(Ended.MADE_ROOM)
         return True
 
-    def left(self, inbound: _Inbound) -> None:
+    def left(self, inbound: Inbound) -> None:
         """Remove a connection that ended or was taken over."""
         self._silent.pop(inbound, None)
         self._greeting.pop(inbound, None)
@@ -251,7 +262,7 @@ class PortFront:
             if not self._of_address[inbound.host]:
                 del self._of_address[inbound.host]
 
-    def judge(self, inbound: _Inbound, transport: asyncio.Transport, first: bytes) -> PortVerdict:
+    def judge(self, inbound: Inbound, transport: asyncio.Transport, first: bytes) -> PortVerdict:
         """Judge a connection. One that is passed on or taken is not judged again."""
         verdict = self._judge(transport, first)
         if verdict is PortVerdict.PASS_ON:
@@ -260,14 +271,14 @@ class PortFront:
                 transport.abort()
                 return PortVerdict.TAKEN
             self.greeted(inbound)
-            self._start(self._connect(inbound, _Pipe(transport), transport, verdict))
+            self.pass_on(inbound, transport)
         elif verdict is PortVerdict.PASS_ON_TLS:
             self._greeting[inbound] = None
         elif verdict is PortVerdict.TAKEN:
             self.left(inbound)
         return verdict
 
-    def hold(self, inbound: _Inbound, size: int) -> bool:
+    def hold(self, inbound: Inbound, size: int) -> bool:
         """Record bytes that cannot be passed on yet. False: there was no room, and the connection is closed.
 
         Connections with an incomplete hello make room first, oldest first.
@@ -286,23 +297,27 @@ class PortFront:
         """Release `size` held bytes."""
         self._held -= size
 
-    def said_hello(self, inbound: _Inbound, transport: asyncio.Transport) -> None:
+    def said_hello(self, inbound: Inbound, transport: asyncio.Transport) -> None:
         """Pass a connection on, now that its TLS hello is complete."""
         self._greeting.pop(inbound, None)
-        self._start(self._connect_tls(inbound, transport))
+        self._start(self.pass_on_tls(inbound, transport))
 
-    def greeted(self, inbound: _Inbound) -> None:
+    def greeted(self, inbound: Inbound) -> None:
         """Note that the purpose of a connection is known, so it need not make room any more."""
         self._silent.pop(inbound, None)
 
     # --- passing on -----------------------------------------------------------------------------------------
+    def pass_on(self, inbound: Inbound, client: asyncio.Transport) -> None:
+        """Give a plaintext connection to the server behind."""
+        self._start(self._connect(inbound, _Pipe(client), client, PortVerdict.PASS_ON))
+
     def _start(self, passing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(passing)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(
-        self, inbound: _Inbound, outbound: _Pipe, client: asyncio.Transport, door: PortVerdict
+        self, inbound: Inbound, outbound: _Pipe, client: asyncio.Transport, door: PortVerdict
     ) -> None:
         try:
             inner = await self._doors[door].connect(outbound, lambda: not client.is_closing())
@@ -313,8 +328,8 @@ class PortFront:
             if inner is not None:
                 inbound.connected(inner)
 
-    async def _connect_tls(self, inbound: _Inbound, client: asyncio.Transport) -> None:
-        """Pass a hello on when it is its turn. The turn ends with the server's answer."""
+    async def pass_on_tls(self, inbound: Inbound, client: asyncio.Transport) -> None:
+        """Pass a whole hello on when it is its turn. The turn ends with the server's answer."""
         async with self._hellos:
             if client.is_closing():  # it waited too long
                 return
@@ -361,7 +376,7 @@ class _Pipe(asyncio.Protocol):
 class _TlsOutbound(_Pipe):
     """Connection to the server behind, which may still be computing its answer to a hello."""
 
-    def __init__(self, other: asyncio.Transport, inbound: _Inbound) -> None:
+    def __init__(self, other: asyncio.Transport, inbound: Inbound) -> None:
         super().__init__(other)
         self.has_answered = asyncio.Event()
         self._inbound = inbound
@@ -377,7 +392,7 @@ class _TlsOutbound(_Pipe):
         super().connection_lost(exc)
 
 
-class _Inbound(_Pipe):
+class Inbound(_Pipe):
     """Incoming connection. When passed on, it is paused until the inner connection is open."""
 
     def __init__(self, front: PortFront, host: str) -> None:
@@ -447,15 +462,26 @@ class _Inbound(_Pipe):
             self.end(Ended.NO_HELLO)
             return False
         if self._records.has_ended:
-            self._records = None
-            self._timer.cancel()
-            self._front.greeted(self)
+            self.secured()
         return True
 
     def answered(self) -> None:
         """Note that the server behind has answered the TLS hello."""
         if self._records is not None:
             self._records.is_answered = True
+
+    def take_over(self) -> bytes:
+        """Return what has arrived, for the protocol that this connection gets instead."""
+        first = bytes(self._first)
+        self._front.passed_on(len(first))
+        self._first.clear()
+        return first
+
+    def secured(self) -> None:
+        """Note that the TLS handshake has ended."""
+        self._records = None
+        self._timer.cancel()
+        self._front.greeted(self)
 
     def connected(self, inner: asyncio.Transport) -> None:
         """Splice to the inner connection: send what has arrived so far, then let the rest flow."""

@@ -23,11 +23,15 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.foreign_text import safe_text
+from ledgermq.rpc.grpc_options import limits_of
+from ledgermq.rpc.grpc_server import GrpcServer
+from ledgermq.rpc.wire_limits import WireLimits
 
 from ..config import Member, StreamLimits
 from ..errors import AddressInUseError, DamagedFrameError
 from ..ports.counts import PortCounts
 from ..ports.front import FrontLimits, PortFront, PortVerdict, take_port
+from ..ports.handover import EventLoopFront
 from ..types import NodeId
 from .frame_stream import FrameStream, set_options
 from .hello import (
@@ -69,6 +73,8 @@ SERVER_OPTIONS: Final = (
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
 )
+#: Calls of a peer at a time on one connection to the server in the event loop; grpcio has no limit.
+MAX_CALLS: Final = 100_000
 #: Connections of the Raft port besides the peers' streams, if there are enough descriptors.
 PORT_CONNECTIONS: Final = 256
 
@@ -139,10 +145,13 @@ class Transport(Generic[ControlItem, AppendItem]):
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
         counts: PortCounts | None = None,
         limits: StreamLimits | None = None,
+        server_transport: str = "grpcio",
     ) -> None:
+        """`server_transport`: who speaks gRPC on the port, grpcio or event_loop."""
         self.bind = bind
         self.limits = limits or StreamLimits()
         self._counts = counts
+        self._server_transport = server_transport
         self._rpc_handlers = tuple(rpc_handlers)  # services of the layer above on the Raft port
         self.gate: Gate  # from `listen` on
         self._sockets: list[socket.socket] = []
@@ -184,10 +193,16 @@ class Transport(Generic[ControlItem, AppendItem]):
         The gate is not given to the constructor because the parts behind it send through this transport.
         """
         self.gate = gate
-        self._front = PortFront(self._judge, self._port_limits, self._counts)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        if self._server_transport == "grpcio":
+            self._front = PortFront(self._judge, self._port_limits, self._counts)
+            self._server = grpc.aio.server(options=SERVER_OPTIONS)
+            self._server.add_insecure_port(self._front.inner_address)
+        else:
+            limits = limits_of(SERVER_OPTIONS, WireLimits(max_streams=MAX_CALLS))
+            self._server = GrpcServer(limits, takes_compressed=False)
+            serve = self._server.serve_connection
+            self._front = EventLoopFront(self._judge, serve, self._port_limits, self._counts)
         self._server.add_generic_rpc_handlers(self._rpc_handlers)
-        self._server.add_insecure_port(self._front.inner_address)
         await self._server.start()
         sockets, self._sockets = self._sockets, []
         await self._front.listen(sockets)

@@ -361,10 +361,11 @@ def test_a_silent_peer_is_asked_and_then_closed() -> None:
     run(test)
 
 
-def test_an_idle_connection_is_closed() -> None:
+@pytest.mark.parametrize("keepalive_s", [0.05, 3600.0, 0.0])
+def test_an_idle_connection_is_closed_whatever_its_keepalive(keepalive_s: float) -> None:
     async def test() -> None:
         async with (
-            serving("wire", WireLimits(max_idle_s=0.1, keepalive_s=0.05)) as (_, address, _service),
+            serving("wire", WireLimits(max_idle_s=0.1, keepalive_s=keepalive_s)) as (_, address, _service),
             raw_peer(address) as peer,
         ):
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -290,5 +291,46 @@ def test_a_large_message_can_be_lent_without_a_copy() -> None:
             assert await note_call(b"abc" * 500_000) == b"abc"
         assert kinds == [bytes, memoryview]
         await server.stop(0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["wire", "grpcio"])
+def test_a_server_may_refuse_compressed_requests_before_it_unpacks_them(kind: str) -> None:
+    async def test() -> None:
+        async with (
+            serving("wire", takes_compressed=False) as (_, address, _),
+            channel_to(kind, address) as channel,
+        ):
+            stub: Any = Stub(channel)
+            packed = stub.echo(bytes(1 << 16), compression=grpc.Compression.Gzip, timeout=10)
+            error = await error_of(packed)
+            assert error.code() is Code.UNIMPLEMENTED
+            assert error.details() == "Compression algorithm 'gzip' is disabled."
+            assert await stub.echo(b"x", timeout=10) == b"x"
+
+    run(test)
+
+
+def test_a_listener_elsewhere_learns_the_end_and_a_stopping_server_takes_no_connection() -> None:
+    async def test() -> None:
+        lost: list[int] = []
+        server = GrpcServer()
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: server.serve_connection(lambda: lost.append(1)), "127.0.0.1", 0
+        )
+        address = listener.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", address)
+        await until(lambda: server.connection_count == 1)
+        writer.close()
+        await until(lambda: lost == [1])
+        await server.stop(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", address)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        await until(lambda: lost == [1, 1])
+        writer.close()
+        listener.close()
 
     run(test)

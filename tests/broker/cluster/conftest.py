@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
+import grpc.aio
 import pytest
+
+from ledgermq.rpc.grpc_server import GrpcServer
 
 from .two_nodes import Two, opened
 
 
-@pytest.fixture
-def two() -> AbstractAsyncContextManager[Two]:
-    return opened()
+@pytest.fixture(params=[grpc.aio.server, GrpcServer], ids=["grpcio", "event_loop"])
+def two(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Two]:
+    return opened(make_server=request.param)

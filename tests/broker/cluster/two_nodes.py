@@ -93,15 +93,16 @@ class _Details(grpc.HandlerCallDetails):
 class Two:
     """A forwarder and the node that it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_server: Callable[[], Any]) -> None:
         self.service = Service()
-        self.server = grpc.aio.server()
+        self._make_server = make_server
+        self.server = make_server()
         self.forwarder: Forwarder
         self.unclaimed: asyncio.Queue[bytes] = asyncio.Queue()
         self.port = 0
 
     async def start(self, handlers: list[Any]) -> None:
-        self.server = grpc.aio.server()
+        self.server = self._make_server()
         self.server.add_generic_rpc_handlers(tuple(handlers))
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self.server.start()
@@ -116,9 +117,12 @@ class Two:
 
 
 @asynccontextmanager
-async def opened(handlers: Callable[[Service], list[Any]] = Service.handlers) -> AsyncIterator[Two]:
-    """Start the node, which serves `handlers`."""
-    two = Two()
+async def opened(
+    handlers: Callable[[Service], list[Any]] = Service.handlers,
+    make_server: Callable[[], Any] = grpc.aio.server,
+) -> AsyncIterator[Two]:
+    """Start the node, which serves `handlers` on a server that `make_server` makes."""
+    two = Two(make_server)
     await two.start(handlers(two.service))
     two.forwarder = Forwarder("n1", {"n2": f"127.0.0.1:{two.port}"}, two.unclaimed.put_nowait)
     try:

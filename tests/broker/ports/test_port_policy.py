@@ -5,28 +5,55 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
+import uvloop
 
 from ledgermq.broker.config import BrokerConfig, ListenerConfig, split_address
 from ledgermq.broker.errors import CertificateError
 from ledgermq.broker.ports.listeners import Listeners
-from ledgermq.broker.ports.port_policy import PortPolicy, server_credentials
+from ledgermq.broker.ports.port_policy import PortPolicy, server_context, server_credentials
 from ledgermq.raft.ports import front as port_front
 from ledgermq.raft.ports.counts import Ended, PortCounts, PortMetrics
 from tests.ports import free_ports
 from tests.tls import CERTIFICATE, KEY
 
+pytestmark = pytest.mark.usefixtures("runner")
+
 WAIT_S = 20.0
 #: How HTTP/2 begins, and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FRESH = [("grpc.use_local_subchannel_pool", 1)]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Who speaks gRPC, in which event loop."""
+
+    transport: str
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
+EVERY = {
+    "grpcio": Serving("grpcio"),
+    "event_loop-asyncio": Serving("event_loop"),
+    "event_loop-uvloop": Serving("event_loop", uvloop.new_event_loop),
+}
+serving: list[Serving] = []
+
+
+@pytest.fixture(params=list(EVERY.values()), ids=list(EVERY))
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    serving[:] = [request.param]
+    with asyncio.Runner(loop_factory=request.param.new_loop) as made:
+        yield made
 
 
 async def echo(request: bytes, context: Any) -> bytes:
@@ -37,6 +64,9 @@ class Ports:
     """The two client ports of a node, which echo."""
 
     def __init__(self, policy: PortPolicy) -> None:
+        policy = replace(policy, transport=serving[0].transport)
+        if policy.credentials is not None and policy.transport == "event_loop":
+            policy = replace(policy, credentials=None, tls=server_context(TLS))
         log, messaging = free_ports(2)
         self.addresses = {"log": f"127.0.0.1:{log}", "messaging": f"127.0.0.1:{messaging}"}
         config = ListenerConfig(messaging_bind=self.addresses["messaging"], log_bind=self.addresses["log"])
@@ -129,14 +159,14 @@ async def test_an_idle_connection_is_closed_and_opened_again_when_needed(port: s
 
 async def test_what_the_kernel_is_asked_to_find_out_holds_for_every_connection_of_a_front() -> None:
     made: list[Any] = []
-    connection_made = port_front._Inbound.connection_made
+    connection_made = port_front.Inbound.connection_made
 
-    def noted(self: port_front._Inbound, transport: asyncio.BaseTransport) -> None:
+    def noted(self: port_front.Inbound, transport: asyncio.BaseTransport) -> None:
         connection_made(self, transport)
         made.append(transport.get_extra_info("socket"))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(port_front._Inbound, "connection_made", noted)
+        patch.setattr(port_front.Inbound, "connection_made", noted)
         async with opened(PortPolicy()) as ports:
             assert await ports.call("messaging") == b"hello"
             await ports.connect("messaging")
@@ -173,9 +203,11 @@ async def test_a_request_that_grpc_compressed_is_refused_before_it_is_unpacked(p
             assert await once(b"hello", timeout=WAIT_S) == b"hello"
 
 
+TLS = BrokerConfig(client_tls="both", tls_certificate=CERTIFICATE, tls_private_key=KEY)
+
+
 def credentials() -> grpc.ServerCredentials:
-    config = BrokerConfig(client_tls="both", tls_certificate=CERTIFICATE, tls_private_key=KEY)
-    found = server_credentials(config)
+    found = server_credentials(TLS)
     assert found is not None
     return found
 

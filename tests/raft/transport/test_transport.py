@@ -432,8 +432,10 @@ async def test_who_greets_with_more_than_a_greeting_can_have_is_cut_off(
     assert one.frames == []
 
 
-async def test_grpc_is_served_on_the_same_port(one: Peer, two: Peer) -> None:
+@pytest.mark.parametrize("server", ["grpcio", "event_loop"])
+async def test_grpc_is_served_on_the_same_port(one: Peer, two: Peer, server: str) -> None:
     """The services of the layer above, and an error for any other method."""
+    one.transport._server_transport = server
 
     async def echo(request: bytes, context: Any) -> bytes:
         return request * 3
@@ -454,7 +456,8 @@ async def test_grpc_is_served_on_the_same_port(one: Peer, two: Peer) -> None:
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await thrice(bytes(MAX_CALL_SIZE + 1), timeout=WAIT_S)
-        assert "SERVER: Received message larger than max" in str(refused.value.details())
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "Received message larger than max" in str(refused.value.details())
     async with Visitor(one.transport.bind) as visitor:
         visitor.say(b"GET / HTTP/1.1\r\n\r\n")
         await visitor.ended()
@@ -466,8 +469,10 @@ def test_the_port_takes_what_there_are_descriptors_for_and_keeps_places_for_peer
     assert port_limits(64) == FrontLimits(16, reserve=6)
 
 
-async def test_peers_come_in_however_many_others_hold_the_port(one: Peer, two: Peer) -> None:
+@pytest.mark.parametrize("server", ["grpcio", "event_loop"])
+async def test_peers_come_in_however_many_others_hold_the_port(one: Peer, two: Peer, server: str) -> None:
     """Silent connections, and streams without a greeting: more of each than there are places."""
+    one.transport._server_transport = server
     one.transport._port_limits = FrontLimits(16, reserve=4)
     await serve(one)
     async with AsyncExitStack() as stack:
