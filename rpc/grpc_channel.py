@@ -18,7 +18,6 @@ from typing import Any, Final, Self
 
 import grpc
 
-from . import http2_frames as h2
 from .call_headers import metadata_fields
 from .header_blocks import encode_block
 from .http2_connection import SCRATCH_SIZE, Http2Connection
@@ -357,9 +356,8 @@ class GrpcChannel:
                         await call.code()
         for call in calls:
             call.cancel()
-        for connection in connections:
-            connection.close(h2.NO_ERROR, "the channel is closed")
         self._connection = None
+        await Http2Connection.close_all(connections, "the channel is closed")
 
     async def __aenter__(self) -> Self:
         return self

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import grpc
 
-from . import http2_frames as h2
 from .call_headers import RequestHead, encode_message, read_request, read_trailers
 from .grpc_messages import ENCODINGS, GrpcMessageError
 from .header_blocks import Fields, HeaderBlock, encode_block
@@ -177,8 +176,7 @@ class GrpcServer:
         for call in [call for calls in self._calls.values() for call in calls]:
             call.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
         await asyncio.gather(*tasks, return_exceptions=True)
-        for connection in list(self._connections):
-            connection.close(h2.NO_ERROR, "this server stops")
+        await Http2Connection.close_all(list(self._connections), "this server stops")
         self._stopped.set()
 
     async def wait_for_termination(self, timeout: float | None = None) -> bool:

@@ -10,7 +10,7 @@ loop reads them straight into the message. What is sent during one turn of the l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from . import http2_frames as h2
@@ -46,8 +46,9 @@ from .wire_limits import (
 SCRATCH_SIZE: Final = 128 << 10
 #: Rest of a DATA frame that is worth its own read.
 _DIRECT_MIN: Final = 8 << 10
-#: Time in seconds in which a peer may take what was sent before the end.
+#: Time in seconds in which a peer may take what was sent before the end, also when this side stops.
 _LINGER_S: Final = 5.0
+_LAST_LINGER_S: Final = 1.0
 #: Begin of the reason of a connection that ended without ours.
 CLOSED_BY_PEER: Final = "connection closed by the peer"
 _KEEPALIVE_PING: Final = b"ledgermq"
@@ -121,6 +122,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._asked = False
         self._idle_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
 
     # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -184,6 +186,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         for stream in list(self.streams.values()):
             self._close(stream, we_reset=True)
             stream.owner.on_reset(h2.CONNECTION_LOST, reason, False)
+        if not self._lost.done():
+            self._lost.set_result(None)
         self._on_lost(self, reason)
 
     @property
@@ -257,6 +261,20 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.is_draining = True
         if self.transport is not None:
             self.transport.abort()
+
+    @staticmethod
+    async def close_all(connections: Collection[Http2Connection], reason: str) -> None:
+        """End connections and wait until they are gone. One whose peer does not read is aborted soon."""
+        for each in connections:
+            each.close(h2.NO_ERROR, reason)
+        lost = [each._lost for each in connections]
+        if not lost:
+            return
+        await asyncio.wait(lost, timeout=_LAST_LINGER_S)
+        for each in connections:
+            if not each._lost.done():
+                each.abort(reason)
+        await asyncio.wait(lost)
 
     def _send_settings(self, first: tuple[int, int]) -> None:
         """Send what must be the first frame; a server after the client's preface, or it is no HTTP/2."""

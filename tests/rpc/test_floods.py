@@ -383,6 +383,18 @@ def test_an_idle_connection_is_closed_whatever_its_keepalive(keepalive_s: float)
     run(test)
 
 
+def test_a_stopped_server_has_no_connection_left() -> None:
+    """Else the loop could be closed below a TLS connection that still says goodbye."""
+
+    async def test() -> None:
+        async with serving("wire") as (server, address, _service), raw_peer(address):
+            await until(lambda: server.connection_count == 1)
+            await server.stop(None)
+            assert server.connection_count == 0
+
+    run(test)
+
+
 def test_connections_beyond_the_limit_are_closed() -> None:
     async def test() -> None:
         async with (
