@@ -274,7 +274,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         for each in connections:
             if not each._lost.done():
                 each.abort(reason)
-        await asyncio.wait(lost)
+        await asyncio.wait(lost, timeout=_LAST_LINGER_S)
 
     def _send_settings(self, first: tuple[int, int]) -> None:
         """Send what must be the first frame; a server after the client's preface, or it is no HTTP/2."""

@@ -72,7 +72,8 @@ class EventLoopFront(PortFront):
             inbound.drop()
             return
         inbound.secured()
-        if secured is None or inbox.is_lost:
+        # uvloop ends the handshake of a connection that was closed meanwhile as if it had succeeded.
+        if secured is None or inbox.is_lost or client.is_closing():
             inbound.drop()
             return
         self._hand_over(inbound, secured, bytes(inbox.received))
