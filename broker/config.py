@@ -253,8 +253,8 @@ class BrokerConfig(BaseModel):
     heartbeat_ms: int = Field(default=75, ge=10)
     election_timeout_ms: Annotated[tuple[int, int], BeforeValidator(_parse_range)] = (400, 800)
     min_invisible_ms: int = Field(default=10_000, ge=0)
-    #: Who speaks gRPC on the node's ports: grpcio with its threads, or `rpc` in the event loop (D35).
-    server_transport: Literal["grpcio", "event_loop"] = "grpcio"
+    #: Who speaks gRPC on the node's ports: `rpc` in the event loop, or grpcio with its threads (D35).
+    server_transport: Literal["grpcio", "event_loop"] = "event_loop"
     tls_front: bool = True
     client_tls: Literal["plaintext", "both", "tls"] = "plaintext"  # of the messaging ports
     tls_certificate: Path | None = None

@@ -56,7 +56,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--server-transport", metavar="NAME",
-        help="who speaks gRPC: grpcio, or event_loop, which needs less CPU (default grpcio)",
+        help="who speaks gRPC: event_loop, or grpcio, which needs more CPU (default event_loop)",
     )  # fmt: skip
     parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default info)")
     return parser.parse_args(argv)

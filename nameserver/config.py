@@ -31,8 +31,8 @@ _KEYS = (
     "log_level",
 )
 MAX_CONNECTIONS = 10_000
-#: grpcio with its threads, or this project's own gRPC in the event loop (decision D35).
-TRANSPORTS = ("grpcio", "event_loop")
+#: This project's own gRPC in the event loop, or grpcio with its threads (decision D35).
+TRANSPORTS = ("event_loop", "grpcio")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -113,7 +113,7 @@ class PortPolicy:
     front: bool = True  # a `PortFront` accepts the messaging port's connections, not gRPC
     plaintext: bool = True  # the messaging ports accept plaintext
     credentials: grpc.ServerCredentials | None = None  # for TLS on the messaging ports; None: no TLS
-    transport: str = "grpcio"  # who speaks gRPC: that, or event_loop
+    transport: str = "event_loop"  # who speaks gRPC: `rpc` in the event loop, or grpcio
     tls: ssl.SSLContext | None = None  # what event_loop needs instead of `credentials`
 
     def server_options(self, max_connections: int | None = None) -> list[tuple[str, int]]:

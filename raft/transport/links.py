@@ -145,7 +145,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
         counts: PortCounts | None = None,
         limits: StreamLimits | None = None,
-        server_transport: str = "grpcio",
+        server_transport: str = "event_loop",
     ) -> None:
         """`server_transport`: who speaks gRPC on the port, grpcio or event_loop."""
         self.bind = bind

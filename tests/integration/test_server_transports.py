@@ -1,4 +1,4 @@
-"""A broker group whose ports speak gRPC in the event loop (`server_transport = event_loop`)."""
+"""Broker groups of both server transports: gRPC in the event loop, and grpcio."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from .test_messaging_official_client import (  # noqa: F401 (a fixture)
 )
 
 SETTINGS = {
-    "server-transport": "event_loop",
     "client-tls": "both",
     "tls-certificate": str(CERTIFICATE),
     "tls-private-key": str(KEY),
@@ -65,42 +64,57 @@ CLIENT = (("x-mq-client-id", "c1"),)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A broker group of the default transport, event_loop."""
     with Cluster(tmp_path_factory.mktemp("loop"), nodes=3, settings=SETTINGS) as running:
         yield running
 
 
-def test_what_was_acknowledged_survives_kills_and_planned_stops_of_the_leader(cluster: Cluster) -> None:
-    with Load(cluster.nameserver, "loop").running() as load:
+@pytest.fixture(scope="module", params=["event_loop", "grpcio"])
+def either_cluster(
+    request: pytest.FixtureRequest, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    if request.param == "event_loop":
+        yield cluster
+        return
+    settings = SETTINGS | {"server-transport": request.param}
+    with Cluster(tmp_path_factory.mktemp("grpcio"), nodes=3, settings=settings) as running:
+        yield running
+
+
+def test_what_was_acknowledged_survives_kills_and_planned_stops_of_the_leader(
+    either_cluster: Cluster,
+) -> None:
+    with Load(either_cluster.nameserver, "loop").running() as load:
         wait_for_more(load)
-        leader = cluster.kill_leader()
-        cluster.wait_leader(other_than=leader)
+        leader = either_cluster.kill_leader()
+        either_cluster.wait_leader(other_than=leader)
         wait_for_more(load)
-        cluster.restart(leader)
-        leader = cluster.wait_leader()
-        assert cluster.terminate(leader) == 0, cluster.nodes[leader].log()
-        cluster.wait_leader(other_than=leader)
+        either_cluster.restart(leader)
+        leader = either_cluster.wait_leader()
+        assert either_cluster.terminate(leader) == 0, either_cluster.nodes[leader].log()
+        either_cluster.wait_leader(other_than=leader)
         wait_for_more(load)
-        cluster.restart(leader)
-    check_every_node(cluster, "loop", load.history)
-    for name in cluster.nodes:
-        assert "Traceback" not in cluster.nodes[name].log(200), name
+        either_cluster.restart(leader)
+    check_every_node(either_cluster, "loop", load.history)
+    for name in either_cluster.nodes:
+        assert "Traceback" not in either_cluster.nodes[name].log(200), name
 
 
 def test_the_official_client_goes_on_through_a_failover(
     client_python: Path,  # noqa: F811
-    cluster: Cluster,
+    either_cluster: Cluster,
 ) -> None:
-    create_topic(cluster, "loop-official")
-    leader = cluster.wait_leader()
-    follower = cluster.others(leader)[0]
-    text = run_client(client_python, "simple", cluster, "loop-official", kill=leader, access=follower)
-    cluster.restart(leader)
+    create_topic(either_cluster, "loop-official")
+    leader = either_cluster.wait_leader()
+    follower = either_cluster.others(leader)[0]
+    text = run_client(client_python, "simple", either_cluster, "loop-official", kill=leader, access=follower)
+    either_cluster.restart(leader)
     assert f"RESULT sent={MESSAGES} received={MESSAGES}" in text
 
 
-def test_tls_and_plaintext_are_spoken_on_one_port_at_leader_and_follower(cluster: Cluster) -> None:
+def test_tls_and_plaintext_are_spoken_on_one_port_at_leader_and_follower(either_cluster: Cluster) -> None:
     """Of grpcio's client; a follower forwards to the leader's Raft port."""
-    create_topic(cluster, "loop-tls")
+    create_topic(either_cluster, "loop-tls")
     topic = v2.Resource(name="loop-tls")
     properties = v2.SystemProperties(message_id="m", body_encoding=v2.IDENTITY)
     trusted = grpc.ssl_channel_credentials(CERTIFICATE.read_bytes())
@@ -116,10 +130,10 @@ def test_tls_and_plaintext_are_spoken_on_one_port_at_leader_and_follower(cluster
             )
             assert answer.status.code == v2.OK, answer
 
-    for name in cluster.nodes:
-        cluster.wait_ready(name)
+    for name in either_cluster.nodes:
+        either_cluster.wait_ready(name)
         for tls in (True, False):
-            asyncio.run(send(cluster.address(name, "messaging"), tls))
+            asyncio.run(send(either_cluster.address(name, "messaging"), tls))
 
 
 def test_bad_input_at_every_port_disturbs_no_producer_and_makes_no_election(cluster: Cluster) -> None:
