@@ -205,6 +205,8 @@ def _usage(failure: Any) -> int:
     if type(failure).__name__ == "NoArgsIsHelpError":
         typer.echo(failure.ctx.get_help())
         return 0
+    if wanted := _number_wanted(failure):
+        failure.message = wanted
     text = str(failure.format_message()).rstrip(".")
     context = failure.ctx
     from ..errors import did_you_mean, similar_names
@@ -216,3 +218,17 @@ def _usage(failure: Any) -> int:
     path = context.command_path if context is not None else "ledgermq"
     _print_error(f"{text}{'' if text.endswith('?') else '.'} See: {path} --help")
     return 2
+
+
+def _number_wanted(failure: Any) -> str:
+    """Return which numbers an option takes, if it refused its value; "": it takes none."""
+    refused: Any = failure.__cause__  # of the validation that typer uses, whose text names one bound
+    descriptor = getattr(getattr(failure, "param", None), "type_descriptor", None)
+    kind = getattr(descriptor, "annotation", None)
+    if kind not in (int, float) or not hasattr(refused, "errors"):
+        return ""
+    low, high = descriptor.parameter_info.min, descriptor.parameter_info.max
+    bounds = f"{'' if low is None else f' from {low:,}'}{'' if high is None else f' to {high:,}'}"
+    number = "a whole number" if kind is int else "a number"
+    on = " on" if high is None and low is not None else ""
+    return f"it must be {number}{bounds}{on}, not {refused.errors()[0]['input']!r}"

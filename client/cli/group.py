@@ -68,9 +68,9 @@ def create(
     start: Annotated[str, typer.Option("--from", help="Start: earliest, latest, or a time.")] = "earliest",
     fifo: Annotated[bool, typer.Option("--fifo", help="Deliver each queue in order.")] = False,
     max_attempts: Annotated[
-        int,
-        typer.Option("--max-attempts", min=0, max=2**31 - 1, help="Deliveries of a message; 0: the default."),
-    ] = 0,
+        int | None,
+        typer.Option("--max-attempts", min=1, max=2**31 - 1, help="Deliveries of a message. Default: 17."),
+    ] = None,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Succeed when the group is there.")
     ] = False,
@@ -82,7 +82,7 @@ def create(
 
     async def work(admin: Admin) -> list[str]:
         await admin.create_group(
-            group, start=at, fifo=fifo, max_attempts=max_attempts, if_not_exists=if_not_exists
+            group, start=at, fifo=fifo, max_attempts=max_attempts or 0, if_not_exists=if_not_exists
         )
         return await groups_down(admin)
 

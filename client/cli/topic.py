@@ -69,11 +69,11 @@ def register(app: typer.Typer) -> None:
 def create(
     topic: TopicArgument,
     queues: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--queues", "-q", min=0, max=1024, help="Queues per broker group; 0: the group's default."
+            "--queues", "-q", min=1, max=1024, help="Queues per broker group. Default: as its nodes are set."
         ),
-    ] = 0,
+    ] = None,
     kind: Annotated[str, typer.Option("--type", help=f"One of {', '.join(BUILT_TYPES)}.")] = "normal",
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Succeed when the topic is there.")
@@ -88,7 +88,7 @@ def create(
     async def work(admin: Admin) -> tuple[int, list[str]]:
         made = await admin.create_topic(
             topic,
-            queues,
+            queues or 0,
             message_type=kind,
             if_not_exists=if_not_exists,
             retention_ms=int(retention_hours * _HOUR_MS),

@@ -56,6 +56,27 @@ def test_a_topic_is_created_listed_described_and_deleted(ledgermq: CommandLine) 
     assert "ledgermq topic create new" in ledgermq.err("topic describe new")
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (
+            "topic create new --queues 0",
+            "'--queues' / '-q': it must be a whole number from 1 to 1,024, not '0'.",
+        ),
+        ("topic create new --queues 1025", "from 1 to 1,024, not '1025'."),
+        ("topic create new --queues many", "from 1 to 1,024, not 'many'."),
+        ("topic create new --retention-hours -1", "it must be a number from 0 to 876,000, not '-1'."),
+        ("group create new --max-attempts 0", "a whole number from 1 to 2,147,483,647, not '0'."),
+        ("send orders x --rate -1", "a whole number from 0 on, not '-1'."),
+    ],
+)
+def test_a_number_that_is_out_of_range_is_refused_and_no_default_taken(
+    ledgermq: CommandLine, line: str, wanted: str
+) -> None:
+    assert wanted in ledgermq.err(line, code=2)
+    assert "new" not in ledgermq.out("topic list") + ledgermq.out("group list")
+
+
 def test_the_retention_of_a_topic_is_set_when_it_is_created_and_changed(
     ledgermq: CommandLine, cluster: Cluster
 ) -> None:
