@@ -160,11 +160,11 @@ def _say_where_to_go_on(found: FoundMessages) -> None:
 def _not_found(message_id: str, topic: str, found: FoundMessages) -> LedgerMQError:
     where = f' in topic "{topic}"' if topic else ""
     if found.is_complete:
-        return LedgerMQError(
-            f"no stored message has the id {message_id}{where}",
-            "It was never stored, or retention has deleted it",
-            "Look by key or time: ledgermq message query --topic TOPIC",
-        )
+        what = f"no stored message has the id {message_id}{where}"
+        why = "It was never stored, or retention has deleted it"
+        if not time_of(message_id):  # a client may choose such an id, so it was looked for
+            why = "Ids are 34 hexadecimal digits that begin with 01, as ledgermq send prints them"
+        return LedgerMQError(what, why, "Look by key or time: ledgermq message query --topic TOPIC")
     return LedgerMQError(
         f"no message with the id {message_id} was found{where}, and not everything could be searched",
         ". ".join(_missing(found)),

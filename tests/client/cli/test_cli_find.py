@@ -79,7 +79,10 @@ def test_an_id_that_nobody_stored_is_an_error_that_says_whether_everything_was_s
     ledgermq: CommandLine, cluster: Cluster
 ) -> None:
     code, out, err = ledgermq("get", "01" + 32 * "0")
-    assert (code, out) == (1, "") and "no stored message has the id" in err
+    assert (code, out) == (1, "") and "no stored message has the id" in err and "never stored" in err
+    for no_id in ("zzz", "01" + 31 * "0", "02" + 32 * "0"):
+        code, _, err = ledgermq("get", no_id)
+        assert code == 1 and "34 hexadecimal digits that begin with 01" in err and "never stored" not in err
     cluster.cluster.node().unsearched = 3 << 20
     code, _, err = ledgermq("get", "01" + 32 * "0")
     assert (
