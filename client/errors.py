@@ -363,7 +363,9 @@ class OtherBrokerGroupError(RefusedError):
 
 
 class ConsumerGroupNotFoundError(RefusedError):
-    """The consumer group does not exist."""
+    """The consumer group does not exist. `similar`: names of others that resemble its name."""
+
+    similar: tuple[str, ...] = ()
 
 
 class AlreadyExistsError(RefusedError):

@@ -679,7 +679,9 @@ def group_not_found(name: str, known: list[str]) -> ConsumerGroupNotFoundError:
     """Return the error for an unknown consumer group."""
     similar = similar_names(name, known)
     hint = f' Did you mean "{similar[0]}"?' if similar else ""
-    return ConsumerGroupNotFoundError(
+    error = ConsumerGroupNotFoundError(
         "GROUP_NOT_FOUND",
         f'consumer group "{name}" does not exist.{hint} Create it: ledgermq group create {name}',
     )
+    error.similar = tuple(similar)
+    return error

@@ -25,7 +25,13 @@ from ledgermq.proto.foreign_text import safe_json, safe_lines, safe_text
 from ..admin.admin import Admin
 from ..cluster.every_group import Silent, why_missing
 from ..cluster.routes import check_address
-from ..errors import LedgerMQError, UsageError
+from ..errors import (
+    ConsumerGroupNotFoundError,
+    LedgerMQError,
+    TopicNotFoundError,
+    UsageError,
+    did_you_mean,
+)
 from ..event_loop import new_event_loop
 from ..interrupts import without_interrupt
 
@@ -176,11 +182,19 @@ def delete_named(
     as_json: bool,
 ) -> None:
     """Delete a topic or a consumer group. `look` finds it: ask only about one that exists."""
-    if not yes:
-        administer(Admin, nameserver, look)
-        confirm(f'Delete {what} "{name}" with {its}?')
-    administer(Admin, nameserver, delete)
-    print_done(f'{what} "{name}" is deleted', {what.split()[-1]: name, "deleted": True}, as_json=as_json)
+    kind = what.split()[-1]
+    try:
+        if not yes:
+            administer(Admin, nameserver, look)
+            confirm(f'Delete {what} "{name}" with {its}?')
+        administer(Admin, nameserver, delete)
+    except (TopicNotFoundError, ConsumerGroupNotFoundError) as error:
+        raise LedgerMQError(  # without its advice: to create it
+            f'{what} "{name}" does not exist: there is nothing to delete',
+            did_you_mean(error.similar),
+            f"See all: ledgermq {kind} list",
+        ) from error
+    print_done(f'{what} "{name}" is deleted', {kind: name, "deleted": True}, as_json=as_json)
 
 
 def warn_of_silent(silent: Silent) -> None:

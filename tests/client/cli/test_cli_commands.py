@@ -591,11 +591,20 @@ def test_a_question_that_nobody_can_answer_changes_nothing(
     assert code == 1 and "nothing was changed" in err and "--yes" in err
 
 
+@pytest.mark.parametrize("agreed", [(), ("--yes",)])
 @pytest.mark.parametrize("kind", ["topic", "group"])
-def test_nobody_is_asked_about_what_is_not_there(ledgermq: CommandLine, cluster: Cluster, kind: str) -> None:
-    code, out, err = ledgermq(kind, "delete", "nothing")
-    assert (code, out) == (1, "") and "nothing" in err
-    assert "Delete" not in out + err and "no terminal" not in err
+def test_what_is_not_there_is_not_asked_about_nor_created_but_names_like_it_are_told(
+    ledgermq: CommandLine, cluster: Cluster, kind: str, agreed: tuple[str, ...]
+) -> None:
+    assert ledgermq(kind, "create", "orders", "--if-not-exists")[0] == 0
+    what = {"topic": "topic", "group": "consumer group"}[kind]
+    code, out, err = ledgermq(kind, "delete", "oders", *agreed)
+    assert (code, out, err) == (
+        1,
+        "",
+        f'error: {what} "oders" does not exist: there is nothing to delete. Did you mean "orders"? See all: '
+        f"ledgermq {kind} list\n",
+    )
 
 
 def test_the_library_needs_nothing_of_the_command_line_and_the_server() -> None:
