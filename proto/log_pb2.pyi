@@ -162,7 +162,7 @@ class QueryOffsetsResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., stale: bool = ...) -> None: ...
 
 class MembershipRequest(_message.Message):
-    __slots__ = ("group", "member_id", "topics", "allocation", "zone", "session_timeout_ms", "release_ms", "released", "leave", "filter")
+    __slots__ = ("group", "member_id", "topics", "allocation", "zone", "session_timeout_ms", "release_ms", "released", "leave", "filter", "orderly")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,7 @@ class MembershipRequest(_message.Message):
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    ORDERLY_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     topics: _containers.RepeatedScalarFieldContainer[str]
@@ -183,7 +184,8 @@ class MembershipRequest(_message.Message):
     released: _containers.RepeatedCompositeFieldContainer[QueueOwnership]
     leave: bool
     filter: str
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., allocation: _Optional[str] = ..., zone: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., release_ms: _Optional[int] = ..., released: _Optional[_Iterable[_Union[QueueOwnership, _Mapping]]] = ..., leave: bool = ..., filter: _Optional[str] = ...) -> None: ...
+    orderly: bool
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., allocation: _Optional[str] = ..., zone: _Optional[str] = ..., session_timeout_ms: _Optional[int] = ..., release_ms: _Optional[int] = ..., released: _Optional[_Iterable[_Union[QueueOwnership, _Mapping]]] = ..., leave: bool = ..., filter: _Optional[str] = ..., orderly: bool = ...) -> None: ...
 
 class QueueOwnership(_message.Message):
     __slots__ = ("topic", "topic_id", "queue_id", "epoch", "offset")

@@ -102,9 +102,10 @@ class Coordination:
         self._drop()
 
     # --- members --------------------------------------------------------------------------------------------
-    async def open(self, command: JoinConsumerGroup) -> MembershipStream:
+    async def open(self, command: JoinConsumerGroup, orderly: bool | None = None) -> MembershipStream:
         """Add a member, or a known one again: applying the command proves that this node leads.
 
+        `orderly`: whether it keeps the order of a queue; None: it does not say.
         Raises: RefusedError, and what the pipeline raises.
         """
         if self._stopping:
@@ -120,6 +121,9 @@ class Coordination:
         except BaseException:
             self.close(stream)
             raise
+        if orderly is not None:
+            self._groups[command.group_id].keeps_order(command.member, orderly)
+            self._soon(command.group_id)
         logger.info("member joined group=%d member=%s", command.group_id, command.member)
         return stream
 

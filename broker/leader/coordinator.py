@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from ..state.commands import (
@@ -84,6 +85,7 @@ class Coordinator:
         self._zone = zone
         # Time (ms) of the last sign of life, by member.
         self._heard: dict[str, int] = dict.fromkeys(self._membership.members, now)
+        self._orderly: dict[str, bool] = {}  # members that said whether they keep the order of a queue
         self._leaving: set[str] = set()  # members that asked to leave
         self._removing: set[str] = set()  # members whose removal is proposed
         self._busy: set[QueueKey] = set()  # queues with an undecided proposal
@@ -112,6 +114,10 @@ class Coordinator:
         """Record that a member joins or returns, which cancels an earlier `leave`."""
         self._leaving.discard(name)
         self._heard[name] = now
+
+    def keeps_order(self, name: str, orderly: bool) -> None:
+        """Record whether a member keeps the order of a queue. Call `decide` next."""
+        self._orderly[name] = orderly
 
     def released(self, name: str, rows: Iterable[tuple[QueueKey, int]]) -> None:
         """Record queues (with epochs) that a member released after it committed their final offsets.
@@ -161,6 +167,7 @@ class Coordinator:
 
     def _gone(self, membership: ConsumerGroupMembership, now: int) -> tuple[str, ...]:
         self._heard = {name: self._heard.get(name, now) for name in membership.members}
+        self._orderly = {name: each for name, each in self._orderly.items() if name in membership.members}
         self._leaving &= membership.members.keys()
         self._removing &= membership.members.keys()
         return tuple(
@@ -288,7 +295,9 @@ class Coordinator:
     def _warnings(self, membership: ConsumerGroupMembership) -> tuple[str, ...]:
         """Return warnings: members with settings that differ from the oldest member's, and unknown topics."""
         members = membership.by_age()
-        found = [text for member in members[1:] for text in _differences(member, members[0])]
+        consumer_group = self._state.groups.get(self._group_id)
+        name = consumer_group.name if consumer_group is not None else ""
+        found = [text for member in members[1:] for text in self._differences(name, member, members[0])]
         found += [
             f'topic "{name}" does not exist in this broker group; its queues are given out when it does'
             for name in sorted(membership.subscribed)
@@ -298,6 +307,36 @@ class Coordinator:
             found[WARNINGS_MAX - 1 :] = [f"and {len(found) - WARNINGS_MAX + 1} more warnings like these"]
         return tuple(found)
 
+    def _differences(
+        self, consumer_group: str, member: ConsumerGroupMember, oldest: ConsumerGroupMember
+    ) -> Iterable[str]:
+        members = f'members of consumer group "{consumer_group}"'
+        if set(member.topics) != set(oldest.topics):
+            yield (
+                f'{members} subscribe to different topics: "{member.name}" to {_listed(member.topics)}, '
+                f'"{oldest.name}" to {_listed(oldest.topics)}. The queues of a topic go to those that '
+                "subscribe to it"
+            )
+        mine, other = _filters(member), _filters(oldest)
+        if differing := sorted(topic for topic in mine.keys() & other if mine[topic] != other[topic]):
+            yield (
+                f'{members} filter differently: "{member.name}" by {_chosen(mine, differing)}, '
+                f'"{oldest.name}" by {_chosen(other, differing)}. What the filter of a queue\'s owner leaves '
+                "out, the consumer group never gets"
+            )
+        orderly = self._orderly.get(member.name), self._orderly.get(oldest.name)
+        if None not in orderly and orderly[0] != orderly[1]:
+            first, second = (member, oldest) if orderly[0] else (oldest, member)
+            yield (
+                f'{members} differ in orderly: "{first.name}" keeps the order of a queue, "{second.name}" '
+                "does not. Messages of a queue are handled in order only while an orderly member owns it"
+            )
+        if (member.allocation or STICKY) != (oldest.allocation or STICKY):
+            yield (
+                f'{members} differ in allocation: "{member.name}" asks for {member.allocation or STICKY}; '
+                f'the oldest member, "{oldest.name}", decides: {oldest.allocation or STICKY}'
+            )
+
 
 def _strategy(membership: ConsumerGroupMembership) -> str:
     """Return the strategy of the oldest member, or the default if this build does not know it."""
@@ -305,22 +344,19 @@ def _strategy(membership: ConsumerGroupMembership) -> str:
     return wanted if wanted in STRATEGIES else STICKY
 
 
-def _differences(member: ConsumerGroupMember, oldest: ConsumerGroupMember) -> Iterable[str]:
-    if set(member.topics) != set(oldest.topics):
-        yield (
-            f'members subscribe differently: "{member.name}" to {_listed(member.topics)}, "{oldest.name}" to '
-            f"{_listed(oldest.topics)}. The queues of a topic go to those that subscribe to it"
-        )
-    if member.filter != oldest.filter:
-        yield (
-            f'members filter differently: "{member.name}" by "{member.filter or "*"}", "{oldest.name}" by '
-            f'"{oldest.filter or "*"}". What the filter of a queue\'s owner leaves out, the group never gets'
-        )
-    if (member.allocation or STICKY) != (oldest.allocation or STICKY):
-        yield (
-            f'"{member.name}" asks for allocation {member.allocation or STICKY}; the oldest member,'
-            f' "{oldest.name}", decides: {oldest.allocation or STICKY}'
-        )
+def _filters(member: ConsumerGroupMember) -> dict[str, str]:
+    """Return the tag expression of each topic; a filter of another form counts for every topic."""
+    topics, found, rest = sorted(member.topics), dict[str, str](), member.filter
+    for topic, following in pairwise([*topics, ""]):
+        if not rest.startswith(f"{topic}: "):
+            return found or dict.fromkeys(topics, member.filter or "*")
+        found[topic], _, behind = rest.removeprefix(f"{topic}: ").partition(f"; {following}: ")
+        rest = f"{following}: {behind}"
+    return found
+
+
+def _chosen(filters: Mapping[str, str], topics: Iterable[str]) -> str:
+    return f'"{"; ".join(f"{topic}: {filters[topic]}" for topic in topics)}"'
 
 
 def _listed(topics: Iterable[str]) -> str:

@@ -115,7 +115,8 @@ class _Session:
         meant.check()
         consumer_group = await self._node.creation.ensure_consumer_group(request.group)
         self._join = join_command(consumer_group.group_id, request)
-        stream = await self._node.coordination.open(self._join)
+        orderly = request.orderly if request.HasField("orderly") else None
+        stream = await self._node.coordination.open(self._join, orderly)
         listening = asyncio.create_task(self._listen(stream))
         listening.add_done_callback(lambda _: stream.changed.set())
         try:

@@ -357,9 +357,9 @@ class Selections:
         differing = view.filters.look(request.group_id, request.topic_id, request.tags, expression, now)
         if differing:
             text = (
-                f"consumers of group {receiver.consumer_group.name} filter topic {receiver.topic.name} "
-                f"differently: by {', by '.join(differing)}. What one of them leaves out, the others never "
-                "get: give each filter a group of its own"
+                f'consumers of consumer group "{receiver.consumer_group.name}" filter topic '
+                f'"{receiver.topic.name}" differently: by {", by ".join(differing)}. What one of them leaves '
+                "out, the others never get: give each filter a consumer group of its own"
             )
             logger.warning("%s", text)
             receiver.notes.append(text)

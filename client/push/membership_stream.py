@@ -51,6 +51,7 @@ class PushMembership:
         channels: Channels,
         options: PushOptions,
         *,
+        orderly: bool,
         on_response: Callable[[pb.MembershipResponse], None],
         on_contact: Callable[[bool], None],
         on_leader: Callable[[int, str], None],
@@ -68,6 +69,7 @@ class PushMembership:
             zone=options.zone,
             session_timeout_ms=options.session_timeout_ms,
             release_ms=options.release_ms,
+            orderly=orderly,
         )
         self._channels = channels
         self._on_response = on_response

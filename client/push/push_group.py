@@ -219,6 +219,7 @@ class MemberGroup(QueueGroup):
             group,
             shared.channels,
             shared.options,
+            orderly=shared.orderly,
             on_response=self._on_response,
             on_contact=self._on_contact,
             on_leader=self.leader_is,

@@ -29,6 +29,7 @@ class Member:
     member_id: str
     topics: list[str]
     filter: str = ""
+    orderly: bool | None = None
     watchers: set[asyncio.Event] = field(default_factory=set)  # one for each of its streams
     stream: int = 0  # which of its streams counts
     left: bool = False
@@ -60,6 +61,7 @@ class Coordinator:
         if member is None:
             member = self.members[request.member_id] = Member(request.member_id, list(request.topics))
         member.topics, member.filter = list(request.topics), request.filter
+        member.orderly = request.orderly if request.HasField("orderly") else None
         member.stream += 1
         self.share_out()
         return member

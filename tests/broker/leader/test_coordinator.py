@@ -256,15 +256,53 @@ def test_queues_stay_in_the_leaders_zone() -> None:
 
 
 def test_members_are_told_who_subscribes_otherwise(group: GroupPlay) -> None:
-    group.join("a", tags="x")
-    group.join("b", topics=("orders", "paid"), tags="y || z")
+    group.join("a", tags="orders: x")
+    group.join("b", topics=("orders", "paid"), tags="orders: y || z; paid: *")
     for name in "ab":
-        text = " ".join(group.view(name).warnings)
-        assert '"b" to orders, paid, "a" to orders' in text
-        assert '"b" by "y || z", "a" by "x"' in text
+        different, filtered = group.view(name).warnings[:2]
+        assert different.startswith(
+            'members of consumer group "billing" subscribe to different topics: "b" to orders, paid, "a" to '
+            "orders."
+        )
+        assert filtered.startswith(
+            'members of consumer group "billing" filter differently: "b" by "orders: y || z", "a" by '
+            '"orders: x".'
+        )
     group.join(*(f"c{number}" for number in range(20)), topics=("other",))
     assert len(group.view("a").warnings) == 8
     assert "more warnings" in group.view("a").warnings[-1]
+
+
+def test_members_of_different_topics_do_not_filter_differently_by_that(group: GroupPlay) -> None:
+    group.node.topic("paid")
+    group.join("a", tags="orders: *")
+    group.join("b", topics=("paid",), tags="paid: *")
+    group.join("c", topics=("orders", "paid"), tags="orders: *; paid: x")
+    assert not [text for text in group.view("a").warnings if "filter" in text]
+
+
+def test_filters_of_another_form_are_compared_as_they_are(group: GroupPlay) -> None:
+    group.join("a", tags="x; y")
+    group.join("b", tags="x; z")
+    (text,) = group.view("a").warnings
+    assert '"b" by "orders: x; z", "a" by "orders: x; y"' in text
+
+
+def test_members_are_told_who_keeps_the_order_of_a_queue_and_who_does_not(group: GroupPlay) -> None:
+    group.join("a", "b", "c")
+    group.coordinator.keeps_order("a", False)
+    group.coordinator.keeps_order("b", True)  # c does not say
+    group.run()
+    (text,) = group.view("a").warnings
+    assert text.startswith(
+        'members of consumer group "billing" differ in orderly: "b" keeps the order of a queue, "a" does not.'
+    )
+    group.leave("b")
+    assert group.view("a").warnings == ()
+    group.crash_of_leader()
+    group.coordinator.keeps_order("c", True)
+    group.run()
+    assert group.view("a").warnings == (), "a has not said it to this leader yet"
 
 
 def test_a_reset_by_an_outsider_shows_as_a_new_epoch(group: GroupPlay) -> None:

@@ -101,6 +101,17 @@ async def test_a_member_is_told_what_it_owns_and_from_where_and_only_what_is_new
     await call.close()
 
 
+async def test_members_are_told_when_only_one_of_them_is_orderly() -> None:
+    leader = Leader(queues=2)
+    calls = [Call(leader) for _ in range(3)]
+    for call, name, fields in zip(calls, "abc", ({"orderly": False}, {"orderly": True}, {}), strict=True):
+        await call.join(name, **fields)
+    for call in calls:
+        (text,) = call.last.warnings
+        assert 'consumer group "billing" differ in orderly: "b" keeps' in text
+    await asyncio.gather(*(call.close() for call in calls))
+
+
 async def test_a_queue_is_handed_over_by_its_epoch() -> None:
     leader = Leader(queues=2)
     a, b = Call(leader), Call(leader)

@@ -93,7 +93,10 @@ async def test_the_leader_says_in_its_log_and_to_who_gets_nothing_what_a_group_l
     assert len(frames) == 2, "a status and the time, no message"
     told = v2.ReceiveMessageResponse.FromString(frames[0]).status
     assert told.code == v2.MESSAGE_NOT_FOUND
-    text = "group billing filter topic a differently: by '*', by 'x'. What one of them leaves out"
+    text = (
+        "consumers of consumer group \"billing\" filter topic \"a\" differently: by '*', by 'x'. What one of "
+        "them leaves out"
+    )
     assert text in told.message and text in caplog.text
     await everything.aclose()
 

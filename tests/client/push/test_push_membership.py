@@ -199,6 +199,7 @@ async def test_what_the_leader_warns_of_is_said_once(caplog: pytest.LogCaptureFi
             await until(coordinator.changed, lambda: bool(consumer.statistics().warnings))
             (member,) = coordinator.members.values()
             assert member.filter == "orders: new || paid"
+            assert member.orderly is False
             beats = coordinator.beats
             coordinator.tell()
             await until(coordinator.changed, lambda: coordinator.beats > beats)
