@@ -25,16 +25,18 @@ class NameserverConfigError(NameserverError):
 
 
 class BindError(NameserverError):
-    """An address cannot be listened on."""
+    """An address cannot be listened on. `taken`: another process listens there."""
 
-    def __init__(self, listener: str, address: str, reason: str) -> None:
+    def __init__(self, listener: str, address: str, reason: str, *, taken: bool) -> None:
         host, _, port = address.rpartition(":")
-        other = f"{host}:{int(port) + 1}" if port.isdigit() else "127.0.0.1:9877"
+        other = f"{host}:{int(port) + 1}" if taken else f"127.0.0.1:{port}"
         flag = f"--bind {other}" if listener == "default" else f"--listener {listener}={other}"
+        hint = "Another nameserver or `ledgermq up` may be running there. Choose another address"
+        if not taken:
+            hint = "Choose an address of this machine (ip address shows them), for example"
         super().__init__(
             f"the nameserver will not start: it cannot listen on {address} (listener {listener!r}): "
-            f"{reason}. Another nameserver or `ledgermq up` may be running there. Choose another address: "
-            f"ledgermq nameserver {flag}"
+            f"{reason}. {hint}: ledgermq nameserver {flag}"
         )
         self.listener = listener
         self.address = address

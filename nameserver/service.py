@@ -9,7 +9,9 @@ sent. So a slow watcher costs one view, never an unbounded backlog.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from itertools import count
@@ -344,7 +346,7 @@ class NameServer:
                 # gRPC releases the port of a server only if the server was started.
                 await asyncio.gather(*(each.start() for each in self._servers))
                 await self.stop(0)
-                raise BindError(name, address, "the address is in use or not one of this machine") from error
+                raise _bind_error(name, address) from error
             self.addresses[name] = f"{address.rpartition(':')[0]}:{port}"
             self._servers.append(server)
         for server in self._servers:
@@ -374,6 +376,24 @@ class NameServer:
                 )
             if self.table.revision != revision:
                 self._changes.tell()
+
+
+def _bind_error(listener: str, address: str) -> BindError:
+    """Return why an address cannot be listened on; gRPC's own error does not say it."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, proto, _, where = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            return BindError(listener, address, f"{host} is no address of this machine", taken=False)
+        if error.errno != errno.EADDRINUSE:
+            return BindError(listener, address, error.strerror or str(error), taken=True)
+    return BindError(listener, address, "another process uses the port", taken=True)
 
 
 class _NoRequestError(Exception):

@@ -42,11 +42,9 @@ Handlers = Sequence[Any]
 class PortError(Exception):
     """A port cannot be opened; the text names the configuration key, the reason and the remedy."""
 
-    def __init__(self, key: str, address: str, reason: str) -> None:
-        super().__init__(
-            f"{address} ({key}) cannot be opened: {reason}. Free the port or set {key} to another, then "
-            "start again."
-        )
+    def __init__(self, key: str, address: str, reason: str, remedy: str = "") -> None:
+        remedy = remedy or f"Free the port or set {key} to another"
+        super().__init__(f"{address} ({key}) cannot be opened: {reason}. {remedy}, then start again.")
 
 
 def check_port(key: str, address: str) -> None:
@@ -58,6 +56,9 @@ def check_port(key: str, address: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = f"Set {key} to an address of this machine (ip address shows them)"
+            raise PortError(key, address, f"{host} is no address of this machine", remedy) from None
         taken = error.errno == errno.EADDRINUSE
         reason = "another process uses it (ss -tnap shows which)" if taken else (error.strerror or str(error))
         raise PortError(key, address, reason) from None

@@ -16,7 +16,7 @@ from ledgermq.broker import node as server
 from ledgermq.broker.admin import promotion
 from ledgermq.broker.config import BrokerConfig, load
 from ledgermq.broker.ports.http import Routes
-from ledgermq.broker.ports.listeners import PortError
+from ledgermq.broker.ports.listeners import PortError, check_port
 from ledgermq.broker.service.probes import starting
 from tests.ports import free_port
 
@@ -112,6 +112,13 @@ def test_an_http_port_that_is_taken_is_told_before_anything_is_opened(tmp_path: 
     with socket.create_server((host, int(port))), pytest.raises(PortError, match="http_bind"):
         asyncio.run(main.run(settings))
     assert not FakeNode.made
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_of_another_machine_is_told_from_a_port_that_is_taken(host: str) -> None:
+    with pytest.raises(PortError, match=f"{host} is no address of this machine. Set log_bind to an") as error:
+        check_port("log_bind", f"{host}:8082")
+    assert "Free the port" not in str(error.value)
 
 
 def test_what_stands_between_the_nodes_of_a_process_is_told(

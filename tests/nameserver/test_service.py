@@ -186,6 +186,16 @@ async def test_a_busy_port_is_an_error_that_names_it(server: NameServer) -> None
         await NameServer({"default": address}, 10_000).start()
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_address_of_another_machine_is_not_answered_with_the_next_port(
+    host: str, transport: str
+) -> None:
+    with pytest.raises(BindError, match=f"{host} is no address of this machine") as error:
+        await NameServer({"default": f"{host}:19876"}, 10_000, transport=transport).start()
+    assert "19877" not in str(error.value) and "running there" not in str(error.value)
+
+
 async def test_when_one_address_is_busy_none_is_kept() -> None:
     async with nameserver() as (busy, _), nameserver() as (other, _):
         free = other.addresses["default"]
