@@ -56,7 +56,7 @@ async def live_point(
     index = LogIndex(min(status.applied_index, status.durable_index))
     base, log_time = log.base, log.last_timestamp
     starts = tuple(info.start_offset for info in log.segments())
-    commit = CommitPoint(base.first_index - 1, 0, 0, base.first_offset)
+    commit = CommitPoint(base.first_index - 1, base.prev_term, base.prev_crc, base.first_offset)
     if index >= base.first_index:
         commit = await _commit_at(log, index)
     return DumpPoint(

@@ -7,6 +7,8 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -161,6 +163,15 @@ def test_what_is_left_of_a_dump_that_was_not_finished_is_no_part_of_the_next_one
 
 def test_an_empty_log_gives_a_manifest_only(tmp_path: Path) -> None:
     assert list(files_of(make_point(tmp_path / "commitlog", []))) == ["manifest.json"]
+
+
+def test_the_point_of_an_empty_log_is_what_its_base_names(tmp_path: Path) -> None:
+    base: Any = SimpleNamespace(first_index=11, first_offset=4096, prev_term=3, prev_crc=9)
+    log: Any = SimpleNamespace(base=base, last_timestamp=0, segments=list, segment_size=SEGMENT_SIZE)
+    names = ("cluster", "group", "node_id", "incarnation", "group_id", "former_group_ids")
+    status: Any = SimpleNamespace(applied_index=10, durable_index=10, **dict.fromkeys(names))
+    point = asyncio.run(dump.live_point(log, status, voters=(), log_folder=tmp_path, queues=None))
+    assert point.commit == CommitPoint(10, 3, 9, 4096)
 
 
 def test_a_queue_file_that_goes_while_it_is_copied_asks_for_another_dump_not_for_a_rebuild(
