@@ -44,6 +44,14 @@ def make_copy(folder: Path) -> Path:
     return folder
 
 
+def check_sound(tests: Sequence[str], copy: Path) -> None:
+    """Run tests without a bug: else whatever fails them would count as found. Raises: RuntimeError."""
+    done = _run(tests, copy)
+    if done is None or done.returncode:
+        said = "no end within the time" if done is None else done.stdout[-2000:] + done.stderr[-2000:]
+        raise RuntimeError(f"{', '.join(tests)} fail without a mutant:\n{said}")
+
+
 def killer(mutant: SourceMutant, copy: Path) -> str:
     """Return the first test that fails with the bug in the copy; "" if none does."""
     path = copy / mutant.path
@@ -89,7 +97,15 @@ def run(mutants: Sequence[SourceMutant], workers: int) -> Iterator[tuple[SourceM
         finally:
             copies.put(copy)
 
+    def check(tests: Sequence[str]) -> None:
+        copy = copies.get()
+        try:
+            check_sound(tests, copy)
+        finally:
+            copies.put(copy)
+
     with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(check, dict.fromkeys(mutant.tests for mutant in mutants)))
         yield from pool.map(one, mutants)
 
 
