@@ -36,7 +36,11 @@ from .service import NameServer
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="ledgermq nameserver", description="Run one nameserver.")
+    parser = argparse.ArgumentParser(
+        prog="ledgermq nameserver",
+        description="Run one nameserver.",
+        epilog="Flags win over the environment (LEDGERMQ_NAMESERVER_BIND and so on), and that over the file.",
+    )
     parser.add_argument("--config", metavar="FILE", help="TOML file with the settings below")
     parser.add_argument("--bind", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:9876)")
     parser.add_argument(

@@ -92,6 +92,12 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(
     assert "ledgermq nameserver --help" in printed.err
 
 
+def test_the_help_says_that_the_environment_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    assert "LEDGERMQ_NAMESERVER_BIND" in capsys.readouterr().out
+
+
 def test_settings_come_from_file_environment_and_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
