@@ -1,8 +1,8 @@
 """Measure LedgerMQ beside its peers: `python -m bench [options of bench.peers.run]`, or `make bench`.
 
-Creates build/bench-venv with LedgerMQ and the peers' client libraries, detects which peers are installed on
-this machine, and runs the comparison with those. Without any peer it measures LedgerMQ alone, and says what
-to install.
+Creates build/bench-venv with LedgerMQ and the peers' client libraries, detects which peers can run on this
+machine, and runs the comparison with those. Peers on Java come from Maven as jars, into build/bench-jars.
+Without any peer it measures LedgerMQ alone, and says what to install.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / "build" / "bench-venv"
-INSTALL = "apt-get install -y --no-install-recommends nats-server rabbitmq-server"
+INSTALL = (
+    "apt-get install -y --no-install-recommends nats-server rabbitmq-server openjdk-17-jre-headless maven"
+)
+_ON_JAVA = ("kafka", "kafka-fsync", "rocketmq", "rocketmq-batch-push")
+_ALL = 3 + len(_ON_JAVA)
 
 
 def available() -> list[str]:
@@ -25,6 +29,8 @@ def available() -> list[str]:
         systems.append("rabbitmq")
     if shutil.which("nats-server"):
         systems.append("nats")
+    if shutil.which("java") and shutil.which("mvn"):
+        systems += _ON_JAVA
     return systems
 
 
@@ -48,7 +54,7 @@ def main() -> int:
     python = prepare()
     arguments = sys.argv[1:]
     systems = available()
-    if len(systems) < 3:
+    if len(systems) < _ALL:
         print(f"measuring {', '.join(systems)}; for the other peers: {INSTALL}", flush=True)
     if not any(argument.startswith("--systems") for argument in arguments):
         arguments = ["--systems", ",".join(systems), *arguments]

@@ -1,1 +1,4 @@
-"""LedgerMQ, RabbitMQ quorum queues and NATS JetStream under the same workloads, interleaved in one run."""
+"""LedgerMQ beside RabbitMQ quorum queues, NATS JetStream, Kafka and RocketMQ with DLedger.
+
+All of them under the same workloads, interleaved in one run.
+"""

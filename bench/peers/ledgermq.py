@@ -19,8 +19,12 @@ from tests.integration.cluster import Cluster
 
 from .measure import clock, closed_loop
 
-#: Value of the broker's flush setting -> whether it flushes before the acknowledgement.
-_FSYNC = {"sync": "yes, batched", "async_timed": "no, now and then", "async_notify": "no, at once after it"}
+#: Value of the broker's flush setting -> what an acknowledgement means.
+_ACKNOWLEDGED = {
+    "sync": "a majority has flushed it (fsync, batched)",
+    "async_timed": "a majority has it in its page cache, flushed now and then",
+    "async_notify": "a majority has it in its page cache, flushed at once after it",
+}
 _QUEUES_OF_A_TOPIC = 1000  # brokers allow a few more
 
 
@@ -101,7 +105,7 @@ class LedgerSession:
 class LedgerMQ:
     def __init__(self, flush: str = "sync") -> None:
         self.name = "LedgerMQ" if flush == "sync" else f"LedgerMQ flush={flush}"
-        self.fsync = _FSYNC[flush]
+        self.acknowledged = _ACKNOWLEDGED[flush]
         self._flush = flush
 
     def version(self) -> str:

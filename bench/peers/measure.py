@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _AFTER_S = 2.0  # writes continue for this time after a leader's end, plus the length of the gap
+_STEADY = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 clock = time.perf_counter
 Send = Callable[[], Awaitable[Any]]
@@ -60,6 +61,19 @@ async def closed_loop(
 
     await asyncio.gather(*(worker() for _ in range(in_flight)))
     return latencies
+
+
+async def until_steady(window: Callable[[], Awaitable[float]], most: int) -> tuple[list[float], bool]:
+    """Repeat a window until the rates of two successive ones differ by less than 5 %, at most `most` times.
+
+    Returns the rates, and whether they became steady.
+    """
+    rates: list[float] = []
+    for _ in range(most):
+        rates.append(await window())
+        if len(rates) > 1 and abs(rates[-1] - rates[-2]) < _STEADY * max(rates[-2:]):
+            return rates, True
+    return rates, False
 
 
 async def open_loop(send: Send, rate: float, seconds: float) -> int:

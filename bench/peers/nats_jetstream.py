@@ -71,7 +71,7 @@ class NatsSession:
 
 class NatsJetStream:
     name = "NATS JetStream R3"
-    fsync = "no"
+    acknowledged = "a majority has it in its page cache, flushed every 2 minutes"
 
     def __init__(self) -> None:
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}

@@ -20,6 +20,10 @@ _COLOURS = {
     "LedgerMQ flush=async_notify": "#A6D8F5",
     "RabbitMQ quorum queue": "#D55E00",
     "NATS JetStream R3": "#009E73",
+    "Kafka": "#CC79A7",
+    "Kafka with fsync per append": "#E3B7CF",
+    "RocketMQ DLedger": "#E69F00",
+    "RocketMQ DLedger with batch push": "#F0E442",
 }
 _OTHER = "#999999"
 _INK = "#333333"

@@ -150,7 +150,7 @@ class _Pipeline:
 
 class RabbitMQ:
     name = "RabbitMQ quorum queue"
-    fsync = "yes, batched"
+    acknowledged = "a majority has flushed it (fsync, batched)"
 
     def __init__(self) -> None:
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}

@@ -1,6 +1,6 @@
 """Run the workloads against LedgerMQ and its peers, interleaved, and write raw figures, tables and plots.
 
-    python -m bench.peers.run [--systems ledgermq,rabbitmq,nats] [--workloads W1,W3] [--runs 3]
+    python -m bench.peers.run [--systems ledgermq,rabbitmq,kafka] [--workloads W1,W3] [--runs 3]
                               [--seconds 6]
 
 W1 one message in flight · W2 64 in flight · W3 as many as the client can pipeline (1 KiB and 128 B) · batch:
@@ -34,6 +34,7 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 
 import uvloop
 
+from .java import HEAP, JarsError
 from .plots import write_plots
 from .ratios import ratio_table
 from .system import System
@@ -41,28 +42,53 @@ from .table import Row, table
 from .workloads import NAMES, Run, measure
 
 #: Module, class and constructor arguments of each system.
-_SYSTEMS: dict[str, tuple[str, str, dict[str, str]]] = {
+_SYSTEMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ledgermq": ("bench.peers.ledgermq", "LedgerMQ", {}),
     "ledgermq-async_timed": ("bench.peers.ledgermq", "LedgerMQ", {"flush": "async_timed"}),
     "ledgermq-async_notify": ("bench.peers.ledgermq", "LedgerMQ", {"flush": "async_notify"}),
     "rabbitmq": ("bench.peers.rabbitmq", "RabbitMQ", {}),
     "nats": ("bench.peers.nats_jetstream", "NatsJetStream", {}),
+    "kafka": ("bench.peers.kafka", "Kafka", {}),
+    "kafka-fsync": ("bench.peers.kafka", "Kafka", {"flush_each": True}),
+    "rocketmq": ("bench.peers.rocketmq", "RocketMQ", {}),
+    "rocketmq-batch-push": ("bench.peers.rocketmq", "RocketMQ", {"batch_push": True}),
 }
+#: Modules whose systems run on Java, from a folder of jars.
+_JAVA = ("bench.peers.kafka", "bench.peers.rocketmq")
+_JARS = Path("build/bench-jars")
 _USUAL = ("W1", "W2", "W3", "batch", "W4", "W5", "W6", "failover", "hand-over")
 
 
-def make(key: str) -> System:
+def make(key: str, jars: Path = _JARS) -> System:
     """Import a system and return it, not started."""
     module, name, options = _SYSTEMS[key]
+    if module in _JAVA:
+        options = {"jars": jars, **options}
     system: System = getattr(importlib.import_module(module), name)(**options)
     return system
 
 
+def prepared(keys: Sequence[str], jars: Path) -> dict[str, System]:
+    """Return the systems that can run here, with their jars; print why others are skipped."""
+    found: dict[str, System] = {}
+    for key in keys:
+        system = make(key, jars)
+        try:
+            lacks = system.prepare() if hasattr(system, "prepare") else ""
+        except JarsError as error:
+            lacks = str(error)
+        if lacks:
+            print(f"{system.name} is skipped: {lacks}", flush=True)
+        else:
+            found[key] = system
+    return found
+
+
 async def _main(options: argparse.Namespace) -> None:
     rows: list[Row] = []
+    systems = prepared(options.systems, options.jars)
     for number in range(options.runs):
-        for key in options.systems:
-            system = make(key)
+        for key, system in systems.items():
             print(f"run {number + 1}/{options.runs}: {system.name} {system.version()}", flush=True)
             folder = options.folder / f"{key}-{number}"
             run = Run(system, number, options.seconds, options.preload, options.failovers, options.warm_up)
@@ -71,7 +97,8 @@ async def _main(options: argparse.Namespace) -> None:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             write(options, rows)
-    finish(options, {"rows": rows, "taken": _now()})
+    if rows:
+        finish(options, {"rows": rows, "taken": _now()})
 
 
 def write(options: argparse.Namespace, rows: Sequence[Row]) -> None:
@@ -83,6 +110,7 @@ def write(options: argparse.Namespace, rows: Sequence[Row]) -> None:
         "warm_up_s": options.warm_up,
         "preload": options.preload,
         "cores": os.cpu_count(),
+        "heap_of_a_jvm": HEAP,
         "python": platform.python_version(),
         "rows": rows,
     }
@@ -158,6 +186,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up", type=float, default=1, help="seconds before each workload (default 1)")
     parser.add_argument("--preload", type=int, default=200_000, help="messages of W4")
     parser.add_argument("--failovers", type=int, default=3, help="times per run, of each kind")
+    parser.add_argument(
+        "--jars", type=Path, default=_JARS, metavar="DIR", help=f"jars of peers on Java (default: {_JARS})"
+    )
     parser.add_argument("--folder", type=Path, default=Path("build/bench-peers"))
     stamp = time.strftime("%Y-%m-%dT%H%M%S", time.gmtime())  # a run must not overwrite the figures of another
     parser.add_argument(
@@ -181,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table:
         finish(options, json.loads(options.table.read_text()))
         return
-    options.folder = options.folder.resolve()
+    options.folder, options.jars = options.folder.resolve(), options.jars.resolve()
     uvloop.install()
     asyncio.run(_main(options))
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 class Session(Protocol):
     """Connected clients of one process, with their own fresh queue, topic or stream.
 
-    Abilities of only some systems are found by name: `pipeline` (the leanest client, RabbitMQ), `batch`,
-    `callers` (LedgerMQ).
+    Abilities of only some systems are found by name: `pipeline` (the leanest client, RabbitMQ and Kafka),
+    `batch` (LedgerMQ and RocketMQ), `callers` (LedgerMQ).
     """
 
     async def send(self, body: bytes) -> Any:
@@ -30,10 +30,15 @@ class Session(Protocol):
 
 
 class System(Protocol):
-    """Three nodes of a peer on loopback."""
+    """Three nodes of a peer on loopback.
+
+    Peers on Java have two members more, found by name: `prepare()` returns what this machine lacks to run
+    them, "" if nothing, after it has their jars; `compiles` is set, so that they are warmed until their rate
+    stands still.
+    """
 
     name: str
-    fsync: str  # whether it flushes to disk before it acknowledges
+    acknowledged: str  # what an acknowledgement means: who has the message, and where
 
     def version(self) -> str: ...
 

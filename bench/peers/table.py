@@ -57,7 +57,7 @@ def _rate_columns(of: Sequence[Row]) -> tuple[list[str], Any]:
     nodes = [each for each in _EACH_NODE if any(each[0] in row for row in of)]
     columns = [
         "system",
-        "fsync before ack",
+        "acknowledged when",
         "msg/s (min-max)",
         *(head for _, head, _ in more),
         "p50 ms",
@@ -72,7 +72,7 @@ def _rate_columns(of: Sequence[Row]) -> tuple[list[str], Any]:
 
     def line(rows: list[Row]) -> list[str]:
         rates = [row["rate"] for row in rows]
-        cells = [label(rows[0]), rows[0]["fsync"]]
+        cells = [label(rows[0]), _acknowledged(rows[0])]
         cells.append(f"{statistics.median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})")
         cells += [_median(rows, key, form) for key, _, form in more]
         cells += [_median(rows, "p50_ms", ".2f"), _median(rows, "p99_ms", ".2f")]
@@ -80,6 +80,11 @@ def _rate_columns(of: Sequence[Row]) -> tuple[list[str], Any]:
         return [*cells, _each(rows, "rss_anon_mib"), *(_each(rows, key) for key, _ in nodes)]
 
     return columns, line
+
+
+def _acknowledged(row: Row) -> str:
+    """Return what an acknowledgement means; older raw files only say whether it was flushed."""
+    return str(row["acknowledged"]) if "acknowledged" in row else f"fsync: {row['fsync']}"
 
 
 def _median(rows: Sequence[Row], key: str, form: str) -> str:

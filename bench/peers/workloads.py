@@ -1,7 +1,8 @@
 """Workloads of the comparison, by name. Each takes a running system and returns rows of figures.
 
 Owns: what is measured, and the contents of a row. Must not: start systems, print.
-Workloads that only LedgerMQ supports (`batch`, `W6`, `queues`) give no row for the others.
+Workloads that a system does not support (`batch`, `W6`, `queues`) give no row for it.
+A system that compiles while it runs (a JVM) is warmed by each workload itself, until its rate stands still.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .measure import (
     files_of,
     open_loop,
     percentile,
+    until_steady,
     write_gap,
 )
 from .system import Session, System
@@ -44,6 +46,9 @@ BATCH = 256
 _LARGE = 1 << 16  # bodies from this size on are compared with the bandwidth of the echo
 _OPEN_BYTES = 32 << 20  # maximum bytes in flight
 _WINDOW = 2000  # best pipeline size of the peers' clients
+_WARM_WINDOW_S = 3.0  # of a system that compiles while it runs
+_WARM_WINDOWS = 10  # at most
+_WARM_DRAINS = 4  # at most
 _HOPS = 3  # a message goes to the leader and to two followers
 Row = dict[str, Any]
 
@@ -63,7 +68,7 @@ class Run:
         return {
             "system": self.system.name,
             "version": self.system.version(),
-            "fsync": self.system.fsync,
+            "acknowledged": self.system.acknowledged,
             "workload": workload,
             "run": self.number,
             "count": count,
@@ -86,10 +91,33 @@ class Run:
         **more: Any,
     ) -> Row:
         """Keep calls open for the time of a run. A call sends `per_call` messages."""
+
+        async def window(seconds: float) -> int:
+            return per_call * len(await closed_loop(send, in_flight, seconds))
+
+        more |= await self.warm(window)
         gc.collect()
         with Meter(self.system.pids()) as meter:
             latencies = await closed_loop(send, in_flight, self.seconds)
-        return self.row(workload, meter, per_call * len(latencies), **_latency(latencies), **more)
+        more |= {"in_flight": in_flight * per_call, **_latency(latencies)}
+        return self.row(workload, meter, per_call * len(latencies), **more)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the system compiles while it runs, so that it becomes quicker."""
+        return getattr(self.system, "compiles", False)
+
+    async def warm(self, window: Callable[[float], Awaitable[int]]) -> Row:
+        """Repeat a workload until the rate of a system that compiles stands still. Returns its rates."""
+        if not self.compiles:
+            return {}
+
+        async def rate() -> float:
+            begin = clock()
+            return await window(_WARM_WINDOW_S) / (clock() - begin)
+
+        rates, steady = await until_steady(rate, _WARM_WINDOWS)
+        return {"warm_up_rates": rates, "steady": steady}
 
 
 def _latency(values: list[float]) -> Row:
@@ -124,10 +152,15 @@ async def pipelined(run: Run, session: Session) -> list[Row]:
         window = _window(session, size)
         rows.append(await run.loop(f"W3 {label}", _sender(session, size), window))
         if pipeline := getattr(session, "pipeline", None):
-            gc.collect()
-            with Meter(run.system.pids()) as meter:
-                count = await pipeline(os.urandom(size), window, run.seconds)
-            rows.append(run.row(f"W3 {label}, leanest client", meter, count))
+            for open_at_once in getattr(session, "pipeline_windows", (window,)):
+                call = partial(pipeline, os.urandom(size), open_at_once)
+                warm = await run.warm(call)
+                gc.collect()
+                with Meter(run.system.pids()) as meter:
+                    count = await call(run.seconds)
+                name = f"W3 {label}, leanest client"
+                name += f", {open_at_once:,} in flight" if open_at_once > window else ""
+                rows.append(run.row(name, meter, count, in_flight=open_at_once, **warm))
     return rows
 
 
@@ -144,12 +177,27 @@ async def in_batches(run: Run, session: Session) -> list[Row]:
 
 
 async def drain(run: Run, session: Session) -> list[Row]:
+    rates: list[float] = []
+
+    async def warm() -> float:
+        spare = await run.system.open(f"W4-{run.number}-warm-{len(rates)}")
+        row = await _drain(run, spare)
+        await spare.close()
+        rates.append(row["rate"])
+        return rates[-1]
+
+    steady = (await until_steady(warm, _WARM_DRAINS))[1] if run.compiles else None
+    row = await _drain(run, session)
+    return [row if steady is None else {**row, "warm_up_rates": rates, "steady": steady}]
+
+
+async def _drain(run: Run, session: Session) -> Row:
     stored = await session.preload(os.urandom(1024), run.preload)
     if stored < run.preload:
         raise RuntimeError(f"{run.system.name}: only {stored} of {run.preload} messages were stored")
     with Meter(run.system.pids()) as meter:
         got = await session.drain(stored)
-    return [run.row("W4", meter, got, lost=stored - got)]
+    return run.row("W4", meter, got, lost=stored - got)
 
 
 async def end_to_end(run: Run, session: Session) -> list[Row]:
@@ -157,8 +205,16 @@ async def end_to_end(run: Run, session: Session) -> list[Row]:
     await session.listen(lambda body: latencies.append(clock() - struct.unpack_from("<d", body)[0]))
     await asyncio.sleep(0.5)
     padding = bytes(1016)
+
+    async def send() -> None:
+        await session.send(struct.pack("<d", clock()) + padding)
+
+    if run.compiles:  # the rate of an open loop is fixed, so it cannot tell when to stop
+        await open_loop(send, 500, _WARM_WINDOWS * _WARM_WINDOW_S / 2)
+        await asyncio.sleep(0.3)
+        latencies.clear()
     with Meter(run.system.pids()) as meter:
-        sent = await open_loop(lambda: session.send(struct.pack("<d", clock()) + padding), 500, run.seconds)
+        sent = await open_loop(send, 500, run.seconds)
         await asyncio.sleep(0.3)
     return [run.row("W5", meter, len(latencies), sent=sent, **_latency(latencies))]
 
@@ -191,7 +247,7 @@ async def _echo(run: Run, server: echo.EchoServer, rows: list[Row]) -> float:
     calls = await echo.unary(server.address, callers=64, seconds=run.seconds / 2)
     meter = Meter([], calls.seconds, calls.client_cpu, [cpu_seconds(server.pid) - before])
     row = run.row("W6, empty handler", meter, len(calls.latencies), **_latency(calls.latencies))
-    rows.append({**row, "system": ECHO, "version": version("grpcio"), "fsync": "-"})
+    rows.append({**row, "system": ECHO, "version": version("grpcio"), "acknowledged": "-"})
     return calls.rate
 
 
@@ -290,8 +346,8 @@ async def measure(run: Run, names: list[str], folder: Path) -> list[Row]:
     rows: list[Row] = []
     shared = [name for name in WORKLOADS if name in names]
     if shared:
-        await run.system.start(folder)
         try:
+            await run.system.start(folder)
             for name in shared:
                 session = await run.system.open(f"{name}-{run.number}")
                 if name not in _COLD:

@@ -26,7 +26,7 @@ def row(system: str, workload: str, rate: float, run: int = 0, **more: Any) -> d
     return {
         "system": system,
         "version": "1.2",
-        "fsync": "yes",
+        "acknowledged": "a majority has flushed it",
         "workload": workload,
         "run": run,
         "rate": rate,
@@ -67,6 +67,13 @@ def test_rates_are_medians_with_their_spread_and_nodes_come_busiest_first() -> N
     assert cells["msg/s (min-max)"] == "100,000 (90,000-110,000)"
     assert cells["CPU ms per 1,000, each node"] == "9 / 6 / 3"
     assert (cells["client"], cells["p50 ms"]) == ("10", "-")
+
+
+def test_tables_say_what_an_acknowledgement_means_of_older_raw_files_as_far_as_they_know() -> None:
+    assert lines_of("W1")[1][1] == "a majority has flushed it"
+    older = row("LedgerMQ", "W1", 1000, fsync="yes, batched")
+    del older["acknowledged"]
+    assert "| LedgerMQ 1.2 | fsync: yes, batched | 1,000 " in table([older])
 
 
 def test_systems_of_a_workload_stand_under_each_other() -> None:
@@ -162,7 +169,7 @@ def test_tables_and_plots_of_a_result_file_need_no_measurement(
     ("options", "words"),
     [
         (["--workloads", "W9"], "unknown: W9; choose from W1, W2"),
-        (["--systems", "kafka"], "unknown: kafka; choose from ledgermq, ledgermq-async_timed"),
+        (["--systems", "etcd"], "unknown: etcd; choose from ledgermq, ledgermq-async_timed"),
         (["--systems", ","], "nothing is named"),
         (["--runs", "0"], "--runs and --preload begin at 1"),
     ],
@@ -180,7 +187,8 @@ def test_workloads_and_systems_are_chosen_by_name() -> None:
     options = comparison.parse(["--workloads", "W6, bodies", "--systems", "ledgermq-async_notify"])
     assert (options.workloads, options.systems) == (["W6", "bodies"], ["ledgermq-async_notify"])
     system = comparison.make("ledgermq-async_notify")
-    assert (system.name, system.fsync) == ("LedgerMQ flush=async_notify", "no, at once after it")
+    assert system.name == "LedgerMQ flush=async_notify"
+    assert system.acknowledged == "a majority has it in its page cache, flushed at once after it"
 
 
 def test_files_and_descriptors_are_counted(tmp_path: Path) -> None:
