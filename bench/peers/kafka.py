@@ -88,10 +88,10 @@ class Kafka:
             os.kill(self._nodes[leader].pid, signal_number)
 
         async def restore() -> None:
-            await session.close()
             await asyncio.to_thread(self._nodes[leader].wait)
             self._start_node(leader)
             await asyncio.to_thread(kafka_client.wait_for_nodes, len(kafka_node.NODES), _SETTLE_S)
             await asyncio.to_thread(kafka_client.wait_in_sync, name, len(kafka_node.NODES), _SETTLE_S)
+            await session.close()  # it deletes the topic
 
         return send, end, restore

@@ -35,6 +35,7 @@ def properties(node: int, folder: Path, flush_each: bool) -> str:
         "offsets.topic.replication.factor": 3,
         "transaction.state.log.replication.factor": 3,
         "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": 0,  # 3 s would be part of W4
         "message.max.bytes": LARGEST_MESSAGE,
         "log.segment.bytes": _SEGMENT_BYTES,
         "log.retention.bytes": _RETENTION_BYTES,
