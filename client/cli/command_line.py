@@ -223,7 +223,7 @@ def _usage(failure: Any) -> int:
 def _number_wanted(failure: Any) -> str:
     """Return which numbers an option takes, if it refused its value; "": it takes none."""
     refused: Any = failure.__cause__  # of the validation that typer uses, whose text names one bound
-    descriptor = getattr(getattr(failure, "param", None), "type_descriptor", None)
+    descriptor: Any = getattr(getattr(failure, "param", None), "type_descriptor", None)
     kind = getattr(descriptor, "annotation", None)
     if kind not in (int, float) or not hasattr(refused, "errors"):
         return ""
