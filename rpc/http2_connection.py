@@ -20,7 +20,7 @@ from .flow_control import ReceiveMemory, stream_grant
 from .grpc_messages import GrpcMessageError
 from .header_blocks import HeaderBlock, HeaderBlockDecoder, HeaderBlockError
 from .http2_frames import FRAME_HEADER, FRAME_HEADER_SIZE, Http2ConnectionError, Http2StreamError
-from .http2_output import UPDATES_EXPLAINED, Http2Output
+from .http2_output import FRAMES_EXPLAINED, Http2Output
 from .http2_stream import Http2Stream, StreamUser
 from .wire_limits import (
     FIRST_PIECE,
@@ -220,7 +220,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         window = self.limits.stream_window
         stream = Http2Stream(self, owner, stream_id, window, self._output.peer_window, max_message)
         self.streams[stream_id] = stream
-        self._output.updates_due += UPDATES_EXPLAINED
+        self._output.frames_due += FRAMES_EXPLAINED
         return stream
 
     def reset(self, stream: Http2Stream, code: int) -> None:
@@ -598,9 +598,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     # --- other frames ---------------------------------------------------------------------------------------
     def _take_window_update(self, stream_id: int, increment: int) -> None:
-        if self._output.updates_due > 0:
-            self._output.updates_due -= 1
-        else:
+        if not self._is_explained():
             self._spend_idle()
         if not stream_id:
             if not increment:
@@ -626,8 +624,9 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _take_reset(self, stream_id: int, code: int) -> None:
         if not stream_id or (stream_id not in self.streams and self._is_idle(stream_id)):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "RST_STREAM for a stream that is not open")
-        self._spend_reset()
         stream = self.streams.get(stream_id)
+        if stream is not None or not self._is_explained():
+            self._spend_reset()
         if stream is not None:
             self._close(stream, we_reset=False)
             stream.owner.on_reset(code, "the peer has ended the call", code == h2.REFUSED_STREAM)
@@ -637,7 +636,10 @@ class Http2Connection(asyncio.BufferedProtocol):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != 8:
             raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
-        self._spend_idle()
+        if self._output.ping_due and not flags & h2.ACK:
+            self._output.ping_due = False  # a peer measures its bandwidth by what came before the answer
+        else:
+            self._spend_idle()
         if not flags & h2.ACK:
             self._output.emit(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif payload == _DRAIN_PING and self._accept is not None and not self.is_draining:
@@ -705,6 +707,13 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._end_stream_broken(
                 Http2StreamError(h2.STREAM_CLOSED, stream_id, f"{what} for a stream that has ended")
             )
+
+    def _is_explained(self) -> bool:
+        """Take one frame of the peer as an effect of our DATA, if there was enough of it."""
+        if self._output.frames_due <= 0:
+            return False
+        self._output.frames_due -= 1
+        return True
 
     def _spend_idle(self) -> None:
         if not self._idle_frames.spend(self._loop.time()):

@@ -23,9 +23,9 @@ from .wire_limits import DEFAULT_WINDOW, HIGH_WATER, MAX_UNSENT, MAX_WINDOW
 _JOIN_BELOW: Final = 16 << 10
 #: Bytes collected in one turn above which they are written at once.
 _FLUSH_ABOVE: Final = 1 << 20
-#: WINDOW_UPDATE frames that a new stream, or a DATA frame of ours, makes a peer send: grpcio sends one for
-#: the stream and one for the connection.
-UPDATES_EXPLAINED: Final = 2
+#: Frames that a new stream, or a DATA frame of ours, makes a peer send: grpcio sends WINDOW_UPDATE for the
+#: stream and for the connection, grpc-java RST_STREAM for DATA that comes after it has ended the stream.
+FRAMES_EXPLAINED: Final = 2
 
 
 class Http2Output:
@@ -43,7 +43,8 @@ class Http2Output:
         self.window = DEFAULT_WINDOW  # of the connection
         self.peer_window = DEFAULT_WINDOW  # of new streams
         self.peer_frame_size = h2.DEFAULT_FRAME_SIZE
-        self.updates_due = 0  # WINDOW_UPDATE frames that our DATA explains
+        self.frames_due = 0  # frames of the peer that our DATA explains
+        self.ping_due = False  # whether DATA of ours explains a PING
         self._loop = loop
         self._on_ended, self._on_stuck = on_ended, on_stuck
         self._transport: Any = None
@@ -127,7 +128,8 @@ class Http2Output:
             return
         stream.send_window -= size
         self.window -= size
-        self.updates_due += UPDATES_EXPLAINED
+        self.frames_due += FRAMES_EXPLAINED
+        self.ping_due = True
         header = h2.frame_header(size, h2.DATA, h2.END_STREAM if end else 0, stream.stream_id)
         if size < _JOIN_BELOW:
             self.emit(b"".join((header, prefix, body)))
@@ -187,7 +189,8 @@ class Http2Output:
         size = min(stream.pending_size, stream.send_window, self.window, self.peer_frame_size)
         stream.send_window -= size
         self.window -= size
-        self.updates_due += UPDATES_EXPLAINED
+        self.frames_due += FRAMES_EXPLAINED
+        self.ping_due = True
         stream.pending_size -= size
         parts = _cut(stream.pending, size)
         ended = stream.end_pending and not stream.pending

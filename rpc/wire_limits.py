@@ -29,8 +29,8 @@ MAX_DATA_FRAME: Final = 256 << 10
 #: Largest DATA frame sent, whatever the peer accepts: other streams wait for so many bytes at most.
 MAX_SENT_FRAME: Final = (1 << 20) + 5
 #: Frames that bring nothing (PING, SETTINGS, PRIORITY, empty DATA, unknown types, frames for ended streams,
-#: superfluous WINDOW_UPDATE): a reserve, and how many are added per second. A peer that measures its
-#: bandwidth sends ten PING a second.
+#: superfluous WINDOW_UPDATE): a reserve, and how many are added per second. The first PING after DATA of
+#: ours is not counted: grpc-go and grpc-java measure their bandwidth so, after each answer if they can.
 IDLE_FRAMES: Final = 1000
 IDLE_FRAMES_PER_S: Final = 200
 #: Streams that the peer resets: a reserve and its growth per second (rapid reset, CVE-2023-44487).

@@ -12,6 +12,7 @@ from typing import Any
 import hpack
 import pytest
 
+from ledgermq.rpc import http2_connection
 from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.grpc_messages import PREFIX
 from ledgermq.rpc.wire_limits import IDLE_FRAMES, MAX_CONTINUATIONS, MAX_HEADER_BLOCK, RESETS, WireLimits
@@ -75,6 +76,12 @@ def rapid_resets(peer: RawPeer) -> None:
         peer.send(h2.RST_STREAM, 0, stream_id, b"\0\0\0\x08")
 
 
+def late_resets(peer: RawPeer) -> None:
+    peer.call(1)
+    for _ in range(RESETS + 1000):
+        peer.send(h2.RST_STREAM, 0, 1, b"\0\0\0\x05")
+
+
 def continuations(peer: RawPeer) -> None:
     peer.send(h2.HEADERS, 0, 1, ECHO)
     for _ in range(MAX_CONTINUATIONS + 1):
@@ -104,9 +111,15 @@ def streams_that_we_must_reset(peer: RawPeer) -> None:
         peer.send(h2.WINDOW_UPDATE, 0, stream_id, b"\0\0\0\0")
 
 
+def pings_after_an_answer(peer: RawPeer) -> None:
+    peer.call(1)
+    pings(peer)
+
+
 FLOODS: tuple[Callable[[RawPeer], None], ...] = (
-    pings, settings, empty_data, padded_empty_data, priorities, unknown_frames, window_updates, rapid_resets,
-    streams_that_we_must_reset, continuations, long_block, streams_beyond_the_limit, late_frames,
+    pings, pings_after_an_answer, settings, empty_data, padded_empty_data, priorities, unknown_frames,
+    window_updates, rapid_resets, late_resets, streams_that_we_must_reset, continuations, long_block,
+    streams_beyond_the_limit, late_frames,
 )  # fmt: skip
 
 
@@ -118,6 +131,46 @@ def test_a_flood_ends_its_connection_and_no_other(flood: Callable[[RawPeer], Non
             code, reason = await peer.goaway()
             assert code == h2.ENHANCE_YOUR_CALM, reason
             await until(lambda: server.connection_count == 1)
+
+    run(test)
+
+
+def test_a_peer_may_measure_its_bandwidth_after_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As grpc-go does: WINDOW_UPDATE and PING for each answer, thousands a second."""
+    monkeypatch.setattr(http2_connection, "IDLE_FRAMES", 8)
+    monkeypatch.setattr(http2_connection, "IDLE_FRAMES_PER_S", 0)
+
+    async def test() -> None:
+        async with beside() as (peer, _stub, _service, _server):
+            for stream_id in range(1, 41, 2):
+                peer.call(stream_id, body=b"x")
+                await peer.until(h2.DATA, stream_id)
+                peer.send(h2.WINDOW_UPDATE, 0, 0, b"\0\0\0\x06")
+                peer.send(h2.PING, 0, 0, b"\2\4\x10\x10\x09\x0e\7\7")
+                assert (await peer.until(h2.PING))[1] & h2.ACK
+
+    run(test)
+
+
+def test_a_peer_may_reset_a_stream_once_for_each_frame_that_was_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As grpc-java does, when it has cancelled a call whose answers still come."""
+    monkeypatch.setattr(http2_connection, "RESETS", 2)
+    monkeypatch.setattr(http2_connection, "RESETS_PER_S", 0)
+
+    async def test() -> None:
+        async with beside() as (peer, _stub, service, _server):
+            peer.call(1, ENDLESS, b"x")
+            for _ in range(20):
+                await peer.until(h2.DATA, 1)
+            peer.send(h2.RST_STREAM, 0, 1, b"\0\0\0\x08")
+            await until(lambda: service.ended == 1)
+            for _ in range(20):
+                peer.send(h2.RST_STREAM, 0, 1, b"\0\0\0\x05")
+            peer.send(h2.WINDOW_UPDATE, 0, 0, b"\0\1\0\0")  # the cancelled call has used up the window
+            peer.call(3, body=b"y")
+            assert (await peer.until(h2.DATA, 3))[3] == message(b"y")
 
     run(test)
 
