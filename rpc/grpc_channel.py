@@ -243,7 +243,7 @@ class GrpcChannel:
                 try:
                     self._connection = await self._open()
                     break
-                except (OSError, ValueError, OverflowError) as error:
+                except (OSError, ValueError, OverflowError, RuntimeError) as error:  # a pool that has ended
                     self._fail_waiting(error)
                 finally:
                     patience.cancel()
