@@ -5,8 +5,8 @@
 and Consumer, a loop.
 
 Names are imported on first use: the command line prints its help before gRPC and numpy are loaded.
-Importing has no side effects: no environment variable, signal handler, log handler or thread. gRPC's settings
-are up to the application (README).
+Importing has no side effects: no environment variable, signal handler, log handler or thread. Connections
+live in the event loop of the caller, without gRPC's threads and settings.
 """
 
 from __future__ import annotations

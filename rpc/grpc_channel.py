@@ -3,21 +3,24 @@
 Owns: the connection, its reconnects, the calls that wait for one. Must not: know a call's contents. It has
 the methods of `grpc.aio.Channel` that generated stubs and the clients use.
 
-A channel connects with the first call. While it cannot, calls fail at once, but those that wait for it; the
-pauses between attempts grow. A connection that the server drains is left to its calls.
+A channel connects with the first call. After a failure, calls fail at once, but those that wait for it, and
+attempts go on until one succeeds or no call has come for some time; the pauses between them grow. A
+connection that the server drains is left to its calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import grpc
 
+from .address_race import addresses_of, first_open
 from .call_headers import metadata_fields
 from .header_blocks import encode_block
 from .http2_connection import SCRATCH_SIZE, Http2Connection
@@ -36,6 +39,12 @@ CLIENT_LIMITS: Final = WireLimits(max_streams=0, keepalive_s=0.0, max_idle_s=0.0
 #: Pause in seconds after a refusal when no other call is open: a server may count a call for some time after
 #: it has answered it.
 _REFUSED_PAUSE_S: Final = 0.02
+#: Parts in which a channel's patience passes: one stall of a busy process must not use it up.
+_PATIENCE_STEPS: Final = 10
+#: Time in seconds after a call in which a channel goes on with attempts to connect that fail.
+_WANTED_S: Final = 30.0
+#: Begin of a status message when there was no connection, so that nothing was sent; gRPC's text.
+NOT_CONNECTED: Final = "failed to connect to all addresses"
 _State = grpc.ChannelConnectivity
 
 
@@ -45,7 +54,8 @@ class Reconnects:
 
     first_s: float = 0.5
     most_s: float = 10.0
-    attempt_s: float = 20.0
+    attempt_s: float = 20.0  # for each address of a name
+    patience_s: float = 20.0  # of calls that do not wait for a connection; the attempt may go on
 
 
 class GrpcChannel:
@@ -80,13 +90,16 @@ class GrpcChannel:
         self._limits = limits
         self._reconnects = reconnects
         self._compression = compression
-        self._authority = server_name or ("localhost" if target.startswith("unix:") else self._target)
+        self._authority = _authority(
+            server_name or ("localhost" if target.startswith("unix:") else self._target)
+        )
         self._user_agent = user_agent
         self._scratch = bytearray(SCRATCH_SIZE)
         self._connection: Http2Connection | None = None
         self._draining: set[Http2Connection] = set()
         self._waiting: dict[MadeCall, None] = {}
         self._connecting: asyncio.Task[None] | None = None
+        self._wanted_at = 0.0  # time of the last call without a connection
         self._state = _State.IDLE
         self._state_waiters: list[asyncio.Future[None]] = []
         self._error = ""
@@ -146,7 +159,7 @@ class GrpcChannel:
                 (b":method", b"POST"),
                 (b":scheme", b"http" if self._tls is None else b"https"),
                 (b":path", path.encode("ascii")),
-                (b":authority", self._authority.encode("idna" if not self._authority.isascii() else "ascii")),
+                (b":authority", self._authority),
                 (b"te", b"trailers"),
                 (b"content-type", b"application/grpc"),
                 (b"user-agent", self._user_agent.encode("ascii")),
@@ -184,9 +197,12 @@ class GrpcChannel:
         connection = self._connection
         if connection is not None and connection.may_open and not self._waiting:
             call.begin(connection)
-        elif self._state is _State.SHUTDOWN:
+            return
+        if self._state is _State.SHUTDOWN:
             call.fail(grpc.StatusCode.UNAVAILABLE, "Channel is closed.")
-        elif self._state is _State.TRANSIENT_FAILURE and not call.wait_for_ready:
+            return
+        self._wanted_at = asyncio.get_running_loop().time()
+        if self._state is _State.TRANSIENT_FAILURE and not call.wait_for_ready:
             call.fail(grpc.StatusCode.UNAVAILABLE, self._error)
         else:
             self._waiting[call] = None
@@ -217,39 +233,76 @@ class GrpcChannel:
             self._connecting = asyncio.get_running_loop().create_task(self._connect_until_ready())
 
     async def _connect_until_ready(self) -> None:
-        """Attempt to connect while calls wait for it."""
-        pause_s = self._reconnects.first_s
+        """Attempt to connect while calls come."""
+        loop, reconnects = asyncio.get_running_loop(), self._reconnects
+        pause_s = reconnects.first_s
+        self._set_state(_State.CONNECTING)
         try:
             while True:
-                self._set_state(_State.CONNECTING)
+                patience = loop.create_task(self._lose_patience())
                 try:
                     self._connection = await self._open()
                     break
-                except (OSError, TimeoutError, ssl.SSLError) as error:
+                except (OSError, ValueError, OverflowError, RuntimeError) as error:  # a pool that has ended
                     self._fail_waiting(error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._reconnects.most_s)
-                if not self._waiting and not self._state_waiters:
+                finally:
+                    patience.cancel()
+                await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
+                pause_s = min(2 * pause_s, reconnects.most_s)
+                if not (self._waiting or self._state_waiters or loop.time() < self._wanted_at + _WANTED_S):
                     self._set_state(_State.IDLE)
                     return
         finally:
             self._connecting = None
         self._set_state(_State.READY)
-        self._begin_waiting()
-        if self._waiting and self._connection.is_draining:
-            self._connect()
+        if self._connection.is_draining:  # it has ended already
+            self._leave()
+        else:
+            self._begin_waiting()
+
+    async def _lose_patience(self) -> None:
+        """Fail the calls that do not wait for a connection. A loop that stood still counts as one step."""
+        patience_s = self._reconnects.patience_s
+        for _ in range(_PATIENCE_STEPS):
+            await asyncio.sleep(patience_s / _PATIENCE_STEPS)
+        self._fail_waiting(TimeoutError(f"no answer within {patience_s:g} s"))
 
     async def _open(self) -> Http2Connection:
-        """Return a connection whose settings have come. Raises: OSError, TimeoutError."""
+        """Return a connection whose settings have come. Raises: OSError, ValueError, OverflowError."""
         loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
+        path = self._target.removeprefix("unix:")
+        if path != self._target:
+            tls = self._tls_arguments("localhost")
+            return await self._greeted(lambda make: loop.create_unix_connection(make, path, **tls))
+        host, _, port = self._target.rpartition(":")
+        host = host.strip("[]")
+        tls = self._tls_arguments(host)
+        return await first_open(
+            await addresses_of(host, int(port)),
+            lambda address: self._greeted(
+                lambda make: loop.create_connection(make, address, int(port), **tls)
+            ),
+            lambda connection: connection.abort("another address has answered"),
+        )
+
+    def _tls_arguments(self, host: str) -> dict[str, Any]:
+        return {} if self._tls is None else {"ssl": self._tls, "server_hostname": self._server_name or host}
+
+    async def _greeted(
+        self, connect: Callable[..., Awaitable[tuple[Any, Http2Connection]]]
+    ) -> Http2Connection:
+        """Return the connection that `connect(factory)` makes once its settings have come.
+
+        Raises: OSError.
+        """
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_lost(connection: Http2Connection, reason: str) -> None:
             if not ready.done():
                 ready.set_exception(ConnectionError(reason))
             self._on_lost(connection)
 
-        def protocol() -> Http2Connection:
+        def make() -> Http2Connection:
             return Http2Connection(
                 self._limits,
                 self._scratch,
@@ -259,30 +312,24 @@ class GrpcChannel:
                 on_lost=on_lost,
             )
 
-        async with asyncio.timeout(self._reconnects.attempt_s):
-            tls: dict[str, Any] = {}
-            if self._tls is not None:
-                host = self._target.rpartition(":")[0].strip("[]")
-                tls = {"ssl": self._tls, "server_hostname": self._server_name or host or "localhost"}
-            if self._target.startswith("unix:"):
-                path = self._target.removeprefix("unix:")
-                transport, connection = await loop.create_unix_connection(protocol, path, **tls)
-            else:
-                host, _, port = self._target.rpartition(":")
-                transport, connection = await loop.create_connection(
-                    protocol, host.strip("[]"), int(port), **tls
-                )
-            try:
-                await ready
-            except BaseException:
-                transport.abort()
-                raise
+        try:
+            async with asyncio.timeout(self._reconnects.attempt_s) as limit:
+                transport, connection = await connect(make)
+                try:
+                    await ready
+                except BaseException:
+                    transport.abort()
+                    raise
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(f"no answer within {self._reconnects.attempt_s:g} s") from None
+            raise
         return connection
 
     def _fail_waiting(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
         self._error = (
-            f"failed to connect to all addresses; last error: UNKNOWN: {self._target}: "
+            f"{NOT_CONNECTED}; last error: UNKNOWN: {self._target}: "
             f"Failed to connect to remote host: {reason}"
         )
         self._set_state(_State.TRANSIENT_FAILURE)
@@ -364,3 +411,14 @@ class GrpcChannel:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+def _authority(name: str) -> bytes:
+    """Return the value of `:authority`."""
+    if name.isascii():
+        return name.encode("ascii")
+    host, colon, port = name.partition(":")
+    try:
+        return host.encode("idna") + (colon + port).encode("ascii")
+    except UnicodeError:  # such a name has no address, so nothing is sent
+        return b"invalid"

@@ -51,6 +51,8 @@ _LINGER_S: Final = 5.0
 _LAST_LINGER_S: Final = 1.0
 #: Begin of the reason of a connection that ended without ours.
 CLOSED_BY_PEER: Final = "connection closed by the peer"
+#: Reason of a connection to a server that answers in HTTP/1.
+SPEAKS_HTTP_1: Final = "the server speaks HTTP/1, not gRPC"
 _KEEPALIVE_PING: Final = b"ledgermq"
 _DRAIN_PING: Final = b"draining"
 _HTTP_1: Final = (
@@ -118,8 +120,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.send_end = self._output.send_end
         # life
         self._reason = ""
-        self._heard = False
-        self._asked = False
+        self._heard_at = 0.0
+        self._asked = False  # a PING waits for a sign of life
         self._idle_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
@@ -130,7 +132,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.peer = _peer_of(transport)
         tls = transport.get_extra_info("ssl_object")
         self._output.begin(transport)
-        self._idle_since = self._loop.time()
+        self._idle_since = self._heard_at = self._loop.time()
         self._on_made(self)
         if not self.is_open:
             return
@@ -154,7 +156,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         return self._view[size:]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = True
+        self._heard_at, self._asked = self._loop.time(), False
         try:
             if self._is_direct:
                 self._take_direct(nbytes)
@@ -669,7 +671,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 self._on_room()
         if not self._settings_seen:
             self._settings_seen = True
-            self._schedule(self._next_look(0.0), self._on_timer)
+            self._schedule(self._next_look(0.0, 0.0), self._on_timer)
             self._on_ready(self)
 
     def _take_goaway(self, stream_id: int, payload: bytes) -> None:
@@ -790,6 +792,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.owner.on_reset(error.code, str(error), False)
 
     def _end_broken(self, error: Http2ConnectionError) -> None:
+        if self._accept is None and not self._settings_seen and self._scratch.startswith(b"HTTP/1."):
+            self._reason = SPEAKS_HTTP_1
         self._reason = self._reason or str(error)
         self.close(error.code, str(error))
 
@@ -801,12 +805,15 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(delay_s, action) if delay_s else None
 
-    def _next_look(self, idle_s: float) -> float:
-        """Return the time to the next look at a connection that has had no stream for `idle_s`."""
+    def _next_look(self, idle_s: float, silent_s: float) -> float:
+        """Return the time to the next look at a connection without a stream, or a frame, for so long."""
         limits = self.limits
+        look_s = limits.keepalive_s
+        if silent_s < look_s:
+            look_s -= silent_s
         if not limits.max_idle_s or self._accept is None:
-            return limits.keepalive_s
-        return min(limits.keepalive_s or limits.max_idle_s, limits.max_idle_s - idle_s)
+            return look_s
+        return min(look_s or limits.max_idle_s, limits.max_idle_s - idle_s)
 
     def _on_timer(self) -> None:
         """Ask a silent peer, end a connection that does not answer or has no streams."""
@@ -815,13 +822,16 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.abort(f"no HTTP/2 settings within {limits.handshake_s:g} s")
             return
         is_server = self._accept is not None
-        idle_s = 0.0 if self.streams else self._loop.time() - self._idle_since
+        now = self._loop.time()
+        idle_s = 0.0 if self.streams else now - self._idle_since
+        silent_s = now - self._heard_at
         if is_server and limits.max_idle_s and idle_s >= limits.max_idle_s:
             self.close(h2.NO_ERROR, "idle")
             return
-        if self._heard or not (limits.keepalive_s and (is_server or self.streams)):
-            self._heard = self._asked = False
-            self._schedule(self._next_look(idle_s), self._on_timer)
+        is_due = limits.keepalive_s and silent_s >= limits.keepalive_s
+        if not is_due or not (is_server or self.streams):
+            self._asked = False
+            self._schedule(self._next_look(idle_s, silent_s), self._on_timer)
         elif not self._asked:
             self._asked = True
             self._output.emit(h2.frame(h2.PING, 0, 0, _KEEPALIVE_PING))

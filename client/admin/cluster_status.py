@@ -17,6 +17,7 @@ from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.grpc_answers import decoded
 
+from ..cluster.channels import open_channel
 from ..cluster.routes import is_stranger, parse_addresses
 from ..errors import (
     BrokerUnreachableError,
@@ -69,7 +70,7 @@ async def groups_asked(nameserver: str, nodes: list[str]) -> list[BrokerGroupAns
 
 async def ask(address: str) -> pb.GetStatusResponse | None:
     """Return the status of a node; None: it does not answer in time."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(address) as channel:
         try:
             answer: pb.GetStatusResponse = decoded(
                 await AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=ASK_TIMEOUT_S)
@@ -142,7 +143,7 @@ async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """
     addresses, stranger = parse_addresses(nameserver), ""
     for address in addresses:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with open_channel(address) as channel:
             stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
             try:
                 listed: nameserver_pb2.ListGroupsResponse = decoded(

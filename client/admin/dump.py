@@ -22,9 +22,9 @@ from ledgermq.proto.dump_manifest import MANIFEST
 from ledgermq.proto.foreign_text import safe_text
 from ledgermq.proto.grpc_answers import decoded
 
+from ..cluster.channels import open_channel
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 
-_MAX_CHUNK = 16 * 1024 * 1024
 _CHUNK_SECONDS = 30.0  # a node that sends nothing for this long is given up
 
 
@@ -47,9 +47,7 @@ async def dump_node(
     folder = to / folder_name(name)
     _make_empty(folder)
     result = DumpResult()
-    async with grpc.aio.insecure_channel(
-        address, options=[("grpc.max_receive_message_length", _MAX_CHUNK)]
-    ) as channel:
+    async with open_channel(address) as channel:
         try:
             await _receive(AdminServiceStub(channel).Dump(pb.DumpRequest()), folder, result, on_progress)
         except TimeoutError as error:

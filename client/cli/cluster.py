@@ -31,6 +31,7 @@ from ledgermq.proto.grpc_answers import decoded
 from ..admin import status_report
 from ..admin.cluster_status import collect, groups_asked, log_address_of, until_healthy
 from ..admin.status_report import BrokerGroupReport, BrokerGroupVerdict
+from ..cluster.channels import open_channel
 from ..durations import duration, parse_duration
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 from ..local.cluster import require_server
@@ -221,7 +222,7 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
     if answer is None:
         raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the group answers")
     address = log_address_of(answer, *nodes)
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with open_channel(address) as channel:
         request = pb.TransferLeadershipRequest(to_node=to_node)
         try:
             result: pb.TransferLeadershipResponse = decoded(

@@ -1,8 +1,8 @@
 """gRPC settings of our own processes: the command line, and tests and benchmarks that stand in for it.
 
-They apply to the whole process and are read once, when gRPC is loaded. A library must not make them, so
-importing `ledgermq.client` leaves them to the application (README). Brokers and nameservers have theirs in
-their `__main__`.
+They apply to the whole process and are read once, when gRPC is loaded. The client's own connections do not
+use gRPC's core: what does are the start of local clusters, and grpc.aio's peers in tests and benchmarks.
+Brokers and nameservers have settings of their own in their `__main__`.
 
 * no "Got goaway" on stderr when a broker stops: gRPC's reports reach us as exceptions
 * without the event engine's own threads, a message wakes one thread less (docs/performance.md)

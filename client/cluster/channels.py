@@ -1,6 +1,7 @@
 """gRPC channels by address, and the translation of gRPC errors.
 
-Owns: channel options, one channel per address. Must not: choose addresses.
+Owns: the bounds and times of the client's channels, one channel per address. Must not: choose addresses.
+Channels run in the caller's event loop, without gRPC's threads.
 
 Also tunes the C library's allocator for the large blocks that sections and requests pass through.
 """
@@ -12,6 +13,9 @@ from typing import Final
 
 import grpc
 from grpc import aio
+
+from ledgermq.rpc.grpc_channel import NOT_CONNECTED, GrpcChannel, Reconnects
+from ledgermq.rpc.wire_limits import WireLimits
 
 from ..errors import BrokerUnreachableError, ClosedError, UsageError
 
@@ -31,25 +35,28 @@ def keep_freed_blocks() -> None:
 
 #: Largest accepted answer, bytes. Sections have at most a quarter of a 64 MiB segment.
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A client finds a new leader within a fraction of a second, so gRPC's own back-off must be shorter.
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # No connections shared between the clients of a process: a slow fetch must not delay a send.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
-#: gRPC reports this if there was no connection, so that nothing was sent.
-_NOT_CONNECTED: Final = "failed to connect to all addresses"
+#: A client finds a new leader within a fraction of a second: attempts to connect must follow soon, and a call
+#: must not wait long for a silent node.
+_RECONNECTS: Final = Reconnects(first_s=0.02, most_s=0.5, patience_s=0.5, attempt_s=2.0)
 #: Calls may be silent for long. Pings tell a server without news from one that is stopped or cut off. They
 #: are sent while calls are open. Nameservers allow a ping every 5 s, brokers every second.
-KEEPALIVE_MS: Final = 10_000
-KEEPALIVE_TIMEOUT_MS: Final = 20_000
+KEEPALIVE_S: Final = 10.0
+KEEPALIVE_TIMEOUT_S: Final = 20.0
 #: Shorter than for brokers, because there are other nameservers to watch.
-WATCH_TIMEOUT_MS: Final = 5_000
+WATCH_TIMEOUT_S: Final = 5.0
+
+
+def open_channel(address: str, *, watch: bool = False) -> GrpcChannel:
+    """Return a channel to host:port, in the running event loop; the caller closes it.
+
+    Calls on it fail when the peer does not answer pings either; with `watch` soon.
+    """
+    limits = WireLimits(
+        max_message=MAX_MESSAGE_BYTES,
+        keepalive_s=KEEPALIVE_S,
+        keepalive_timeout_s=WATCH_TIMEOUT_S if watch else KEEPALIVE_TIMEOUT_S,
+    )
+    return GrpcChannel(address, limits=limits, reconnects=_RECONNECTS)
 
 
 class Channels:
@@ -57,7 +64,7 @@ class Channels:
 
     def __init__(self) -> None:
         keep_freed_blocks()
-        self._open: dict[str, aio.Channel] = {}
+        self._open: dict[str, GrpcChannel] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
@@ -89,16 +96,12 @@ class Channels:
         if self._closed:
             raise ClosedError("client")
 
-    def get(self, address: str, *, watch: bool = False) -> aio.Channel:
-        """Return the channel to host:port; open it on first use.
-
-        Calls on it fail when the peer does not answer pings either; with `watch` soon.
-        """
+    def get(self, address: str, *, watch: bool = False) -> GrpcChannel:
+        """Return the channel to host:port; open it on first use, as `open_channel` does."""
         self.check()
         channel = self._open.get(address)
         if channel is None:
-            options = (*_OPTIONS, *_keepalive(WATCH_TIMEOUT_MS if watch else KEEPALIVE_TIMEOUT_MS))
-            channel = self._open[address] = aio.insecure_channel(address, options=options)
+            channel = self._open[address] = open_channel(address, watch=watch)
         return channel
 
     async def close(self) -> None:
@@ -106,16 +109,7 @@ class Channels:
         self._closed = True
         channels, self._open = list(self._open.values()), {}
         for channel in channels:
-            await channel.close(None)
-
-
-def _keepalive(timeout_ms: int) -> tuple[tuple[str, int], ...]:
-    return (
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", timeout_ms),
-        ("grpc.http2.ping_timeout_ms", timeout_ms),  # the effective one; its default is a minute
-        ("grpc.http2.max_pings_without_data", 0),  # unlimited
-    )
+            await channel.close()
 
 
 def unreachable(address: str, error: grpc.RpcError) -> BrokerUnreachableError:
@@ -128,5 +122,5 @@ def unreachable(address: str, error: grpc.RpcError) -> BrokerUnreachableError:
     else:
         details = error.details() if isinstance(error, aio.AioRpcError) else str(error)
         reason = f"{code.name if code else 'error'}: {details}"
-    not_sent = isinstance(error, aio.AioRpcError) and _NOT_CONNECTED in (error.details() or "")
+    not_sent = isinstance(error, aio.AioRpcError) and NOT_CONNECTED in (error.details() or "")
     return BrokerUnreachableError(address, reason, not_sent=not_sent)

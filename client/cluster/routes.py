@@ -24,6 +24,7 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.grpc_answers import decoded
+from ledgermq.rpc.http2_connection import SPEAKS_HTTP_1
 
 from ..arguments import texts
 from ..errors import (
@@ -52,7 +53,6 @@ CACHE_S: Final = 30.0
 _EXPIRED: Final = float("-inf")
 #: A host name or an IPv4 address, or an IPv6 address in brackets. Not checked for existence.
 _HOST: Final = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(%[^\s/\]]+)?\]")
-_HTTP_1: Final = "Trying to connect an http1.x server"  # gRPC's text, with the code UNAVAILABLE
 
 T = TypeVar("T")
 RouteListener = Callable[[TopicRoute], None]
@@ -88,7 +88,7 @@ def is_stranger(error: grpc.RpcError) -> bool:
     """Tell whether the peer is another service: it does not know the call, or speaks HTTP/1."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
-    return error.code() is grpc.StatusCode.UNIMPLEMENTED or _HTTP_1 in (error.details() or "")
+    return error.code() is grpc.StatusCode.UNIMPLEMENTED or SPEAKS_HTTP_1 in (error.details() or "")
 
 
 def _is_created(status: rocketmq_v2_pb2.Status) -> bool:

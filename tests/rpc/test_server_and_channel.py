@@ -12,9 +12,10 @@ import pytest
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc
 from ledgermq.rpc import http2_frames as h2
-from ledgermq.rpc.grpc_channel import GrpcChannel, Reconnects
+from ledgermq.rpc.grpc_channel import NOT_CONNECTED, GrpcChannel, Reconnects
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.header_blocks import Fields, encode_block
+from ledgermq.rpc.http2_connection import SPEAKS_HTTP_1
 from ledgermq.rpc.wire_limits import WireLimits
 from tests.ports import free_port
 
@@ -151,6 +152,76 @@ def test_calls_to_nobody_fail_at_once_and_say_that_nothing_was_sent() -> None:
             assert channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
             error = await error_of(echo(b"", wait_for_ready=True, timeout=0.1))
             assert error.code() is Code.DEADLINE_EXCEEDED
+
+    run(test)
+
+
+def test_calls_give_up_soon_while_an_attempt_to_connect_goes_on() -> None:
+    async def test() -> None:
+        greets, connections = asyncio.Event(), 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            await greets.wait()
+            writer.write(h2.settings_frame([]))
+            while await reader.read(1000):
+                pass
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            reconnects = Reconnects(patience_s=0.05, attempt_s=3600)
+            async with GrpcChannel(address, reconnects=reconnects) as channel:
+                echo: Any = channel.unary_unary("/s/Echo")
+                error = await error_of(echo(b""))
+                assert error.code() is Code.UNAVAILABLE
+                assert NOT_CONNECTED in (error.details() or "")
+                next_one = echo(b"")
+                assert next_one.done()  # one call has waited for all
+                await error_of(next_one)
+                greets.set()
+                await channel.channel_ready()
+                assert connections == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("address", ["a..b:80", "ä..b:80", "127.0.0.1:80000", "::::80", "nobody.invalid:80"])
+def test_calls_to_an_address_that_cannot_be_fail(address: str) -> None:
+    async def test() -> None:
+        async with GrpcChannel(address) as channel:
+            error = await error_of(channel.unary_unary("/s/Echo")(b""))
+            assert error.code() is Code.UNAVAILABLE
+            assert NOT_CONNECTED in (error.details() or "")
+
+    run(test)
+
+
+def test_a_name_with_several_addresses_finds_the_one_that_listens() -> None:
+    async def test() -> None:
+        async with serving("wire") as (_, address, _service):
+            port = address.rpartition(":")[2]
+            async with GrpcChannel(f"localhost:{port}") as channel:
+                assert await Stub(channel).echo(b"x", timeout=30) == b"x"
+
+    run(test)
+
+
+def test_a_server_of_http_1_is_told_from_one_that_is_not_there() -> None:
+    async def test() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+            await reader.read()
+            writer.close()
+
+        async with (
+            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+            GrpcChannel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as channel,
+        ):
+            error = await error_of(channel.unary_unary("/s/Echo")(b""))
+            assert error.code() is Code.UNAVAILABLE
+            assert SPEAKS_HTTP_1 in (error.details() or "")
 
     run(test)
 

@@ -33,12 +33,12 @@ class Waiting:
         return b""
 
 
-@pytest.mark.parametrize(("watch", "limit"), [(False, "KEEPALIVE_TIMEOUT_MS"), (True, "WATCH_TIMEOUT_MS")])
+@pytest.mark.parametrize(("watch", "limit"), [(False, "KEEPALIVE_TIMEOUT_S"), (True, "WATCH_TIMEOUT_S")])
 async def test_a_call_fails_when_the_other_side_answers_not_even_pings(
     monkeypatch: pytest.MonkeyPatch, watch: bool, limit: str
 ) -> None:
-    monkeypatch.setattr(channels, "KEEPALIVE_MS", 200)
-    monkeypatch.setattr(channels, limit, 200)
+    monkeypatch.setattr(channels, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(channels, limit, 0.2)
     server, waiting, clients = aio.server(), Waiting(), Channels()
     server.add_generic_rpc_handlers((waiting.handler(),))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -260,8 +260,8 @@ async def test_the_watch_moves_to_the_next_nameserver_when_one_stops() -> None:
 
 
 async def test_the_watch_leaves_a_nameserver_that_has_fallen_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "KEEPALIVE_MS", 200)
-    monkeypatch.setattr(channels, "WATCH_TIMEOUT_MS", 200)
+    monkeypatch.setattr(channels, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(channels, "WATCH_TIMEOUT_S", 0.2)
     group, heard = FakeGroup(topics={"orders": 1}), Heard()
     async with (
         FakeCluster(group) as cluster,
