@@ -8,12 +8,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from grpc.aio import _call as grpc_call
 
 from ledgermq.client import PushOptions
 from ledgermq.client.errors import UsageError
 from ledgermq.client.push import offset_commits
 from ledgermq.proto.admin_pb2 import ConsumerGroupInfo
+from ledgermq.rpc.made_call import StreamStreamCall
 
 from ..fakes import FakeCluster, FakeGroup
 from ..push_listeners import Seen, consumer_of, fill, numbers, until, until_committed
@@ -38,7 +38,7 @@ async def test_every_message_is_consumed_and_its_offset_committed_under_the_epoc
 
 
 async def test_a_consumer_that_is_closed_while_it_joins_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, sent = grpc_call.StreamStreamCall, asyncio.Event()
+    kind, sent = StreamStreamCall, asyncio.Event()
     write = kind.write
 
     async def slow(call: Any, request: Any) -> None:
