@@ -143,8 +143,8 @@ class User:
         self._shared = shared
         self.held = self.received = 0
         self.is_receiving = self.waits_for_reader = False
-        self.reads = True
-        self.dropped = ""
+        self._reads = True
+        self._dropped = ""
 
     def take(self, size: int, *, whole: bool = False) -> None:
         self.held += size
@@ -159,14 +159,20 @@ class User:
         self.is_receiving = False
         self._shared.on_freed(self)
 
+    def is_reading(self) -> bool:
+        return self._reads
+
+    def was_dropped(self) -> bool:
+        return bool(self._dropped)
+
     def stop_reading(self) -> None:
-        self.reads = False
+        self._reads = False
 
     def read_on(self) -> None:
-        self.reads = True
+        self._reads = True
 
     def drop_incomplete(self, reason: str) -> None:
-        self.dropped = reason
+        self._dropped = reason
         self.free()
 
 
@@ -177,17 +183,17 @@ def test_the_first_one_beyond_the_limit_goes_on_and_the_next_when_it_is_done() -
         first.take(MIB + 1)
         second.take(SMALL_SHARE + 1)
         third.take(SMALL_SHARE + 1)
-        assert (first.reads, second.reads, third.reads) == (True, False, False)
+        assert (first.is_reading(), second.is_reading(), third.is_reading()) == (True, False, False)
         first.take(100 * MIB)
-        assert first.reads and not shared.must_drop(first) and shared.must_drop(second)
+        assert first.is_reading() and not shared.must_drop(first) and shared.must_drop(second)
         first.free()
-        assert second.reads and third.reads
+        assert second.is_reading() and third.is_reading()
         second.take(MIB)
         third.take(MIB)
-        assert (second.reads, third.reads) == (True, False), "the favour went on in order"
+        assert (second.is_reading(), third.is_reading()) == (True, False), "the favour went on in order"
         second.free()
         third.free()
-        assert shared.held == 0 and third.reads
+        assert shared.held == 0 and third.is_reading()
 
     run(test)
 
@@ -199,12 +205,12 @@ def test_who_holds_little_reads_on_whatever_others_hold() -> None:
         large.take(10 * MIB)
         for _ in range(10):
             small.take(SMALL_SHARE, whole=True)
-            assert small.reads
+            assert small.is_reading()
             small.free()
         small.take(SMALL_SHARE + 1, whole=True)
-        assert not small.reads
+        assert not small.is_reading()
         small.free()
-        assert small.reads, "although others still hold everything"
+        assert small.is_reading(), "although others still hold everything"
 
     run(test)
 
@@ -218,10 +224,10 @@ def test_who_sends_too_slowly_loses_its_message_only_when_memory_is_scarce() -> 
         excused.take(100_000)
         await asyncio.sleep(0.3)
         fast.take(100_000)
-        assert not slow.dropped
+        assert not slow.was_dropped()
         await asyncio.sleep(0.1)
         fast.take(MIB)
-        assert slow.dropped and not excused.dropped and not fast.dropped
+        assert slow.was_dropped() and not excused.was_dropped() and not fast.was_dropped()
 
     run(test)
 
@@ -232,9 +238,9 @@ def test_one_that_stops_reading_is_looked_at_without_any_further_byte() -> None:
         favoured, waiting = User(shared), User(shared)
         favoured.take(2 * MIB)
         waiting.take(MIB)
-        assert not waiting.reads
-        await until(lambda: bool(favoured.dropped))
-        assert waiting.reads and not waiting.dropped
+        assert not waiting.is_reading()
+        await until(favoured.was_dropped)
+        assert waiting.is_reading() and not waiting.was_dropped()
         shared.forget(waiting)
 
     run(test)
