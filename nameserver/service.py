@@ -337,7 +337,8 @@ class NameServer:
             if self._transport == "grpcio":
                 server = aio.server(options=options)
             else:
-                server = GrpcServer(limits_of(options, WireLimits(max_streams=_MAX_CALLS)))
+                limits = limits_of(options, WireLimits(max_streams=_MAX_CALLS))
+                server = GrpcServer(limits, name=f"nameserver/{name}")
             service = NameServerService(self.table, self._changes, name, self._room)
             server.add_generic_rpc_handlers((request_handlers(service),))
             try:

@@ -32,6 +32,7 @@ from .made_call import (
     UnaryStreamCall,
     UnaryUnaryCall,
 )
+from .shared_memory import SharedMemory
 from .wire_limits import WireLimits
 
 #: Bounds of clients that set none. A client that only waits is not asked: servers count such questions.
@@ -95,6 +96,7 @@ class GrpcChannel:
         )
         self._user_agent = user_agent
         self._scratch = bytearray(SCRATCH_SIZE)
+        self._shared = SharedMemory(limits.total_memory)
         self._connection: Http2Connection | None = None
         self._draining: set[Http2Connection] = set()
         self._waiting: dict[MadeCall, None] = {}
@@ -306,6 +308,7 @@ class GrpcChannel:
             return Http2Connection(
                 self._limits,
                 self._scratch,
+                self._shared,
                 on_ready=lambda connection: None if ready.done() else ready.set_result(None),
                 on_room=self._begin_waiting,
                 on_going=self._on_going,

@@ -40,12 +40,13 @@ class GrpcMessageError(Exception):
 class MessageCutter:
     """Cuts the DATA of one stream into messages, in order."""
 
-    __slots__ = ("_flag", "_head", "_memory", "begun", "encoding", "filled", "max_size", "size")
+    __slots__ = ("_flag", "_head", "_memory", "begun", "encoding", "filled", "max_size", "room", "size")
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self.encoding = b"identity"  # of the peer's messages, from its header fields
         self.size = self.filled = 0  # of the incomplete message
+        self.room = 0  # bytes of its memory
         self.begun = 0  # messages that were incomplete at some time, this one included
         self._flag = 0
         self._head = b""  # incomplete prefix
@@ -94,14 +95,16 @@ class MessageCutter:
             else:
                 self._flag, self.size, self.filled = flag, size, 0
                 self.begun += 1
-                self._memory = memoryview(bytearray(min(size, first_piece)))
+                self.room = min(size, first_piece)
+                self._memory = memoryview(bytearray(self.room))
 
     def direct(self) -> memoryview:
         """Return where the next bytes of the incomplete message go: at least one, at most what is missing."""
         memory = self._memory
         assert memory is not None
         if self.filled == len(memory):
-            larger = memoryview(bytearray(min(self.size, 2 * self.filled)))
+            self.room = min(self.size, 2 * self.filled)
+            larger = memoryview(bytearray(self.room))
             larger[: self.filled] = memory
             memory = self._memory = larger
         return memory[self.filled :]
@@ -111,7 +114,7 @@ class MessageCutter:
         self.filled += count
         if self.filled == self.size:
             memory, self._memory = self._memory, None
-            self.size = self.filled = 0
+            self.size = self.filled = self.room = 0
             assert memory is not None
             deliver(memory if not self._flag else self._opened(self._flag, memory))
 

@@ -23,6 +23,7 @@ from .header_blocks import Fields, HeaderBlock, encode_block
 from .http2_connection import CLOSED_BY_PEER, SCRATCH_SIZE, Http2Connection
 from .http2_stream import Http2Stream
 from .served_call import MethodHandler, ServedCall
+from .shared_memory import SharedMemory
 from .wire_limits import WireLimits
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,10 @@ _ORDINARY: Final = ("idle", "this server stops")
 _LOG_PAUSE_S: Final = 60.0
 _LOG_REASONS: Final = 1000
 _NOT_GRPC: Final[Fields] = ((b":status", b"415"), (b"content-type", b"text/plain"))
-_NOT_GRPC_TEXT: Final = b"This port speaks gRPC: POST with the content-type application/grpc.\n"
+_NOT_GRPC_TEXT: Final = (
+    b"this port speaks gRPC, POST with the content-type application/grpc: use a gRPC client "
+    b"(gRPC-web needs a proxy that translates it)\n"
+)
 
 
 class _CallDetails(grpc.HandlerCallDetails):
@@ -74,14 +78,19 @@ class GrpcServer:
         compression: grpc.Compression = grpc.Compression.NoCompression,
         takes_compressed: bool = True,
         lends_memory: bool = False,
+        name: str = "",
+        memory: SharedMemory | None = None,
     ) -> None:
         """`compression`: of answers, where the client accepts it.
 
         `takes_compressed`: requests may be compressed; else such a call is refused before it is unpacked.
         `lends_memory`: handlers without a deserializer, and deserializers, get large messages as memoryview,
         which spares a copy.
+        `name`: of the port in log lines, else its address. `memory`: a budget that other servers share.
         """
         self.limits = limits
+        self._name = name
+        self._shared = memory or SharedMemory(limits.total_memory)
         self._compress = compression is grpc.Compression.Gzip
         self._takes_compressed = takes_compressed
         self._lends_memory = lends_memory
@@ -208,7 +217,12 @@ class GrpcServer:
             on_lost()
 
         return Http2Connection(
-            self.limits, self._scratch, accept=self._accept, on_made=self._on_made, on_lost=lost
+            self.limits,
+            self._scratch,
+            self._shared,
+            accept=self._accept,
+            on_made=self._on_made,
+            on_lost=lost,
         )
 
     def _on_made(self, connection: Http2Connection) -> None:
@@ -216,16 +230,19 @@ class GrpcServer:
             connection.abort("this server stops")
             return
         if len(self._connections) >= self.limits.max_connections:
-            connection.abort(f"more than {self.limits.max_connections} connections")
+            connection.abort(
+                f"there are {self.limits.max_connections} connections already, the limit of this port: look "
+                "for clients that open many"
+            )
             return
         self._connections.add(connection)
 
     def _on_lost(self, connection: Http2Connection, reason: str) -> None:
         self._connections.discard(connection)
         if reason not in _ORDINARY and not reason.startswith(CLOSED_BY_PEER):
-            self._log(connection.peer, reason)
+            self._log(connection.peer, self._name or connection.address, reason)
 
-    def _log(self, peer: str, reason: str) -> None:
+    def _log(self, peer: str, port: str, reason: str) -> None:
         """Log once per kind of reason, host and minute."""
         host, kind = peer.rpartition(":")[0], re.sub(r"\d+", "", reason)
         now = asyncio.get_running_loop().time()
@@ -234,7 +251,7 @@ class GrpcServer:
             if len(self._logged) >= _LOG_REASONS:
                 self._logged.clear()
             self._logged[host, kind] = now
-            logger.warning("connection ended peer=%s reason=%s", peer, reason)
+            logger.warning("connection ended port=%s peer=%s: %s", port, peer, reason)
 
     # --- calls ----------------------------------------------------------------------------------------------
     def _accept(self, connection: Http2Connection, stream_id: int, block: HeaderBlock) -> None:
@@ -268,6 +285,7 @@ class GrpcServer:
         stream = connection.add_stream(stream_id, call, self.limits.max_message)
         stream.content_left = head.content_length
         stream.cutter.encoding = head.encoding
+        stream.needs_end = not handler.request_streaming
         call.stream = stream
         running.add(call)
         call.begin()

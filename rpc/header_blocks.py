@@ -19,7 +19,13 @@ from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from .wire_limits import CACHED_BLOCKS, HEADER_TABLE_SIZE, MAX_CACHED_BLOCK, MAX_HEADER_LIST
+from .wire_limits import (
+    CACHED_BLOCKS,
+    HEADER_TABLE_SIZE,
+    MAX_CACHED_BLOCK,
+    MAX_CACHED_LISTS,
+    MAX_HEADER_LIST,
+)
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
@@ -39,10 +45,11 @@ class HeaderBlockError(Exception):
 class HeaderBlock:
     """A decoded block. `meaning` is kept with it, so that a repeated block is interpreted once."""
 
-    __slots__ = ("fields", "meaning", "too_large")
+    __slots__ = ("fields", "list_size", "meaning", "too_large")
 
-    def __init__(self, fields: Fields, too_large: bool) -> None:
+    def __init__(self, fields: Fields, list_size: int, too_large: bool) -> None:
         self.fields = fields
+        self.list_size = list_size
         self.too_large = too_large  # and has no fields
         self.meaning: object = None
 
@@ -55,6 +62,7 @@ class HeaderBlockDecoder:
         self._table.maxsize = HEADER_TABLE_SIZE
         self._max_list_size = max_list_size
         self._cache: dict[bytes, HeaderBlock] = {}
+        self._cached_lists = 0  # bytes
         self._changed = False
 
     def decode(self, block: bytes) -> HeaderBlock:
@@ -68,12 +76,18 @@ class HeaderBlockDecoder:
         except (HPACKError, IndexError) as error:
             raise HeaderBlockError(f"no header block: {error}") from None
         if self._changed:
-            self._cache.clear()
+            self._empty_cache()
         elif len(block) <= MAX_CACHED_BLOCK:
-            if len(self._cache) >= CACHED_BLOCKS:
-                self._cache.clear()
+            self._cached_lists += decoded.list_size
+            if len(self._cache) >= CACHED_BLOCKS or self._cached_lists > MAX_CACHED_LISTS:
+                self._empty_cache()
+                self._cached_lists = decoded.list_size
             self._cache[block] = decoded
         return decoded
+
+    def _empty_cache(self) -> None:
+        self._cache.clear()
+        self._cached_lists = 0
 
     def _decode(self, block: bytes) -> HeaderBlock:
         fields: list[tuple[bytes, bytes]] = []
@@ -107,7 +121,7 @@ class HeaderBlockDecoder:
             if size <= self._max_list_size:
                 fields.append((name, value))
         too_large = size > self._max_list_size
-        return HeaderBlock(() if too_large else tuple(fields), too_large)
+        return HeaderBlock(() if too_large else tuple(fields), 0 if too_large else size, too_large)
 
 
 def _number(block: bytes, position: int, bits: int) -> tuple[int, int]:

@@ -22,8 +22,10 @@ from .header_blocks import HeaderBlock, HeaderBlockDecoder, HeaderBlockError
 from .http2_frames import FRAME_HEADER, FRAME_HEADER_SIZE, Http2ConnectionError, Http2StreamError
 from .http2_output import FRAMES_EXPLAINED, Http2Output
 from .http2_stream import Http2Stream, StreamUser
+from .shared_memory import SharedMemory
 from .wire_limits import (
     FIRST_PIECE,
+    FIRST_PIECE_TIMES,
     GENEROUS_MESSAGES,
     GENEROUS_PIECE,
     IDLE_FRAMES,
@@ -55,9 +57,23 @@ CLOSED_BY_PEER: Final = "connection closed by the peer"
 SPEAKS_HTTP_1: Final = "the server speaks HTTP/1, not gRPC"
 _KEEPALIVE_PING: Final = b"ledgermq"
 _DRAIN_PING: Final = b"draining"
+#: Sentences of refusals, for the peer and the log: what is wrong, and what to switch.
 _HTTP_1: Final = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\n"
-    b"content-length: 46\r\n\r\nThis port speaks gRPC (HTTP/2), not HTTP/1.1.\n"
+    "this port speaks gRPC over HTTP/2, not HTTP/1.1: use a gRPC client (gRPC-web needs a proxy that "
+    "translates it)"
+)
+_NO_ALPN: Final = (
+    "this port speaks gRPC over HTTP/2, which the TLS client does not offer: use a gRPC client, or switch "
+    "ALPN h2 on in it"
+)
+_TLS: Final = "TLS on a port without TLS: switch TLS off in the client, or use a port with TLS"
+_NO_HTTP: Final = "this port speaks gRPC over HTTP/2, not what came: use a gRPC client, and check the port"
+_SILENT: Final = "no HTTP/2 within {:g} s: use a gRPC client; a health check has a port of its own"
+_FLOOD: Final = "this is how a flood looks: stop that client, or ask its makers"
+_BROKEN: Final = "the client breaks HTTP/2: update or stop it"
+_HTTP_1_METHODS: Final = tuple(
+    b"%s " % each
+    for each in (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"CONNECT", b"OPTIONS", b"TRACE", b"PATCH")
 )
 
 
@@ -72,6 +88,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self,
         limits: WireLimits,
         scratch: bytearray,
+        shared: SharedMemory,
         *,
         accept: Callable[[Http2Connection, int, HeaderBlock], None] | None = None,
         on_made: Callable[[Http2Connection], None] = lambda connection: None,
@@ -80,7 +97,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         on_going: Callable[[Http2Connection], None] = lambda connection: None,
         on_lost: Callable[[Http2Connection, str], None] = lambda connection, reason: None,
     ) -> None:
-        """`scratch`: SCRATCH_SIZE bytes, shared by connections of one loop.
+        """`scratch`: SCRATCH_SIZE bytes, shared by connections of one loop, as `shared` is.
 
         `on_made`: connected; `on_ready`: the peer's first settings came; `on_room`: a stream has closed;
         `on_going`: the peer takes no more streams; `on_lost(connection, reason)`: it is over.
@@ -89,7 +106,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.streams: dict[int, Http2Stream] = {}
         self.is_draining = False  # no more streams: we said so, or the peer
         self.peer_max_streams = MAX_STREAM_ID  # no limit, unless its settings say one
-        self.peer = ""  # address, as grpcio writes it
+        self.peer = self.address = ""  # addresses of both ends, as grpcio writes them
         self.transport: Any = None
         self._accept = accept
         self._on_made, self._on_ready, self._on_room = on_made, on_ready, on_room
@@ -102,6 +119,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._settings_seen = False
         self._decoder = HeaderBlockDecoder()
         self._memory = ReceiveMemory(max(limits.connection_memory, 2 * limits.max_message))
+        self._shared = shared
+        self._is_reading = True
         self._data_stream: Http2Stream | None = None  # of the DATA frame in progress
         self._data_left = self._data_padding = 0
         self._data_ends = False
@@ -129,7 +148,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol ---------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.peer = _peer_of(transport)
+        self.peer = _address(transport, "peername")
+        self.address = _address(transport, "sockname")
         tls = transport.get_extra_info("ssl_object")
         self._output.begin(transport)
         self._idle_since = self._heard_at = self._loop.time()
@@ -137,7 +157,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if not self.is_open:
             return
         if tls is not None and tls.selected_alpn_protocol() != "h2":
-            self.abort("the TLS peer did not offer HTTP/2 (ALPN h2)")
+            self._refuse_in_http_1(_NO_ALPN)
             return
         if self._accept is None:
             self._output.emit(h2.PREFACE)
@@ -168,6 +188,8 @@ class Http2Connection(asyncio.BufferedProtocol):
                 self._grant_connection()
                 if self._memory.is_full:
                     self._make_room()
+                if self._incomplete or self._shared.is_exhausted:
+                    self._shared.on_received(self)
         except Http2ConnectionError as error:
             self._end_broken(error)
         self._output.flush()
@@ -188,6 +210,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         for stream in list(self.streams.values()):
             self._close(stream, we_reset=True)
             stream.owner.on_reset(h2.CONNECTION_LOST, reason, False)
+        self._shared.forget(self)
         if not self._lost.done():
             self._lost.set_result(None)
         self._on_lost(self, reason)
@@ -196,6 +219,36 @@ class Http2Connection(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         """Whether frames are read and sent."""
         return self._output.is_open
+
+    # --- shared_memory.MemoryUser ---------------------------------------------------------------------------
+    @property
+    def held(self) -> int:
+        return self._memory.held
+
+    @property
+    def received(self) -> int:
+        return self._memory.received
+
+    @property
+    def waits_for_reader(self) -> bool:
+        return any(each.messages and not each.needs_end for each in self.streams.values())
+
+    @property
+    def is_receiving(self) -> bool:
+        return bool(self._incomplete)
+
+    def stop_reading(self) -> None:
+        self._is_reading = False
+        self.transport.pause_reading()
+
+    def read_on(self) -> None:
+        self._is_reading, self._heard_at = True, self._loop.time()
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def drop_incomplete(self, reason: str) -> None:
+        for stream in list(self._incomplete):
+            self._drop(stream, reason)
 
     # --- for calls ------------------------------------------------------------------------------------------
     @property
@@ -349,17 +402,28 @@ class Http2Connection(asyncio.BufferedProtocol):
             return len(begin)
         if not h2.PREFACE.startswith(begin):
             if begin[:2] == b"\x16\x03":
-                self.abort("TLS on a port without TLS")
-            elif b" HTTP/1." in self._scratch[:end]:
-                self.transport.write(_HTTP_1)
-                self._reason = "HTTP/1.1 on a port for gRPC"
-                self._output.is_open = False
-                self.transport.close()
-                self._schedule(_LINGER_S, self.transport.abort)
+                self.abort(_TLS)
+            elif any(begin.startswith(each) for each in _HTTP_1_METHODS):
+                self._refuse_in_http_1(_HTTP_1)
+            elif any(each.startswith(begin) for each in _HTTP_1_METHODS):
+                return 0
             else:
-                self.abort("no HTTP/2")
+                self.abort(_NO_HTTP)
             return end
         return 0
+
+    def _refuse_in_http_1(self, reason: str) -> None:
+        """End the connection with an answer that a client of HTTP/1.1 can read."""
+        text = reason.encode() + b"\n"
+        self.transport.write(
+            b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\ncontent-type: text/plain\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(text), text)
+        )
+        self._reason = reason
+        self._output.is_open = False
+        self.is_draining = True
+        self.transport.close()
+        self._schedule(_LINGER_S, self.transport.abort)
 
     def _take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._settings_seen and (kind != h2.SETTINGS or flags & h2.ACK):
@@ -448,7 +512,9 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream.discards:
             self._after_data(stream)
             return
-        piece = GENEROUS_PIECE if len(self._incomplete) < GENEROUS_MESSAGES else FIRST_PIECE
+        piece = GENEROUS_PIECE
+        if self._shared.incomplete >= GENEROUS_MESSAGES:
+            piece = max(FIRST_PIECE, FIRST_PIECE_TIMES * len(data))
         try:
             stream.cutter.feed(data, stream.deliver, piece)
         except GrpcMessageError as error:
@@ -478,31 +544,48 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._end_theirs(stream)
         elif self._memory.held > 2 * self._memory.limit:  # many tiny or inflated messages
             self._drop(stream, "too many unread messages")
+        elif stream.cutter.size and self._shared.must_drop(self):
+            self._drop(stream, "there is no memory left for requests")
         else:
             self._grant_stream(stream)
 
     def _account(self, stream: Http2Stream) -> None:
         """Count what the stream holds now."""
-        held = stream.unread + stream.cutter.filled
-        self._memory.held += held - stream.held
-        stream.held = held
-        size, begun = stream.cutter.size, stream.cutter.begun
-        if stream in self._incomplete and (not size or stream.begun != begun):
+        self._hold(stream, stream.unread + stream.cutter.room)
+        begun = stream.cutter.begun
+        is_part = stream.cutter.size or (
+            stream.needs_end and stream.unread and not (stream.peer_ended or self._data_ends)
+        )
+        if stream in self._incomplete and (not is_part or stream.begun != begun):
             self._end_incomplete(stream)
-        if size and stream not in self._incomplete:
+        if is_part and stream not in self._incomplete:
             self._incomplete[stream] = None
+            self._shared.incomplete += 1
             stream.begun = begun
+
+    def _hold(self, stream: Http2Stream, held: int) -> None:
+        change = held - stream.held
+        stream.held = held
+        self._memory.held += change
+        self._shared.held += change
+        if change < 0 and self._shared.stopped:
+            self._shared.on_freed(self)
 
     def _end_incomplete(self, stream: Http2Stream) -> None:
         """Give the room of a large message to those that wait."""
         del self._incomplete[stream]
-        self._memory.promised -= stream.promised
-        stream.promised = 0
-        window = self.limits.stream_window
-        for waiting in [
-            each for each in self._incomplete if 2 * each.cutter.size > window and not each.promised
-        ]:
-            self._grant_stream(waiting)
+        self._shared.incomplete -= 1
+        if not self._incomplete:
+            self._shared.on_freed(self)
+        promised, stream.promised = stream.promised, 0
+        self._memory.promised -= promised
+        if not promised or not self.is_open:
+            return
+        for waiting in self._incomplete:
+            if 2 * waiting.cutter.size > self.limits.stream_window and not waiting.promised:
+                self._grant_stream(waiting)
+                if not waiting.promised:
+                    break
 
     def _grant_stream(self, stream: Http2Stream) -> None:
         """Let the peer send more on a stream, if there is room for it."""
@@ -515,7 +598,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream.promised:
             increment = stream_grant(window, stream.recv_window, stream.unread, stream.cutter.missing)
         else:
-            increment = stream_grant(window, stream.recv_window, stream.held, 0)
+            unread = stream.unread + stream.cutter.filled
+            increment = stream_grant(window, stream.recv_window, unread, 0)
         if increment:
             stream.recv_window += increment
             self._output.emit(h2.window_frame(stream.stream_id, increment))
@@ -756,8 +840,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         stream.closed = stream.we_ended = True
         del self.streams[stream.stream_id]
         self._note_ended(stream.stream_id, we_reset)
-        self._memory.held -= stream.held
-        stream.held = 0
+        self._hold(stream, 0)
         if stream in self._incomplete:
             self._end_incomplete(stream)
         self._output.forget(stream)
@@ -792,12 +875,14 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.owner.on_reset(error.code, str(error), False)
 
     def _end_broken(self, error: Http2ConnectionError) -> None:
-        if self._accept is None and not self._settings_seen and self._scratch.startswith(b"HTTP/1."):
+        if self._accept is not None:
+            advice = _FLOOD if error.code == h2.ENHANCE_YOUR_CALM else _BROKEN
+            self._reason = self._reason or f"{error}: {advice}"
+        elif not self._settings_seen and self._scratch.startswith(b"HTTP/1."):
             self._reason = SPEAKS_HTTP_1
         self._reason = self._reason or str(error)
         self.close(error.code, str(error))
 
-    # --- sending --------------------------------------------------------------------------------------------
     # --- life -----------------------------------------------------------------------------------------------
     def _schedule(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` later, and nothing else that was scheduled; 0 s: never."""
@@ -819,7 +904,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Ask a silent peer, end a connection that does not answer or has no streams."""
         limits = self.limits
         if not self._settings_seen:
-            self.abort(f"no HTTP/2 settings within {limits.handshake_s:g} s")
+            self.abort(_SILENT.format(limits.handshake_s))
             return
         is_server = self._accept is not None
         now = self._loop.time()
@@ -828,7 +913,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if is_server and limits.max_idle_s and idle_s >= limits.max_idle_s:
             self.close(h2.NO_ERROR, "idle")
             return
-        is_due = limits.keepalive_s and silent_s >= limits.keepalive_s
+        is_due = limits.keepalive_s and self._is_reading and silent_s >= limits.keepalive_s
         if not is_due or not (is_server or self.streams):
             self._asked = False
             self._schedule(self._next_look(idle_s, silent_s), self._on_timer)
@@ -840,8 +925,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.abort(f"no answer to a PING within {limits.keepalive_timeout_s:g} s")
 
 
-def _peer_of(transport: asyncio.BaseTransport) -> str:
-    name = transport.get_extra_info("peername")
+def _address(transport: asyncio.BaseTransport, which: str) -> str:
+    name = transport.get_extra_info(which)
     if isinstance(name, tuple):
         return f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
     return f"unix:{name or transport.get_extra_info('sockname') or ''}"

@@ -52,9 +52,9 @@ class Http2Stream:
     """State of one stream. Made by `Http2Connection`, which alone changes windows."""
 
     __slots__ = ("__weakref__", "_carrier", "begun", "closed", "content_left", "cutter", "discards",
-                 "drained", "end_pending",
-                 "held", "messages", "owner", "peer_ended", "pending", "pending_size", "promised", "reader",
-                 "recv_window", "send_window", "stream_id", "tail", "unread", "we_ended")  # fmt: skip
+                 "drained", "end_pending", "held", "messages", "needs_end", "owner", "peer_ended", "pending",
+                 "pending_size", "promised", "reader", "recv_window", "send_window", "stream_id", "tail",
+                 "unread", "we_ended")  # fmt: skip
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Http2Stream:
         self.send_window = send_window
         self.peer_ended = self.we_ended = self.closed = False
         self.discards = False  # DATA is dropped: the request was refused
+        self.needs_end = False  # its messages are read only when the peer has ended
         self.content_left: int | None = None  # bytes that content-length still promises
         # received
         self.cutter = MessageCutter(max_message)

@@ -16,9 +16,11 @@ MAX_HEADER_LIST: Final = 16 << 10
 MAX_CONTINUATIONS: Final = 8
 #: Bytes of the dynamic table that a peer may use: the default, so that nothing has to be agreed.
 HEADER_TABLE_SIZE: Final = 4096
-#: Header blocks whose meaning is kept, per connection, and the largest of them: callers repeat a few.
+#: Header blocks whose meaning is kept, per connection, and the largest of them: callers repeat a few. Decoded
+#: they may be far larger: the sizes of their header lists together are bounded, too.
 CACHED_BLOCKS: Final = 64
 MAX_CACHED_BLOCK: Final = 1024
+MAX_CACHED_LISTS: Final = 32 << 10
 #: Payload of a frame that is not DATA: what RFC 9113 makes every peer accept.
 MAX_CONTROL_FRAME: Final = 16 << 10
 #: Pairs in one SETTINGS frame; seven are defined.
@@ -44,11 +46,23 @@ HIGH_WATER: Final = 1 << 20
 REMEMBERED_STREAMS: Final = 1000
 #: Memory of an unread message beside its bytes.
 MESSAGE_OVERHEAD: Final = 128
-#: First memory of a large message; it doubles with what was received, so that a prefix alone costs little.
-FIRST_PIECE: Final = 64 << 10
-#: First memory while fewer than GENEROUS_MESSAGES are incomplete: no growth for ordinary large messages.
+#: First memory of a message that is not complete: so much, or this multiple of what came with its prefix. It
+#: doubles with what was received, so that a prefix alone costs little.
+FIRST_PIECE: Final = 1 << 10
+FIRST_PIECE_TIMES: Final = 4
+#: First memory while fewer than GENEROUS_MESSAGES are incomplete on all connections of a budget: no growth
+#: for ordinary large messages.
 GENEROUS_PIECE: Final = (1 << 20) + (64 << 10)
 GENEROUS_MESSAGES: Final = 8
+#: Bytes that a connection may hold when the budget of all is exhausted: calls of ordinary size.
+SMALL_SHARE: Final = 64 << 10
+#: Bytes that a connection may add before it notices that the budget is exhausted.
+READ_AHEAD: Final = 256 << 10
+#: Bytes per second of a message, below which it is dropped while the budget is exhausted; the time in seconds
+#: over which that is measured, and the time between two looks.
+MIN_RATE: Final = 16 << 10
+STALL_S: Final = 1.0
+CHECK_S: Final = 0.25
 #: Digits of a number in `grpc-timeout` (gRPC over HTTP/2), and in `grpc-status` or `content-length`.
 MAX_TIMEOUT_DIGITS: Final = 8
 MAX_NUMBER_DIGITS: Final = 18
@@ -70,6 +84,7 @@ class WireLimits:
     max_message: int = 4 << 20  # one received message, also after decompression; grpcio's default
     stream_window: int = 256 << 10  # unread bytes per stream; a larger message gets a window of its size
     connection_memory: int = 32 << 20  # unread bytes of all streams of one connection
+    total_memory: int = 24 << 20  # unread bytes of all connections, and the whole of one more message
     handshake_s: float = 10.0  # from the connection to the peer's first SETTINGS
     keepalive_s: float = 60.0  # silence after which the peer is asked by PING
     keepalive_timeout_s: float = 20.0  # further silence after which the connection ends

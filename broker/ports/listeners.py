@@ -27,6 +27,7 @@ from ledgermq.raft.ports.handover import EventLoopFront
 from ledgermq.raft.transport.frame_stream import set_options
 from ledgermq.rpc.grpc_options import limits_of
 from ledgermq.rpc.grpc_server import GrpcServer
+from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 
 from ..config import ListenerConfig, split_address
@@ -67,15 +68,19 @@ def check_port(key: str, address: str) -> None:
 class Listener:
     """The two ports of one listener: log and messaging."""
 
-    def __init__(self, config: ListenerConfig, policy: PortPolicy, metrics: PortMetrics) -> None:
+    def __init__(
+        self, config: ListenerConfig, policy: PortPolicy, metrics: PortMetrics, memory: SharedMemory
+    ) -> None:
+        """`memory`: for requests to all listeners, when the event loop serves them."""
         self.config = config
         self._policy = policy
         limit = policy.max_connections
         self._log_counts = metrics.add("log", config.name, limit)
         self._messaging_counts = metrics.add("messaging", config.name, limit)
         self._in_loop = policy.transport == "event_loop"
-        self._log_server = _server(policy, limit)
-        self._messaging_server = _server(policy, None if policy.front and not self._in_loop else limit)
+        self._log_server = _server(policy, limit, self._log_counts, memory)
+        limit_of_server = None if policy.front and not self._in_loop else limit
+        self._messaging_server = _server(policy, limit_of_server, self._messaging_counts, memory)
         self._fronts: list[PortFront] = []
 
     @property
@@ -108,7 +113,9 @@ class Listener:
         """Serve on private Unix sockets behind a front that listens on `address`."""
         policy = self._policy
         front = PortFront(
-            TlsJudge(plaintext=policy.plaintext, tls=policy.credentials is not None),
+            TlsJudge(
+                self._messaging_counts.name, plaintext=policy.plaintext, tls=policy.credentials is not None
+            ),
             FrontLimits(policy.max_connections, policy.per_address),
             self._messaging_counts,
         )
@@ -121,12 +128,12 @@ class Listener:
         """Hand the connections of both ports to the servers in the event loop."""
         policy, limits = self._policy, FrontLimits(self._policy.max_connections)
         serve = self._log_server.serve_connection
-        await self._listen(
-            EventLoopFront(_pass_on, serve, limits, self._log_counts), "log_bind", self.config.log_bind
-        )
+        front = EventLoopFront(TlsJudge(self._log_counts.name), serve, limits, self._log_counts)
+        await self._listen(front, "log_bind", self.config.log_bind)
         judge: Judge = _pass_on
         if policy.front:
-            judge = TlsJudge(plaintext=policy.plaintext, tls=policy.tls is not None)
+            name = self._messaging_counts.name
+            judge = TlsJudge(name, plaintext=policy.plaintext, tls=policy.tls is not None)
             limits = FrontLimits(policy.max_connections, policy.per_address)
         serve = self._messaging_server.serve_connection
         front = EventLoopFront(judge, serve, limits, self._messaging_counts, policy.tls)
@@ -153,13 +160,14 @@ class Listener:
             front.close()
 
 
-def _server(policy: PortPolicy, max_connections: int | None) -> Any:
+def _server(policy: PortPolicy, max_connections: int | None, counts: PortCounts, memory: SharedMemory) -> Any:
     """Return a server of the policy's transport."""
     options = policy.server_options(max_connections)
     if policy.transport == "grpcio":
         return grpc.aio.server(options=options)
     # Without a time for idle connections among the options they stay open.
-    return GrpcServer(limits_of(options, WireLimits(max_idle_s=0)), takes_compressed=False)
+    limits = limits_of(options, WireLimits(max_idle_s=0))
+    return GrpcServer(limits, takes_compressed=False, name=counts.name, memory=memory)
 
 
 def _pass_on(transport: asyncio.Transport, first: bytes) -> PortVerdict:
@@ -179,7 +187,8 @@ class Listeners:
     """All listeners of the node."""
 
     def __init__(self, configs: Sequence[ListenerConfig], policy: PortPolicy, metrics: PortMetrics) -> None:
-        self._listeners = [Listener(config, policy, metrics) for config in configs]
+        memory = SharedMemory(WireLimits().total_memory)
+        self._listeners = [Listener(config, policy, metrics, memory) for config in configs]
         self._watch = ConnectionWatch(
             {port: counts for each in self._listeners for port, counts in each.uncounted.items()}
         )

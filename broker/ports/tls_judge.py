@@ -1,9 +1,10 @@
-"""Verdict on the first byte of a messaging connection: TLS hello or plaintext.
+"""Verdict on the first bytes of a client's connection: TLS hello or plaintext.
 
 Official clients in four languages speak TLS by default (docs/protocol.md, TLS and plaintext). A port with TLS
 passes a hello (0x16) to the server's TLS socket. A port without TLS closes the connection at once, and logs
 once per peer which setting to change. Any other byte goes to the gRPC server behind the front, or is refused
-in the same way where the port accepts TLS only. Whether a hello is whole: `raft/ports/tls_records.py`.
+in the same way where the port accepts TLS only. So is a stream between nodes, which belongs on the Raft port.
+Whether a hello is whole: `raft/ports/tls_records.py`.
 """
 
 from __future__ import annotations
@@ -25,17 +26,30 @@ SWITCH_TLS_OFF: Final = (
     "Go EnableSsl=false or env rocketmq.client.enableSsl=false; C# EnableSsl(false); C++ withSsl(false); "
     "Python without tls_enable; Node sslEnabled: false; Rust set_enable_tls(false)"
 )
+#: First bytes of a stream between nodes.
+_BETWEEN_NODES: Final = b"LMQR"
+SWITCH_PORT: Final = (
+    "a node connects to a port for clients. Set the address of this node in the peers of that node to the "
+    "Raft port (raft_bind)"
+)
 SWITCH_TLS_ON: Final = "this port takes TLS only (client_tls = tls). Switch TLS on in the client"
+
+_KINDS: Final = {SWITCH_TLS_OFF: "tls hello", SWITCH_TLS_ON: "plaintext", SWITCH_PORT: "stream between nodes"}
 
 
 class TlsJudge:
     """Decides where a `PortFront` passes a connection."""
 
-    def __init__(self, *, plaintext: bool = True, tls: bool = False) -> None:
+    def __init__(self, port: str, *, plaintext: bool = True, tls: bool = False) -> None:
+        """`port`: its name in log lines."""
+        self._port = port
         self._plaintext, self._tls = plaintext, tls
-        self._told: OrderedDict[str, None] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str], None] = OrderedDict()  # (host, advice)
 
     def __call__(self, transport: asyncio.Transport, first: bytes) -> PortVerdict:
+        if first[0] == _BETWEEN_NODES[0] and _BETWEEN_NODES.startswith(first[: len(_BETWEEN_NODES)]):
+            is_whole = len(first) >= len(_BETWEEN_NODES)
+            return self._refuse(transport, SWITCH_PORT) if is_whole else PortVerdict.WAIT
         if first[0] != HANDSHAKE:
             return PortVerdict.PASS_ON if self._plaintext else self._refuse(transport, SWITCH_TLS_ON)
         return PortVerdict.PASS_ON_TLS if self._tls else self._refuse(transport, SWITCH_TLS_OFF)
@@ -47,10 +61,9 @@ class TlsJudge:
 
     def _tell(self, peer: object, advice: str) -> None:
         host = str(peer[0]) if isinstance(peer, tuple) else str(peer)
-        if host in self._told:
+        if (host, advice) in self._told:
             return
-        self._told[host] = None
+        self._told[host, advice] = None
         if len(self._told) > MAX_REMEMBERED_PEERS:
             self._told.popitem(last=False)
-        what = "tls hello" if advice is SWITCH_TLS_OFF else "plaintext"
-        logger.warning("%s refused peer=%s: %s", what, host, advice)
+        logger.warning("%s refused port=%s peer=%s: %s", _KINDS[advice], self._port, host, advice)

@@ -19,6 +19,7 @@ from ledgermq.rpc.grpc_messages import PREFIX, GrpcMessageError, MessageCutter
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.header_blocks import HeaderBlockDecoder, HeaderBlockError, encode_block
 from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
+from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 
 from .fuzzer import Target
@@ -74,13 +75,15 @@ async def _until_ended(connection: Http2Connection) -> None:
     for _ in range(4):
         await asyncio.sleep(0)
     assert not connection.streams and connection._memory.held == 0
+    assert connection._shared.held == 0 and connection._shared.incomplete == 0
+    assert not connection._shared.stopped and not connection._shared._marks
     assert not connection._incomplete and not connection._memory.promised and not connection._output._blocked
 
 
 async def _serve(data: bytes) -> None:
     server = GrpcServer(_LIMITS)
     server.add_generic_rpc_handlers((_handlers(),))
-    server._log = lambda peer, reason: None  # type: ignore[method-assign]  # a line per input
+    server._log = lambda peer, port, reason: None  # type: ignore[method-assign]  # a line per input
     connection, transport = server.serve_connection(), _Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     _feed(connection, transport, data[1:], _PIECES[data[0] % len(_PIECES)] if data else 1)
@@ -89,7 +92,8 @@ async def _serve(data: bytes) -> None:
 
 async def _call(data: bytes) -> None:
     channel = GrpcChannel("127.0.0.1:1")
-    connection, transport = Http2Connection(CLIENT_LIMITS, bytearray(SCRATCH_SIZE)), _Transport()
+    shared = SharedMemory(CLIENT_LIMITS.total_memory)
+    connection, transport = Http2Connection(CLIENT_LIMITS, bytearray(SCRATCH_SIZE), shared), _Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     _feed(connection, transport, h2.settings_frame([]), 1000)
     channel._connection = connection

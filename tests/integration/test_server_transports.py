@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +12,6 @@ import pytest
 from ledgermq.proto import admin_pb2, admin_pb2_grpc
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc as v2_grpc
-from ledgermq.rpc import http2_frames as h2
-from tests.rpc.raw_peer import ECHO
 from tests.tls import CERTIFICATE, KEY
 
 from .checks import check_every_node, wait_for_more
@@ -33,32 +29,6 @@ SETTINGS = {
     "tls-certificate": str(CERTIFICATE),
     "tls-private-key": str(KEY),
 }
-GREETING = h2.PREFACE + h2.settings_frame(())
-PING = h2.frame(h2.PING, 0, 0, bytes(8))
-
-
-def reset_streams(count: int) -> bytes:
-    """Return calls that are taken back at once."""
-    streams = range(1, 2 * count, 2)
-    begin = [
-        h2.header_frames(each, ECHO, False, 1 << 14) + h2.reset_frame(each, h2.CANCEL) for each in streams
-    ]
-    return b"".join(begin)
-
-
-#: What ends its own connection, and nothing else.
-BAD = (
-    bytes(100_000),
-    random.Random(1).randbytes(1 << 20),
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + random.Random(2).randbytes(600),
-    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    h2.PREFACE + bytes(100),
-    GREETING + PING * 50_000,
-    GREETING + reset_streams(5_000),
-    GREETING + h2.frame(h2.HEADERS, 0, 1, ECHO) + h2.frame(h2.CONTINUATION, 0, 1) * 10_000,
-    GREETING + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\xff" * 100),
-    GREETING + h2.header_frames(1, ECHO, False, 1 << 14) + h2.frame(h2.DATA, 0, 1, b"\x00\x07\xff\xff\xff"),
-)
 CLIENT = (("x-mq-client-id", "c1"),)
 
 
@@ -134,46 +104,6 @@ def test_tls_and_plaintext_are_spoken_on_one_port_at_leader_and_follower(either_
         either_cluster.wait_ready(name)
         for tls in (True, False):
             asyncio.run(send(either_cluster.address(name, "messaging"), tls))
-
-
-def test_bad_input_at_every_port_disturbs_no_producer_and_makes_no_election(cluster: Cluster) -> None:
-    terms = cluster.terms()
-    with Load(cluster.nameserver, "loop-bad").running() as load:
-        wait_for_more(load)
-        before = {name: memory_kib(process.pid) for name, process in cluster.nodes.items()}
-        for name in cluster.nodes:
-            for port in ("messaging", "log", "raft"):
-                for bad in BAD:
-                    throw(cluster.address(name, port), bad)
-        wait_for_more(load)
-        after = {name: memory_kib(process.pid) for name, process in cluster.nodes.items()}
-    assert cluster.terms() == terms
-    for name, process in cluster.nodes.items():
-        assert after[name] - before[name] < 64 << 10, (name, before, after)
-        log = process.log(400)
-        assert "Traceback" not in log, log
-        assert log.count("no HTTP/2") <= 3, "one line a port for each kind of reason"
-    check_every_node(cluster, "loop-bad", load.history)
-
-
-def throw(address: str, bad: bytes) -> None:
-    """Send bytes to a port, and wait until it has ended the connection."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        try:
-            connection.sendall(bad)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(1 << 16):
-                pass
-        except TimeoutError:
-            raise AssertionError(f"{address} keeps a connection open that began with {bad[:80]!r}") from None
-        except OSError:  # it was reset
-            pass
-
-
-def memory_kib(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0])
 
 
 def test_the_ports_count_their_connections_and_a_stranger_is_told_what_this_port_speaks(

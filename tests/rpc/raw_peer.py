@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable
 
 from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.grpc_messages import PREFIX
@@ -38,20 +39,28 @@ def message(body: bytes) -> bytes:
     return PREFIX.pack(0, len(body)) + body
 
 
-class RawPeer:
-    """One connection. `read_frame` returns what the server sends."""
+class FrameWriter:
+    """Writes frames."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
 
     def send(self, kind: int, flags: int, stream_id: int, payload: bytes = b"") -> None:
         """Write one frame."""
-        self.writer.write(h2.frame(kind, flags, stream_id, payload))
+        self._write(h2.frame(kind, flags, stream_id, payload))
 
     def call(self, stream_id: int, block: bytes = ECHO, body: bytes = b"") -> None:
         """Write a whole request."""
         self.send(h2.HEADERS, h2.END_HEADERS, stream_id, block)
         self.send(h2.DATA, h2.END_STREAM, stream_id, message(body))
+
+
+class RawPeer(FrameWriter):
+    """One connection. `read_frame` returns what the server sends."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(writer.write)
+        self.reader, self.writer = reader, writer
 
     async def read_frame(self) -> Frame | None:
         """Return the next frame; None at the end of the connection."""
@@ -59,7 +68,7 @@ class RawPeer:
             head = await self.reader.readexactly(h2.FRAME_HEADER_SIZE)
             size = int.from_bytes(head[:3], "big")
             payload = await self.reader.readexactly(size)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             return None
         return head[3], head[4], int.from_bytes(head[5:], "big"), payload
 
@@ -84,10 +93,13 @@ class RawPeer:
 
 
 @contextlib.asynccontextmanager
-async def raw_peer(address: str, *, greets: bool = True) -> AsyncIterator[RawPeer]:
+async def raw_peer(
+    address: str, *, greets: bool = True, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[RawPeer]:
     """Connect, and exchange settings unless told otherwise."""
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    name = "localhost" if tls is not None else None
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=tls, server_hostname=name)
     peer = RawPeer(reader, writer)
     if greets:
         writer.write(h2.PREFACE + h2.settings_frame([]))
@@ -97,5 +109,5 @@ async def raw_peer(address: str, *, greets: bool = True) -> AsyncIterator[RawPee
         yield peer
     finally:
         writer.close()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):  # it may have been reset
             await writer.wait_closed()

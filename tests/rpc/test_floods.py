@@ -15,11 +15,12 @@ import pytest
 from ledgermq.rpc import http2_connection
 from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.grpc_messages import PREFIX
-from ledgermq.rpc.wire_limits import IDLE_FRAMES, MAX_CONTINUATIONS, MAX_HEADER_BLOCK, RESETS, WireLimits
+from ledgermq.rpc.wire_limits import IDLE_FRAMES, WireLimits
 from tests.tls import CERTIFICATE
 
+from .floods import FLOODS, Flood, Methods
 from .peers import LIMITS, Service, Stub, channel_to, run, serving, until
-from .raw_peer import ECHO, ENDLESS, MIRROR, SLEEP, UNREAD, RawPeer, message, raw_peer, request
+from .raw_peer import ECHO, ENDLESS, MIRROR, SLEEP, UNREAD, FrameWriter, RawPeer, message, raw_peer
 
 
 @asynccontextmanager
@@ -33,101 +34,19 @@ async def beside(limits: WireLimits = LIMITS) -> AsyncIterator[tuple[RawPeer, St
         assert await stub.echo(b"after") == b"after"
 
 
-def pings(peer: RawPeer) -> None:
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(h2.PING, 0, 0, b"12345678")
+METHODS = Methods(SLEEP, MIRROR)
 
 
-def settings(peer: RawPeer) -> None:
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(h2.SETTINGS, 0, 0)
-
-
-def empty_data(peer: RawPeer) -> None:
-    peer.send(h2.HEADERS, h2.END_HEADERS, 1, MIRROR)
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(h2.DATA, 0, 1)
-
-
-def padded_empty_data(peer: RawPeer) -> None:
-    peer.send(h2.HEADERS, h2.END_HEADERS, 1, MIRROR)
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(h2.DATA, h2.PADDED, 1, b"\x03\0\0\0")
-
-
-def priorities(peer: RawPeer) -> None:
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(h2.PRIORITY, 0, 1, b"\0\0\0\0\x10")
-
-
-def unknown_frames(peer: RawPeer) -> None:
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(0x77, 0, 0)
-
-
-def window_updates(peer: RawPeer) -> None:
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(h2.WINDOW_UPDATE, 0, 0, b"\0\0\0\x01")
-
-
-def rapid_resets(peer: RawPeer) -> None:
-    for stream_id in range(1, 2 * (RESETS + 1000), 2):
-        peer.send(h2.HEADERS, h2.END_HEADERS, stream_id, SLEEP)
-        peer.send(h2.RST_STREAM, 0, stream_id, b"\0\0\0\x08")
-
-
-def late_resets(peer: RawPeer) -> None:
-    peer.call(1)
-    for _ in range(RESETS + 1000):
-        peer.send(h2.RST_STREAM, 0, 1, b"\0\0\0\x05")
-
-
-def continuations(peer: RawPeer) -> None:
-    peer.send(h2.HEADERS, 0, 1, ECHO)
-    for _ in range(MAX_CONTINUATIONS + 1):
-        peer.send(h2.CONTINUATION, 0, 1)
-
-
-def long_block(peer: RawPeer) -> None:
-    peer.send(h2.HEADERS, 0, 1, ECHO + request(b"/x", (b"x", b"v" * 14_000)))
-    peer.send(h2.CONTINUATION, h2.END_HEADERS, 1, b"\0" * (MAX_HEADER_BLOCK - 10_000))
-
-
-def streams_beyond_the_limit(peer: RawPeer) -> None:
+def streams_beyond_the_limit(peer: FrameWriter, methods: Methods) -> None:
     for stream_id in range(1, 2 * (LIMITS.max_streams + IDLE_FRAMES + 1000), 2):
-        peer.send(h2.HEADERS, h2.END_HEADERS, stream_id, SLEEP)
+        peer.send(h2.HEADERS, h2.END_HEADERS, stream_id, methods.unary)
 
 
-def late_frames(peer: RawPeer) -> None:
-    peer.call(1)
-    for _ in range(IDLE_FRAMES + 1000):
-        peer.send(h2.DATA, 0, 1, b"x")
-
-
-def streams_that_we_must_reset(peer: RawPeer) -> None:
-    """The peer breaks the rules of its own streams, so that this side resets them (CVE-2025-8671)."""
-    for stream_id in range(1, 2 * (RESETS + 1000), 2):
-        peer.send(h2.HEADERS, h2.END_HEADERS, stream_id, SLEEP)
-        peer.send(h2.WINDOW_UPDATE, 0, stream_id, b"\0\0\0\0")
-
-
-def pings_after_an_answer(peer: RawPeer) -> None:
-    peer.call(1)
-    pings(peer)
-
-
-FLOODS: tuple[Callable[[RawPeer], None], ...] = (
-    pings, pings_after_an_answer, settings, empty_data, padded_empty_data, priorities, unknown_frames,
-    window_updates, rapid_resets, late_resets, streams_that_we_must_reset, continuations, long_block,
-    streams_beyond_the_limit, late_frames,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.__name__)
-def test_a_flood_ends_its_connection_and_no_other(flood: Callable[[RawPeer], None]) -> None:
+@pytest.mark.parametrize("flood", (*FLOODS, streams_beyond_the_limit), ids=lambda flood: flood.__name__)
+def test_a_flood_ends_its_connection_and_no_other(flood: Flood) -> None:
     async def test() -> None:
         async with beside() as (peer, _stub, _service, server):
-            flood(peer)
+            flood(peer, METHODS)
             code, reason = await peer.goaway()
             assert code == h2.ENHANCE_YOUR_CALM, reason
             await until(lambda: server.connection_count == 1)
@@ -345,7 +264,7 @@ def test_http_1_is_told_what_this_port_speaks() -> None:
         async with serving("wire") as (_, address, _service), raw_peer(address, greets=False) as peer:
             peer.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             answer = await peer.reader.read()
-            assert answer.startswith(b"HTTP/1.1 505") and b"speaks gRPC (HTTP/2)" in answer
+            assert answer.startswith(b"HTTP/1.1 505") and b"speaks gRPC over HTTP/2" in answer
 
     run(test)
 
@@ -378,7 +297,7 @@ def test_tls_without_http_2_is_closed() -> None:
                 reader, writer = await asyncio.open_connection(
                     "127.0.0.1", port, ssl=context, server_hostname="localhost"
                 )
-                assert await reader.read() == b""
+                assert b"switch ALPN h2 on" in await reader.read()
                 writer.close()
             except (ssl.SSLError, ConnectionError):
                 pass

@@ -237,7 +237,7 @@ async def test_a_port_of_tls_alone_refuses_plaintext_and_says_what_to_switch(
         await asyncio.get_running_loop().sock_sendall(connection, PREFACE)
         await ended(connection)
         assert await ports.call("messaging", tls=True) == b"hello"
-    assert "plaintext refused peer=127.0.0.1" in caplog.text
+    assert "plaintext refused port=messaging/default peer=127.0.0.1" in caplog.text
     assert "Switch TLS on" in caplog.text
 
 
