@@ -51,7 +51,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _QUEUES = 8
 _BATCH = 256
 _REFERENCE_SHARE = 0.4  # of the time of a workload
-_RUNS = ("W1", "W5", "W6", "W2", "W3", "W3 send_batch", "W4")  # those that leave work behind come last
+_SMALL = "W3 128 B send_batch"
+_SMALL_BYTES, _SMALL_BATCH, _SMALL_IN_FLIGHT = 128, 1000, 16_000
+_RUNS = ("W1", "W5", "W6", "W2", "W3", "W3 send_batch", "W4", _SMALL)  # those that leave work behind: last
 _IDLE_CPU, _IDLE_SECONDS, _IDLE_PATIENCE = 0.25, 0.2, 3.0
 
 
@@ -83,12 +85,21 @@ class Guard:
         in_batches = Workloads(
             self._nameserver, topic, Settings(seconds=seconds, warm_up_s=0.0, batch=_BATCH)
         )
+        small_batches = Workloads(
+            self._nameserver,
+            topic,
+            Settings(
+                size=_SMALL_BYTES, seconds=seconds, warm_up_s=0.0, in_flight=_SMALL_IN_FLIGHT,
+                batch=_SMALL_BATCH,
+            ),
+        )  # fmt: skip
         found = {}
         async with Admin(self._nameserver) as admin:
             await admin.create_topic(topic, _QUEUES)
             before = await self.reference(seconds * _REFERENCE_SHARE)
+            runners = {"W3 send_batch": in_batches, _SMALL: small_batches}
             for name in _RUNS:
-                runner = in_batches if name.endswith("send_batch") else one_by_one
+                runner = runners.get(name, one_by_one)
                 await self._until_idle()
                 sample = await self._sample(runner, name.split(" ")[0])
                 after = await self.reference(seconds * _REFERENCE_SHARE)

@@ -51,6 +51,8 @@ class LedgerMQError(Exception):
     refresh_route: ClassVar[bool] = False
     # of a call to a broker group: an attempt without an answer may have taken effect
     perhaps_done: bool = False
+    # of a batch: positions of the messages that failed, in the order of the batch
+    failed_messages: tuple[range, ...] = ()
 
     def __init__(self, what: str, why: str = "", next_step: str = "") -> None:
         self.what = what

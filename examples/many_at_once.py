@@ -32,9 +32,15 @@ async def main(nameserver: str) -> None:
         assert len({(receipt.queue_id, receipt.queue_offset) for receipt in receipts}) == COUNT
 
         begin = time.perf_counter()
-        receipts = await producer.send_batch(Message("measurements", BODY) for _ in range(COUNT))
+        batch = await producer.send_batch(Message("measurements", BODY) for _ in range(COUNT))
         print(f"one batch:              {COUNT / (time.perf_counter() - begin):9,.0f} messages/s")
-        assert len(receipts) == COUNT
+        assert len(batch) == COUNT
+
+        begin = time.perf_counter()
+        bodies = (BODY for _ in range(COUNT))  # may be endless: it is read as fast as messages are stored
+        stored = await producer.produce_many(bodies, topic="measurements")
+        print(f"from an iterable:       {COUNT / (time.perf_counter() - begin):9,.0f} messages/s")
+        assert stored == COUNT
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ def main(nameserver: str) -> None:
     run = uuid.uuid4().hex[:8]  # so that it may be run twice
     with Producer(nameserver) as producer:
         future = producer.send_async("letters", f"{run} one")  # add_done_callback() takes a function
-        receipts = producer.send_batch(Message("letters", f"{run} {n}".encode()) for n in ("two", "three"))
-        receipts.append(future.result())
+        batch = producer.send_batch(Message("letters", f"{run} {n}".encode()) for n in ("two", "three"))
+        receipts = [*batch, future.result()]
         print(f"stored at {[(receipt.queue_id, receipt.queue_offset) for receipt in receipts]}")
 
     found = []

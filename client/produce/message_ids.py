@@ -11,9 +11,9 @@ fork().
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import secrets
+import threading
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,22 +32,28 @@ class IdStem(NamedTuple):
         """Return the 16 bytes after the version byte, and the text."""
         return self.raw + number.to_bytes(4, "big"), f"{self.text}{number:08X}"
 
-    def texts(self, numbers: np.ndarray) -> list[str]:
-        """Return the texts of many ids; `numbers` as returned by `MessageIdSource.next_numbers`."""
-        text, digits = self.text, numbers.tobytes().hex().upper()
+    def texts(self, first: int, count: int) -> list[str]:
+        """Return the texts of the ids with `count` consecutive numbers."""
+        text, digits = self.text, numbers_from(first, count).tobytes().hex().upper()
         return [text + digits[at : at + 8] for at in range(0, len(digits), 8)]
+
+
+def numbers_from(first: int, count: int) -> np.ndarray:
+    """Return consecutive numbers of ids (uint32, big-endian). Behind the largest one comes 0."""
+    return np.arange(first, first + count, dtype=np.int64).astype(">u4")
 
 
 class MessageIdSource:
     """Source of ids. `next` takes the time, so that the caller reads the clock once per batch."""
 
-    __slots__ = ("_count", "_prefix", "_stem")
+    __slots__ = ("_lock", "_next", "_prefix", "_stem")
 
     def __init__(self, node: bytes, process_id: int) -> None:
         """`node`: 6 bytes that no other process with the same process id has."""
         assert len(node) == 6
         self._prefix = node + (process_id & 0xFFFF).to_bytes(2, "big")
-        self._count = itertools.count()
+        self._next = 0
+        self._lock = threading.Lock()
         self._stem = IdStem(-1, b"", "")  # one tuple, so that threads never see a torn value
 
     def next(self, now_ms: int) -> tuple[bytes, str]:
@@ -63,13 +69,15 @@ class MessageIdSource:
             stem = self._stem = IdStem(second, raw, "01" + raw.hex().upper())
         return stem
 
-    def next_number(self) -> int:
-        """Return the next number. Combined with any stem of this source it gives a unique id."""
-        return next(self._count) & 0xFFFFFFFF
+    def next_number(self, count: int = 1) -> int:
+        """Take `count` consecutive numbers and return the first one.
 
-    def next_numbers(self, count: int) -> np.ndarray:
-        """Return the next `count` numbers (uint32, big-endian)."""
-        return (np.fromiter(self._count, np.uint64, count) & 0xFFFFFFFF).astype(">u4")
+        Combined with any stem of this source each gives a unique id. Behind the largest one comes 0.
+        """
+        with self._lock:
+            first = self._next
+            self._next = (first + count) & 0xFFFFFFFF
+        return first
 
 
 def time_of(message_id: str) -> int:

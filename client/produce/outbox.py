@@ -18,24 +18,27 @@ spread over many queues they would cost half as much again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
-from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from ..arguments import check_name, check_text
 from ..errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
 from ..message import Message, MessageQueue, SendReceipt
+from .batch import Batch
 from .early_message import EarlyMessage, body_bytes, keep
 from .encoding import check_labels
 from .message_ids import process_ids
 from .plain_run import FEW, PlainRun, Stretch
 from .produce_stream import BrokerGroupConnection, now_ms
 from .queue_selection import QueueSelector, Selection, queue_of_group
+from .receipts import ReceiptRange, receipts
 from .send_window import MAX_SECTION_COUNT, Section, SendWindow
 from .topic_lanes import TopicLanes
+
+logger = logging.getLogger(__name__)
 
 _RECORD_ROOM: Final = 256  # bytes of a record besides body and labels, for the choice of a section
 _NO_BOUND: Final = 1 << 62
@@ -45,18 +48,48 @@ _LARGE_REQUEST: Final = 32
 _STRETCHES: Final = 8
 
 
-#: Makes a SendReceipt of its six fields without a Python-level call.
-_RECEIPT: Final = partial(tuple.__new__, SendReceipt)
+#: Called with the receipt, or with the error.
+OnDone = Callable[[SendReceipt | None, Exception | None], object]
 
 
-def receipts(
-    message_ids: Iterable[str], queue: MessageQueue, base_offset: int, count: int, duplicate: bool
-) -> list[SendReceipt]:
-    """Return the receipts of `count` consecutive messages."""
-    topic, broker_group, queue_id = queue
-    offsets = range(base_offset, base_offset + count)
-    rows = zip(message_ids, repeat(topic), repeat(broker_group), repeat(queue_id), offsets, repeat(duplicate))
-    return list(map(_RECEIPT, rows))
+class Told:
+    """Takes the place of a future, and calls a function with the result at once: no task is woken.
+
+    One serves for all messages with the same function. What it raises is logged: it must not keep other
+    messages from their results.
+    """
+
+    __slots__ = ("on_done",)
+
+    def __init__(self, on_done: OnDone) -> None:
+        self.on_done = on_done
+
+    def done(self) -> bool:
+        """Tell that nobody cancelled it."""
+        return False
+
+    def set_result(self, receipt: SendReceipt) -> None:
+        self._tell(receipt, None)
+
+    def set_exception(self, error: Exception) -> None:
+        self._tell(None, error)
+
+    def follow(self, early: asyncio.Future[SendReceipt]) -> None:
+        """Pass on the result of a message that waited for its route."""
+        error = ClosedError("producer") if early.cancelled() else early.exception()
+        if error is None:
+            self._tell(early.result(), None)
+        else:
+            self._tell(None, error if isinstance(error, Exception) else ClosedError("producer"))
+
+    def _tell(self, receipt: SendReceipt | None, error: Exception | None) -> None:
+        try:
+            self.on_done(receipt, error)
+        except Exception:  # the caller's function
+            logger.exception("a function that gets the result of a message failed")
+
+
+Waiter = asyncio.Future[SendReceipt] | Told
 
 
 class OneMessage:
@@ -64,7 +97,7 @@ class OneMessage:
 
     __slots__ = ("future", "message_id")
 
-    def __init__(self, future: asyncio.Future[SendReceipt], message_id: str) -> None:
+    def __init__(self, future: Waiter, message_id: str) -> None:
         self.future = future
         self.message_id = message_id
 
@@ -85,11 +118,11 @@ class EachOfRun:
 
     def __init__(self, run: PlainRun) -> None:
         self.run = run
-        self.futures: list[asyncio.Future[SendReceipt]] = []
+        self.futures: list[Waiter] = []
 
     def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
         count = len(self.futures)
-        made = receipts(self.run.message_ids(), queue, base_offset, count, duplicate)
+        made = receipts(self.run.message_ids(0, count), queue, base_offset, count, duplicate)
         for future, receipt in zip(self.futures, made, strict=True):
             if not future.done():
                 future.set_result(receipt)
@@ -106,14 +139,14 @@ class WholeRun:
 
     __slots__ = ("count", "future", "run")
 
-    def __init__(self, run: PlainRun, future: asyncio.Future[list[SendReceipt]]) -> None:
+    def __init__(self, run: PlainRun, future: asyncio.Future[ReceiptRange]) -> None:
         self.run = run
         self.count = len(run.bodies)
         self.future = future
 
     def deliver(self, queue: MessageQueue, base_offset: int, duplicate: bool) -> int:
         if not self.future.done():
-            made = receipts(self.run.message_ids(), queue, base_offset, self.count, duplicate)
+            made = ReceiptRange(self.run.message_ids, queue, base_offset, self.count, duplicate)
             self.future.set_result(made)
         return self.count
 
@@ -235,8 +268,17 @@ class Outbox:
 
     # --- adding ---------------------------------------------------------------------------------------------
 
-    def join(self, topic: str, body: object) -> asyncio.Future[SendReceipt] | None:
-        """Add a message without labels to the open run of its topic. None: the caller must use `put`."""
+    @overload
+    def join(self, topic: str, body: object) -> asyncio.Future[SendReceipt] | None: ...
+
+    @overload
+    def join(self, topic: str, body: object, told: Told) -> Told | None: ...
+
+    def join(self, topic: str, body: object, told: Told | None = None) -> Waiter | None:
+        """Add a message without labels to the open run of its topic. None: the caller must use `put`.
+
+        `told`: gets the result instead of a future.
+        """
         run = self._runs.get(topic)
         if run is None or type(body) is not bytes or not run.smallest <= len(body) <= run.largest:
             return None
@@ -253,7 +295,7 @@ class Outbox:
             return None
         run.left -= size
         run.bodies.append(body)
-        future = self._new_future()
+        future = self._new_future() if told is None else told
         run.futures.append(future)
         run.window.grew(section, 1, size)
         self._bytes += size
@@ -261,6 +303,12 @@ class Outbox:
 
     def put(self, message: Message, selection: Selection | None = None) -> asyncio.Future[SendReceipt]:
         """Add a message. Raises: BufferFullError, UsageError, TopicNotFoundError (no lanes), ClosedError."""
+        future: asyncio.Future[SendReceipt] = self.new_future()
+        self.put_for(future, message, selection)
+        return future
+
+    def put_for(self, future: Waiter, message: Message, selection: Selection | None = None) -> None:
+        """Add a message whose result `future` gets. Raises: as `put`."""
         tag, keys, properties = message.tag, message.keys, message.properties
         message_group = message.message_group
         if self.is_full:
@@ -279,7 +327,6 @@ class Outbox:
             number = self._choose(lanes, keys[0] if keys else "")
         section = self._section(lanes, number, len(data))
         born_ms = time.time_ns() // 1_000_000
-        future = self.new_future()
         window = lanes.connections[number].window
         stays = bool(message_group or selection)  # in its queue
         if not (stays or tag or keys or properties) and lanes.encoder.is_plain(data):
@@ -295,7 +342,6 @@ class Outbox:
         if self._sticky and not stays:
             self._went_round(lanes.encoder.topic, size, window)
         self._took(lanes.connections[number], section, size)
-        return future
 
     def _went_round(self, topic: str, size: int, window: SendWindow) -> None:
         """Move a sticky selector on after a message, if the stretch ended or an open run takes the rest."""
@@ -353,7 +399,7 @@ class Outbox:
         section: Section,
         body: bytes,
         born_ms: int,
-        future: asyncio.Future[SendReceipt],
+        future: Waiter,
     ) -> int:
         """Add a message without labels to a section's last run, or to a new run. Return its record size."""
         run, encoder = section.run, lanes.encoder
@@ -387,43 +433,40 @@ class Outbox:
         """Tell whether `put_stretch` accepts this stretch; otherwise its messages are put one by one."""
         if not self._sticky or len(part.bodies) < (FEW if self._large else _LARGE_REQUEST):
             return False
-        return max(map(len, part.bodies)) <= self._lanes(part.topic).largest
+        return part.largest <= self._lanes(part.topic).largest
 
-    async def put_stretch(
-        self,
-        part: Stretch,
-        waiting: list[asyncio.Future[list[SendReceipt]]],
-        ready: Callable[[], Awaitable[None]],
-    ) -> None:
-        """Add all messages of a stretch. Append to `waiting` one future per run, with that run's receipts.
+    async def put_stretch(self, part: Stretch, batch: Batch, ready: Callable[[], Awaitable[None]]) -> None:
+        """Add all messages of a stretch: to `batch`, one future per run, with that run's receipts.
 
         `ready()` waits for room and for lanes. Raises: what `ready` raises, and ClosedError. An error applies
-        to all messages whose future was not appended.
+        to all messages that `batch` did not get.
         """
-        at = 0
+        at, size = 0, part.largest if part.smallest == part.largest else 0
         while at < len(part.bodies):
             await ready()
-            at += self._put_some(part.topic, part.bodies[at:], waiting)
+            at += self._put_some(part.topic, part.bodies[at:] if at else part.bodies, size, batch)
 
-    def _put_some(
-        self, topic: str, bodies: list[bytes], waiting: list[asyncio.Future[list[SendReceipt]]]
-    ) -> int:
-        """Put as many plain messages into one run as section and bound allow. Return how many."""
+    def _put_some(self, topic: str, bodies: list[bytes], size: int, batch: Batch) -> int:
+        """Put as many plain messages into one run as section and bound allow. Return how many.
+
+        `size`: of all bodies; 0: they may differ.
+        """
         lanes = self._lanes(topic)
         number = self._choose(lanes, "")
         connection, section = lanes.connections[number], self._section(lanes, number, len(bodies[0]))
         run = PlainRun(lanes.encoder, section.size, len(bodies[0]), time.time_ns() // 1_000_000, self._ids)
-        ends = run.record_ends(bodies[: MAX_SECTION_COUNT - section.count])
+        ends = run.record_ends(bodies[: MAX_SECTION_COUNT - section.count], size)
         in_section = int(ends.searchsorted(connection.window.room(section), "right"))
         in_bound = 1 + int(ends.searchsorted(self._max_bytes - self._bytes))
         count = max(1, min(in_section, in_bound, len(ends)))
         run.bodies = bodies[:count]
-        size = int(ends[count - 1])
-        waiting.append(self.new_future())
-        connection.window.added_run(section, run, size, WholeRun(run, waiting[-1]), grows=False)
+        taken = int(ends[count - 1])
+        future = self.new_future()
+        batch.add(future, count)
+        connection.window.added_run(section, run, taken, WholeRun(run, future), grows=False)
         if not self._large:
             self._selector.on_flush()  # `takes_whole` made sure that it is sticky
-        self._took(connection, section, size)
+        self._took(connection, section, taken)
         return count
 
     # --- before the route -----------------------------------------------------------------------------------

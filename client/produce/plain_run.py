@@ -11,12 +11,14 @@ Also splits a batch into stretches of messages that can be encoded together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from ledgermq.proto.entry import Buffer
 from ledgermq.proto.record import (
     BODY_SIZE_OFFSET,
     MESSAGE_ID_OFFSET,
@@ -28,11 +30,12 @@ from ledgermq.proto.varint import varint
 
 from ..message import Message
 from .encoding import ID_OFFSET_IN_SYSTEM_RUN, RecordEncoder, alike_sizes
-from .message_ids import MessageIdSource
+from .message_ids import MessageIdSource, numbers_from
 
 #: A stretch ends at about this many bytes of bodies, so that a long batch waits for room as it goes.
 _MAX_BYTES: Final = 256 * 1024
-_LEAST: Final = 64  # minimum count of a small body, bytes: a stretch has at most 4,096 messages
+_LEAST: Final = 64  # minimum count of a small body, bytes
+_MOST: Final = _MAX_BYTES // _LEAST  # messages in a stretch, and of those that are looked at together
 
 
 class Stretch(NamedTuple):
@@ -40,36 +43,75 @@ class Stretch(NamedTuple):
 
     topic: str
     bodies: list[bytes]
+    smallest: int  # size of a body, bytes
+    largest: int
+
+    @classmethod
+    def of(cls, topic: str, bodies: list[bytes]) -> Stretch:
+        sizes = set(map(len, bodies))
+        return cls(topic, bodies, min(sizes), max(sizes))
 
 
-def stretches(messages: Iterable[Message], largest: int) -> Iterator[Message | Stretch]:
+def stretches(messages: Sequence[Message], largest: int) -> Iterator[Message | Stretch]:
     """Yield messages in order: unlabelled neighbours as a stretch; others and bodies over `largest` alone."""
+    for at in range(0, len(messages), _MOST):
+        part = messages[at : at + _MOST]
+        topic = part[0].topic
+        bodies = [
+            each.body
+            for each in part
+            if each.topic == topic
+            and not (each.tag or each.keys or each.properties or each.message_group)
+            and type(each.body) is bytes
+        ]
+        if len(bodies) == len(part):
+            yield from stretches_of(topic, bodies, largest)
+        else:
+            yield from _cut(part, largest)
+
+
+def stretches_of(topic: str, bodies: list[bytes], largest: int) -> Iterator[Message | Stretch]:
+    """Do the same for the bodies of unlabelled messages."""
+    sizes = set(map(len, bodies))
+    smallest, longest = min(sizes), max(sizes)
+    if not 0 < smallest <= longest <= min(largest, alike_sizes(smallest)[1]):
+        yield from _cut([Message(topic, body) for body in bodies], largest)
+        return
+    count = max(1, _MAX_BYTES // max(longest, _LEAST))
+    for start in range(0, len(bodies), count):
+        yield Stretch(topic, bodies[start : start + count], smallest, longest)
+
+
+def _cut(messages: Iterable[Message], largest: int) -> Iterator[Message | Stretch]:
+    """Do the same message by message."""
     topic, low, high, room = "", 1, 0, 0
     bodies: list[bytes] = []
+
     for message in messages:
         body = message.body
         labelled = message.tag or message.keys or message.properties or message.message_group
         if labelled or type(body) is not bytes or not 0 < len(body) <= largest:
             if bodies:
-                yield Stretch(topic, bodies)
+                yield Stretch.of(topic, bodies)
                 bodies, high = [], 0
             yield message
             continue
         size = len(body)
         if size > room or not low <= size <= high or message.topic != topic:
             if bodies:
-                yield Stretch(topic, bodies)
+                yield Stretch.of(topic, bodies)
             topic, bodies, room = message.topic, [], _MAX_BYTES
             low, high = alike_sizes(size)
         bodies.append(body)
         room -= max(size, _LEAST)
     if bodies:
-        yield Stretch(topic, bodies)
+        yield Stretch.of(topic, bodies)
 
 
 #: Fewer messages than this are encoded one by one: arrays have a fixed cost.
 FEW: Final = 8
-_DIGITS: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint8).reshape(256, 2)
+_DIGITS: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), "<u2")
+_U4: Final = struct.Struct("<I")
 _PADDINGS: Final = tuple(bytes(count) for count in range(8))
 _ID_NUMBER: Final = MESSAGE_ID_OFFSET + 12  # follows the stem
 _TEXT_NUMBER: Final = RECORD_HEADER_SIZE + ID_OFFSET_IN_SYSTEM_RUN + 26
@@ -84,10 +126,9 @@ class PlainRun:
     __slots__ = (
         "_distance",
         "_encoder",
+        "_first_number",
         "_ids",
-        "_numbers",
         "_stem",
-        "_texts",
         "bodies",
         "body_offset",
         "born_ms",
@@ -106,8 +147,7 @@ class PlainRun:
         self._distance = distance
         self._ids = ids
         self._stem = ids.stem(born_ms)
-        self._numbers: np.ndarray  # of the ids, if there are FEW messages or more
-        self._texts: list[str] = []  # the ids, if there are fewer
+        self._first_number = 0  # of the ids; set by `write`
 
     def fits(self, encoder: RecordEncoder, body_size: int, born_ms: int) -> bool:
         """Tell whether a message may join."""
@@ -121,21 +161,26 @@ class PlainRun:
         """Return the size of a record with such a body, bytes."""
         return self.body_offset + body_size + 7 & -8
 
-    def record_ends(self, bodies: list[bytes]) -> np.ndarray:
-        """Return the end of each record, from the start of the first one (int64, one per body)."""
+    def record_ends(self, bodies: list[bytes], size: int = 0) -> np.ndarray:
+        """Return the end of each record, from the start of the first one (int64, one per body).
+
+        `size`: of all bodies, if they are equally large; 0: they may differ.
+        """
+        if size:
+            return np.arange(1, len(bodies) + 1, dtype=np.int64) * self.record_size(size)
         ends: np.ndarray = np.cumsum(_sizes(bodies) + (self.body_offset + 7) & -8)
         return ends
 
-    def message_ids(self) -> list[str]:
-        """Return the texts of the ids that `write` assigned."""
-        return self._texts or self._stem.texts(self._numbers)
+    def message_ids(self, start: int, stop: int) -> list[str]:
+        """Return the texts of the ids that `write` assigned to the messages [start, stop)."""
+        return self._stem.texts(self._first_number + start, stop - start)
 
     def write(self, out: memoryview) -> int:
         """Write the records to the start of `out`, and drop the bodies. Return the bytes written."""
         bodies, self.bodies = self.bodies, []
+        self._first_number = self._ids.next_number(len(bodies))
         if len(bodies) < FEW:
             return self._write_few(bodies, out)
-        self._numbers = self._ids.next_numbers(len(bodies))
         sizes = _sizes(bodies)
         if (sizes == sizes[0]).all():
             return self._write_equal(bodies, out)
@@ -143,23 +188,21 @@ class PlainRun:
 
     def _write_few(self, bodies: list[bytes], out: memoryview) -> int:
         at = 0
-        for body in bodies:
-            message_id = self._stem.message_id(self._ids.next_number())
+        for number, body in enumerate(bodies, self._first_number):
+            message_id = self._stem.message_id(number & 0xFFFFFFFF)
             record = self._encoder.encode(self._distance + at, body, message_id, self.born_ms)
             out[at : at + len(record)] = record
             at += len(record)
-            self._texts.append(message_id[1])
         return at
 
     def _write_equal(self, bodies: list[bytes], out: memoryview) -> int:
         """Write bodies of one size: records are rows of an array."""
         count, body_size = len(bodies), len(bodies[0])
         size, body_at = self.record_size(body_size), self.body_offset
-        records = np.frombuffer(out[: count * size], np.uint8).reshape(count, size)
-        self._put_heads(records[:, :body_at], bodies[0], size * np.arange(count, dtype=np.int64))
-        joined = np.frombuffer(b"".join(bodies), np.uint8).reshape(count, body_size)
-        records[:, body_at : body_at + body_size] = joined
-        records[:, body_at + body_size :] = 0
+        _column(out, 0, size, count, f"V{size}")[:] = np.frombuffer(self._head(bodies[0]), f"V{size}")
+        self._put_numbers(out, size, size * np.arange(count, dtype=np.int64))
+        joined = b"".join(bodies)
+        _column(out, body_at, size, count, f"V{body_size}")[:] = np.frombuffer(joined, f"V{body_size}")
         return count * size
 
     def _write_different(self, bodies: list[bytes], sizes: np.ndarray, out: memoryview) -> int:
@@ -167,37 +210,43 @@ class PlainRun:
         head_size, count = self.body_offset, len(bodies)
         record_sizes = sizes + (head_size + 7) & -8
         ends = np.cumsum(record_sizes)
-        heads = np.empty((count, head_size), np.uint8)
-        self._put_heads(heads, bodies[0], ends - record_sizes)
-        heads[:, :4] = _bytes_of(record_sizes)
-        rest = int.from_bytes(heads[0, REST_SIZE_OFFSET : REST_SIZE_OFFSET + 4].tobytes(), "little")
-        heads[:, REST_SIZE_OFFSET : REST_SIZE_OFFSET + 4] = _bytes_of(rest - sizes[0] + sizes)
-        heads[:, BODY_SIZE_OFFSET : BODY_SIZE_OFFSET + 4] = _bytes_of(sizes)
+        raw = bytearray(count * head_size)
+        heads = np.frombuffer(raw, np.uint8).reshape(count, head_size)
+        first = self._head(bodies[0])
+        heads[:] = np.frombuffer(first, np.uint8, head_size)
+        self._put_numbers(raw, head_size, ends - record_sizes)
+        (rest,) = _U4.unpack_from(first, REST_SIZE_OFFSET)
+        _column(raw, 0, head_size, count)[:] = record_sizes
+        _column(raw, REST_SIZE_OFFSET, head_size, count)[:] = rest - sizes[0] + sizes
+        _column(raw, BODY_SIZE_OFFSET, head_size, count)[:] = sizes
         length = len(varint(len(bodies[0])))  # of the body size in front of the body
         for byte in range(length):
             more = 0x80 if byte < length - 1 else 0
             heads[:, head_size - length + byte] = sizes >> 7 * byte & 0x7F | more
-        raw, end = heads.tobytes(), int(ends[-1])
+        end = int(ends[-1])
         rows = [raw[at : at + head_size] for at in range(0, len(raw), head_size)]
         paddings = map(_PADDINGS.__getitem__, (record_sizes - head_size - sizes).tolist())
         out[:end] = b"".join(chain.from_iterable(zip(rows, bodies, paddings, strict=True)))
         return end
 
-    def _put_heads(self, heads: np.ndarray, first_body: bytes, starts: np.ndarray) -> None:
-        """Copy the first record's head to all rows, and fill in the fields that differ."""
-        first = self._encoder.encode(self._distance, first_body, self._stem.message_id(0), self.born_ms)
-        heads[:] = np.frombuffer(first, np.uint8, len(heads[0]))
-        distance = SECTION_DISTANCE_OFFSET
-        heads[:, distance : distance + 4] = _bytes_of(self._distance + starts)
-        numbers = self._numbers.view(np.uint8).reshape(-1, 4)
-        heads[:, _ID_NUMBER : _ID_NUMBER + 4] = numbers
-        heads[:, _TEXT_NUMBER : _TEXT_NUMBER + 8] = _DIGITS[numbers].reshape(-1, 8)
+    def _head(self, first_body: bytes) -> bytes:
+        """Return the first record, as it would be with the number 0 in its id."""
+        return self._encoder.encode(self._distance, first_body, self._stem.message_id(0), self.born_ms)
+
+    def _put_numbers(self, heads: Buffer, stride: int, starts: np.ndarray) -> None:
+        """Fill in what differs in the heads, which lie `stride` bytes apart. `starts`: of the records."""
+        count = len(starts)
+        numbers = numbers_from(self._first_number, count)
+        _column(heads, SECTION_DISTANCE_OFFSET, stride, count)[:] = self._distance + starts
+        _column(heads, _ID_NUMBER, stride, count, ">u4")[:] = numbers
+        digits = _DIGITS[numbers.view(np.uint8).reshape(-1, 4)]
+        _column(heads, _TEXT_NUMBER, stride, count, "<u8")[:] = digits.view("<u8").reshape(-1)
 
 
 def _sizes(bodies: list[bytes]) -> np.ndarray:
     return np.fromiter(map(len, bodies), np.int64, len(bodies))
 
 
-def _bytes_of(values: np.ndarray) -> np.ndarray:
-    """Return the values as rows of 4 little-endian bytes."""
-    return values.astype("<u4").view(np.uint8).reshape(-1, 4)
+def _column(rows: Buffer, offset: int, stride: int, count: int, kind: str = "<u4") -> np.ndarray:
+    """Return the fields at `offset` in rows of `stride` bytes as a writable array."""
+    return np.ndarray((count,), kind, rows, offset, (stride,))

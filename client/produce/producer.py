@@ -16,16 +16,28 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from ledgermq.proto.record import MAX_BODY_SIZE
 
 from ..arguments import (
     a_consumer_group,
     a_flag,
+    a_function,
     a_text,
     an_iterable,
     check_count,
@@ -56,12 +68,14 @@ from ..errors import (
 from ..message import Message, MessageQueue, SendReceipt
 from ..pauses import CHECK_S
 from ..trace.tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
+from .batch import Batch
 from .early_message import keep, message_of
 from .encoding import COMPRESS_ABOVE, RecordEncoder
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
+from .many import Item, Part, async_parts_of, parts_of
 from .one_way import OneWay
-from .outbox import Outbox
-from .plain_run import stretches
+from .outbox import OnDone, Outbox, Told
+from .plain_run import Stretch, stretches, stretches_of
 from .produce_stream import BrokerGroupConnection, now_ms, removed
 from .producer_statistics import BrokerGroupStatistics, ProducerStatistics, statistics_of
 from .queue_selection import (
@@ -82,6 +96,10 @@ logger = logging.getLogger(__name__)
 #: Deadline of a message from when it has a queue, ms. Covers connection, failover and retries, but not
 #: fetching the route of a new topic.
 SEND_TIMEOUT_MS: Final = 10_000
+#: Parts of `produce_many` that are undecided when the next one is read.
+_MOST_PARTS: Final = 16
+#: Called with the position of a part's first message, and the part's receipts.
+OnStored = Callable[[int, Sequence[SendReceipt]], object]
 #: Bound on the bytes of unacknowledged messages.
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 
@@ -163,6 +181,7 @@ class Producer:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._preparing: set[str] = set()  # topics for which early messages wait
         self._closed = False  # closed or closing: accepts no new calls
+        self._told = Told(lambda receipt, error: None)  # of the latest `produce`
         self._tracer: Tracer | None = None
         if trace:
             self._tracer = Tracer(
@@ -285,6 +304,41 @@ class Producer:
         except TopicNotFoundError:
             return self._put_early(message, selection)
 
+    def produce(
+        self,
+        on_done: OnDone,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str = "",
+        keys: Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        message_group: str = "",
+        selector: MessageSelector | None = None,
+        argument: object = None,
+    ) -> None:
+        """Queue one message, and call `on_done(receipt, error)` with its result. One of the two is None.
+
+        No task is woken for it, so this is cheaper than a future. `on_done` must be short. It may queue more
+        messages; what it raises is logged. Use the same function for many messages.
+        Raises: BufferFullError (await `ready()`), UsageError. `on_done` gets the other errors of `send`.
+        """
+        told = self._told
+        if on_done is not told.on_done:
+            a_function("on_done", on_done)
+            told = self._told = Told(on_done)
+        plain = keys == () and properties is None and selector is None and argument is None
+        plain = plain and tag == message_group == "" and type(topic) is str
+        if plain and self._outbox.join(cast("str", topic), body, told) is not None:
+            return
+        self._check_open()
+        message = message_of(topic, body, tag, keys, properties, message_group)
+        selection = selection_of(selector, argument)
+        try:
+            self._outbox.put_for(told, message, selection)
+        except TopicNotFoundError:
+            self._put_early(message, selection).add_done_callback(told.follow)
+
     def _put_early(self, message: Message, selection: Selection | None) -> asyncio.Future[SendReceipt]:
         future = self._outbox.put_early(message, selection)
         if message.topic not in self._preparing:
@@ -340,53 +394,121 @@ class Producer:
         if self._closed:
             raise ClosedError("producer")
 
-    async def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
+    async def send_batch(self, messages: Iterable[Message]) -> Sequence[SendReceipt]:
         """Send many messages and wait for all of them. Receipts are in the order of the messages.
 
-        Messages without labels are the cheapest. Raises: the error that `send` would raise for the first
-        failed message. The other messages are sent nevertheless.
+        Messages without labels are the cheapest. A receipt is made when it is looked at; `list()` of the
+        result makes all. Raises: the error that `send` would raise for the first failed message. The other
+        messages are sent nevertheless; `failed_messages` of the error has the positions of all that failed.
         """
         self._check_open()
         an_iterable("messages", messages)
         messages = list(messages)
         if (other := next((each for each in messages if not isinstance(each, Message)), None)) is not None:
             raise wrong("messages", other, "Message objects; nothing was sent")
-        waiting: list[asyncio.Future[Any]] = []  # for one receipt, or for a list of them
+        batch = Batch()
+        await self._put_all(stretches(messages, self._compress_above), batch)
+        return await batch.receipts()
+
+    async def produce_many(
+        self,
+        messages: Iterable[Item] | AsyncIterable[Item],
+        *,
+        topic: str = "",
+        on_stored: OnStored | None = None,
+    ) -> int:
+        """Send messages from an iterable of any length. Return how many were stored.
+
+        It is read only as fast as messages are stored: a few MiB of them are in memory. Items are messages,
+        or bodies for `topic`. It may be asynchronous, or an Arrow Table or RecordBatch with a column body
+        and, if wanted, tag, keys (or key) and message_group. An iterable that waits (for a disk, say)
+        should be asynchronous: the event loop waits with it.
+        `on_stored(first, receipts)` is called for each part, in order; `first` is the position of its first
+        message in the iterable. Receipts are those of `send_batch`.
+        Raises: the error that `send` would raise for the first failed message. Nothing more is read then,
+        and what was read before is decided: the error's `failed_messages` has the positions of those that
+        failed. What the iterable raises is raised after what was read before it is stored.
+        """
+        if topic:
+            check_name("topic", topic)
+        parts = (
+            async_parts_of(messages, topic)
+            if isinstance(messages, AsyncIterable)
+            else _in_turn(parts_of(messages, topic))
+        )
+        return await self.produce_parts(parts, topic, on_stored)
+
+    async def produce_parts(
+        self, parts: AsyncGenerator[Part, None], topic: str, on_stored: OnStored | None
+    ) -> int:
+        """Do the same with parts (see `many`), for the synchronous producer."""
+        self._check_open()
+        waiting: deque[Batch] = deque()
+        read = stored = 0
+        failures: list[LedgerMQError] = []
+
+        async def settle(most: int) -> None:
+            """Take the results of the oldest parts, until at most so many are undecided."""
+            nonlocal stored
+            while waiting and (len(waiting) > most or waiting[0].is_decided):
+                batch = waiting.popleft()
+                try:
+                    receipts = await batch.receipts()
+                except LedgerMQError as error:
+                    failures.append(error)
+                else:
+                    stored += len(receipts)
+                    if on_stored is not None:
+                        on_stored(batch.first, receipts)
+
+        try:
+            async with aclosing(parts):
+                async for part in parts:
+                    waiting.append(Batch(read))
+                    read += len(part)
+                    await self._put_all(_cut_part(part, topic, self._compress_above), waiting[-1])
+                    await settle(_MOST_PARTS)
+                    if failures:
+                        break
+        except Exception:  # of the iterable
+            await settle(0)
+            if not failures:
+                raise
+        await settle(0)
+        if failures:
+            first = failures[0]
+            first.failed_messages = tuple(each for error in failures for each in error.failed_messages)
+            raise first
+        return stored
+
+    async def _put_all(self, parts: Iterable[Message | Stretch], batch: Batch) -> None:
+        """Put the messages of a batch, waiting for room. Errors become results; the others continue."""
         no_route: dict[str, LedgerMQError] = {}  # topics whose route was refused: asked for once only
-        for part in stretches(messages, self._compress_above):
+        for part in parts:
+            end = batch.count + (1 if isinstance(part, Message) else len(part.bodies))
             try:
                 if part.topic in no_route:
                     raise no_route[part.topic]
                 await self._ready_for(part.topic)
                 if isinstance(part, Message):
-                    await self._put_in_turn(part, waiting)
+                    await self._put_in_turn(part, batch)
                 elif self._outbox.takes_whole(part):
-                    await self._outbox.put_stretch(part, waiting, partial(self._ready_for, part.topic))
+                    await self._outbox.put_stretch(part, batch, partial(self._ready_for, part.topic))
                 else:
                     for body in part.bodies:
-                        await self._put_in_turn(Message(part.topic, body), waiting)
+                        await self._put_in_turn(Message(part.topic, body), batch)
             except LedgerMQError as error:
                 if part.topic not in self._outbox.topics:
                     no_route[part.topic] = error
-                _failed(waiting, error)
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        receipts: list[SendReceipt] = []
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-            if isinstance(result, SendReceipt):
-                receipts.append(result)
-            else:
-                receipts += result
-        return receipts
+                batch.fail(error, end - batch.count)
 
-    async def _put_in_turn(self, message: Message, waiting: list[asyncio.Future[Any]]) -> None:
-        """Put one message of a batch once there is room. An error becomes its future; the others continue."""
+    async def _put_in_turn(self, message: Message, batch: Batch) -> None:
+        """Put one message of a batch once there is room. An error becomes its result; the others continue."""
         await self._ready_for(message.topic)
         try:
-            waiting.append(self._outbox.put(message))
+            batch.add(self._outbox.put(message))
         except LedgerMQError as error:
-            _failed(waiting, error)
+            batch.fail(error)
 
     async def _ready_for(self, topic: str) -> None:
         """Wait for room and for lanes of the topic, which may go away meanwhile. Raises: as `prepare`."""
@@ -632,9 +754,17 @@ class Producer:
             self.one_way.report(now)
 
 
-def _failed(waiting: list[asyncio.Future[Any]], error: LedgerMQError) -> None:
-    waiting.append(asyncio.get_running_loop().create_future())
-    waiting[-1].set_exception(error)
+async def _in_turn(parts: Iterable[Part]) -> AsyncGenerator[Part, None]:
+    """Yield parts, and let the event loop run between them."""
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
+
+
+def _cut_part(part: Part, topic: str, largest: int) -> Iterator[Message | Stretch]:
+    if isinstance(part[0], Message):  # then all are
+        return stretches(part, largest)
+    return stretches_of(topic, part, largest)
 
 
 def _new_producer_id() -> int:

@@ -21,7 +21,7 @@ import asyncio
 import concurrent.futures
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
@@ -33,6 +33,8 @@ from ..consume.simple_consumer import SimpleConsumer as AsyncSimpleConsumer
 from ..errors import ClosedError, ConsumerGroupNotFoundError, LedgerMQError
 from ..message import LeasedMessage, Message, SendReceipt
 from ..produce.early_message import message_of
+from ..produce.many import Item, Part, parts_of
+from ..produce.producer import OnStored
 from ..produce.producer import Producer as AsyncProducer
 from ..produce.producer_statistics import ProducerStatistics
 from ..produce.queue_selection import MessageSelector, selection_of
@@ -79,11 +81,33 @@ class Producer(Closing):
     send = awaited(AsyncProducer.send)
     group_statistics = direct(AsyncProducer.group_statistics)
 
-    def send_batch(self, messages: Iterable[Message]) -> list[SendReceipt]:
-        """Send many messages and wait for all of them. Raises: the error of the first one that failed."""
+    def send_batch(self, messages: Iterable[Message]) -> Sequence[SendReceipt]:
+        """Send many messages and wait for all of them. Raises: the error of the first one that failed.
+
+        The receipts are a sequence in the order of the messages; each is made when it is looked at.
+        """
         self._check_open()
         an_iterable("messages", messages)
         return self._thread.call(self._producer.send_batch(list(messages)))
+
+    def produce_many(
+        self, messages: Iterable[Item], *, topic: str = "", on_stored: OnStored | None = None
+    ) -> int:
+        """Send messages from an iterable of any length. Return how many were stored.
+
+        As the asyncio Producer's; the iterable runs in another thread, and `on_stored` in the producer's.
+        """
+        self._check_open()
+        self._thread.check_outside()
+        if topic:
+            check_name("topic", topic)
+        parts = parts_of(messages, topic)
+
+        async def taken() -> AsyncGenerator[Part, None]:
+            while (part := await asyncio.to_thread(next, parts, None)) is not None:
+                yield part
+
+        return self._thread.call(self._producer.produce_parts(taken(), topic, on_stored))
 
     def send_async(
         self,

@@ -108,7 +108,7 @@ def test_leadership_is_handed_over_on_request(tmp_path: Path) -> None:
 
 async def send_in_turn(nameserver: str, count: int) -> list[SendReceipt]:
     async with Producer(nameserver, selector=StrictRoundRobin()) as producer:
-        return await producer.send_batch(Message("orders", b"after") for _ in range(count))
+        return list(await producer.send_batch(Message("orders", b"after") for _ in range(count)))
 
 
 def test_a_group_is_added_to_a_folder_and_not_left_out_again(tmp_path: Path) -> None:

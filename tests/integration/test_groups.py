@@ -65,7 +65,7 @@ class Sender:
     async def __call__(self, count: int) -> list[SendReceipt]:
         first, self._sent = self._sent, self._sent + count
         bodies = [b"%d" % number for number in range(first, self._sent)]
-        return await self._producer.send_batch(Message(self._topic, body) for body in bodies)
+        return list(await self._producer.send_batch(Message(self._topic, body) for body in bodies))
 
     async def disconnected(self, group: str) -> None:
         """Wait until the producer knows that its stream to a dead broker group has ended."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ledgermq.client.errors import BufferFullError, ClosedError, RefusedError
 from ledgermq.client.message import Message, MessageQueue, SendReceipt, unpack_body
+from ledgermq.client.produce.batch import Batch
 from ledgermq.client.produce.encoding import RecordEncoder
 from ledgermq.client.produce.outbox import Outbox
 from ledgermq.client.produce.plain_run import Stretch, stretches
@@ -158,7 +159,7 @@ async def test_nothing_joins_a_run_that_something_came_behind(monkeypatch: pytes
     assert desk.box.join("orders", b"03") is None
     desk.box.put(Message("orders", b"03"))
     assert desk.box.join("orders", b"04") is not None
-    await desk.box.put_stretch(Stretch("orders", [b"05"] * 20), [], desk.box.ready)
+    await desk.box.put_stretch(Stretch.of("orders", [b"05"] * 20), Batch(), desk.box.ready)
     assert desk.box.join("orders", b"06") is None
     desk.box.put(Message("orders", b"06"))
     expected = [b"00", b"01", b"02", b"0" * 200, b"03", b"04", *[b"05"] * 20, b"06"]
@@ -216,10 +217,10 @@ async def test_a_small_batch_goes_round_the_queues_and_a_large_one_stays_togethe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = Desk(monkeypatch, last_request=1)
-    assert not desk.box.takes_whole(Stretch("orders", [b"00"] * 31))
-    assert desk.box.takes_whole(Stretch("orders", [b"00"] * 32))
+    assert not desk.box.takes_whole(Stretch.of("orders", [b"00"] * 31))
+    assert desk.box.takes_whole(Stretch.of("orders", [b"00"] * 32))
     desk.box.on_flush(33)
-    assert desk.box.takes_whole(Stretch("orders", [b"00"] * 8))
+    assert desk.box.takes_whole(Stretch.of("orders", [b"00"] * 8))
 
 
 async def test_lone_messages_use_every_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,26 +249,26 @@ async def test_a_selector_that_chooses_for_each_message_is_asked_for_each(
     for _ in range(4):
         desk.box.put(Message("orders", b"00"))
         assert desk.box.join("orders", b"00") is None
-    assert not desk.box.takes_whole(Stretch("orders", [b"00"] * 20))
+    assert not desk.box.takes_whole(Stretch.of("orders", [b"00"] * 20))
     assert [section.count for section in desk.cut().sections] == [2, 2]
 
 
 async def test_what_a_group_would_refuse_is_not_put_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(monkeypatch)
-    assert desk.box.takes_whole(Stretch("orders", [bytes(100_000)] * 20))
-    assert not desk.box.takes_whole(Stretch("orders", [bytes(100_000)] * 20 + [bytes(100_001)]))
+    assert desk.box.takes_whole(Stretch.of("orders", [bytes(100_000)] * 20))
+    assert not desk.box.takes_whole(Stretch.of("orders", [bytes(100_000)] * 20 + [bytes(100_001)]))
 
 
 async def test_a_section_has_no_more_messages_than_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(monkeypatch)
-    waiting: list[asyncio.Future[Any]] = []
-    await desk.box.put_stretch(Stretch("orders", [b"0"] * (MAX_SECTION_COUNT - 4)), waiting, desk.box.ready)
+    batch = Batch()
+    await desk.box.put_stretch(Stretch.of("orders", [b"0"] * (MAX_SECTION_COUNT - 4)), batch, desk.box.ready)
     desk.window._max_section = 1 << 30
-    count = len(waiting)
+    count = 1
     desk.box.put(Message("orders", b"0"))
     while desk.box.join("orders", b"0") is not None:
         count += 1
-    await desk.box.put_stretch(Stretch("orders", [b"0"] * 20), waiting, desk.box.ready)
+    await desk.box.put_stretch(Stretch.of("orders", [b"0"] * 20), batch, desk.box.ready)
     assert max(section.count for section in desk.cut().sections) <= MAX_SECTION_COUNT
 
 
@@ -318,12 +319,12 @@ async def test_a_stretch_is_put_in_pieces_that_sections_and_the_bound_take(
 ) -> None:
     desk = Desk(monkeypatch, max_bytes=20_000)
     sent = [b"%04d" % number + bytes(number) for number in range(200)]
-    waiting: list[asyncio.Future[Any]] = []
+    batch = Batch()
 
     async def put() -> None:
-        for part in stretches((Message("orders", body) for body in sent), 4096):
+        for part in stretches([Message("orders", body) for body in sent], 4096):
             assert isinstance(part, Stretch)
-            await desk.box.put_stretch(part, waiting, desk.box.ready)
+            await desk.box.put_stretch(part, batch, desk.box.ready)
 
     putting = asyncio.create_task(put())
     stored: list[bytes] = []
@@ -335,9 +336,9 @@ async def test_a_stretch_is_put_in_pieces_that_sections_and_the_bound_take(
             stored += bodies(request)
             desk.answer(request)
     assert stored == sent, "sizes below and above 128 bytes are runs of their own"
-    receipts = [receipt for future in waiting for receipt in future.result()]
+    receipts = await batch.receipts()
     assert len({each.message_id for each in receipts}) == len(receipts) == 200
-    assert 2 < len(waiting) < 20
+    assert 2 < len(batch._futures) < 20
 
 
 async def test_callers_that_are_gone_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,10 +403,10 @@ def test_whatever_comes_after_whatever_every_record_is_sound_and_its_receipt_tru
                 future = joined or box.put(Message("orders", sent, "t" * (step == "label")))
                 waiting.append((future, [sent]))
             elif step == "batch":
-                futures: list[asyncio.Future[Any]] = []
+                put = Batch()
                 batch = [body(min(size, 3000)) for _ in range(12)]
-                await box.put_stretch(Stretch("orders", batch), futures, box.ready)
-                waiting += zip(futures, [batch] * len(futures), strict=True) if len(futures) == 1 else []
+                await box.put_stretch(Stretch.of("orders", batch), put, box.ready)
+                waiting += [(put._futures[0], batch)] if len(put._futures) == 1 else []
             elif step == "next ms":
                 desk.now_ns += 1_000_000
             elif step == "cut":

@@ -51,7 +51,7 @@ def test_a_run_gives_the_records_that_are_made_one_by_one(
     out = bytearray(b"?" * (ends[-1] + 5))
     assert run.write(memoryview(out)) == ends[-1]
     again = MessageIdSource(b"\1\2\3\4\5\6", 4711)
-    assert run.message_ids() == [again.next(born_ms)[1] for _ in bodies]
+    assert run.message_ids(0, count) == [again.next(born_ms)[1] for _ in bodies]
     assert bytes(out) == one_by_one(bodies, distance, born_ms) + b"?????"
 
 

@@ -22,10 +22,11 @@ messages = st.builds(
 @given(st.lists(messages, max_size=30))
 def test_every_message_comes_once_and_in_order(batch: list[Message]) -> None:
     seen: list[Message] = []
-    for part in stretches(iter(batch), 4096):
+    for part in stretches(batch, 4096):
         if isinstance(part, Stretch):
             assert len({len(varint(len(body))) for body in part.bodies}) == 1
-            assert all(1 <= len(body) <= 4096 for body in part.bodies)
+            sizes = {len(body) for body in part.bodies}
+            assert 1 <= part.smallest == min(sizes) <= max(sizes) == part.largest <= 4096
             seen += [Message(part.topic, body) for body in part.bodies]
         else:
             assert part.tag or not 1 <= len(part.body) <= 4096
@@ -35,7 +36,7 @@ def test_every_message_comes_once_and_in_order(batch: list[Message]) -> None:
 
 def test_neighbours_of_one_topic_stay_together() -> None:
     batch = [Message("orders", bytes(1 + number % 127)) for number in range(500)]
-    assert list(stretches(batch, 4096)) == [Stretch("orders", [message.body for message in batch])]
+    assert list(stretches(batch, 4096)) == [Stretch("orders", [message.body for message in batch], 1, 127)]
 
 
 def test_what_has_labels_or_could_still_change_goes_alone() -> None:

@@ -18,6 +18,7 @@ from ledgermq.client.errors import (
     InvalidNameError,
     NameserversDownError,
     TopicNotFoundError,
+    UsageError,
 )
 from ledgermq.client.message import LeasedMessage, MessageView
 from ledgermq.client.push.options import PushOptions, RetryLater
@@ -87,6 +88,21 @@ def test_a_send_returns_the_receipt(cluster: Served[MessagingCluster]) -> None:
     producer.close()
     with pytest.raises(ClosedError):
         producer.send("orders", b"late")
+
+
+def test_an_iterable_of_any_length_is_stored_and_reported(cluster: Served[MessagingCluster]) -> None:
+    offsets: list[int] = []
+    with Producer(cluster.address) as producer:
+        stored = producer.produce_many(
+            (b"%d" % number for number in range(5000)),
+            topic="orders",
+            on_stored=lambda first, receipts: offsets.extend(each.queue_offset for each in receipts),
+        )
+        assert stored == 5000 and offsets == list(range(5000))
+        with pytest.raises(UsageError, match="bodies together with a topic"):
+            producer.produce_many([b"x"])
+    with pytest.raises(ClosedError):
+        producer.produce_many([b"late"], topic="orders")
 
 
 def test_many_threads_send_with_one_producer(cluster: Served[MessagingCluster]) -> None:
