@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from typing import Any, Final
 
-from ..arguments import wrong
+from ..arguments import a_function, check_name, wrong
 from ..errors import UsageError
 from ..message import Message
 from .early_message import body_bytes
@@ -22,6 +22,14 @@ _COLUMNS: Final = ("body", "tag", "keys", "key", "message_group")
 #: A message, or its body.
 Item = Message | bytes | str
 Part = list[Message] | list[bytes]
+
+
+def check_many(topic: str, on_stored: object) -> None:
+    """Check what `produce_many` gets besides the iterable. Raises: UsageError."""
+    if topic != "":
+        check_name("topic", topic)
+    if on_stored is not None:
+        a_function("on_stored", on_stored)
 
 
 class PartBuilder:

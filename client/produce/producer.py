@@ -72,7 +72,7 @@ from .batch import Batch
 from .early_message import keep, message_of
 from .encoding import COMPRESS_ABOVE, RecordEncoder
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
-from .many import Item, Part, async_parts_of, parts_of
+from .many import Item, Part, async_parts_of, check_many, parts_of
 from .one_way import OneWay
 from .outbox import OnDone, Outbox, Told
 from .plain_run import Stretch, stretches, stretches_of
@@ -429,16 +429,15 @@ class Producer:
         and what was read before is decided: the error's `failed_messages` has the positions of those that
         failed. What the iterable raises is raised after what was read before it is stored.
         """
-        if topic:
-            check_name("topic", topic)
+        check_many(topic, on_stored)
         parts = (
             async_parts_of(messages, topic)
             if isinstance(messages, AsyncIterable)
             else _in_turn(parts_of(messages, topic))
         )
-        return await self.produce_parts(parts, topic, on_stored)
+        return await self._produce_parts(parts, topic, on_stored)
 
-    async def produce_parts(
+    async def _produce_parts(
         self, parts: AsyncGenerator[Part, None], topic: str, on_stored: OnStored | None
     ) -> int:
         """Do the same with parts (see `many`), for the synchronous producer."""

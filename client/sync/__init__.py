@@ -33,7 +33,7 @@ from ..consume.simple_consumer import SimpleConsumer as AsyncSimpleConsumer
 from ..errors import ClosedError, ConsumerGroupNotFoundError, LedgerMQError
 from ..message import LeasedMessage, Message, SendReceipt
 from ..produce.early_message import message_of
-from ..produce.many import Item, Part, parts_of
+from ..produce.many import Item, Part, check_many, parts_of
 from ..produce.producer import OnStored
 from ..produce.producer import Producer as AsyncProducer
 from ..produce.producer_statistics import ProducerStatistics
@@ -99,15 +99,14 @@ class Producer(Closing):
         """
         self._check_open()
         self._thread.check_outside()
-        if topic:
-            check_name("topic", topic)
+        check_many(topic, on_stored)
         parts = parts_of(messages, topic)
 
         async def taken() -> AsyncGenerator[Part, None]:
             while (part := await asyncio.to_thread(next, parts, None)) is not None:
                 yield part
 
-        return self._thread.call(self._producer.produce_parts(taken(), topic, on_stored))
+        return self._thread.call(self._producer._produce_parts(taken(), topic, on_stored))
 
     def send_async(
         self,

@@ -25,6 +25,7 @@ OTHERWISE = {
     "Producer": {
         "start": "the constructor does it",
         "prepare": "send_async needs no route",
+        "produce": "for a future that no task waits for, send_async has add_done_callback",
         "send_nowait": "send_async is that, from any thread",
     },
     "PullConsumer": {"stretches": "a step of the search for traces"},
