@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from ledgermq.proto import route_pb2 as pb
 
@@ -59,6 +59,11 @@ class LedgerMQError(Exception):
         self.why = why
         self.next_step = next_step
         super().__init__(" ".join(_sentence(part) for part in (what, why, next_step) if part))
+
+    def __copy__(self) -> Self:
+        copied = type(self).__new__(type(self), *self.args)
+        copied.__dict__.update(self.__dict__)
+        return copied
 
 
 def _sentence(text: str) -> str:

@@ -22,15 +22,14 @@ class ReceiveMemory:
     """What one connection may receive.
 
     `held`: memory of unread messages, and of parts of them; `promised`: sizes of messages with a promise;
-    `received`: bytes of all DATA.
     """
 
-    __slots__ = ("held", "limit", "promised", "received", "window")
+    __slots__ = ("held", "limit", "promised", "window")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.window = DEFAULT_WINDOW
-        self.held = self.promised = self.received = 0
+        self.held = self.promised = 0
 
     def may_promise(self, size: int) -> bool:
         """Whether one more large message may come beside those that have a promise."""
@@ -44,7 +43,6 @@ class ReceiveMemory:
     def take(self, size: int) -> None:
         """Count the payload of a DATA frame. Raises: Http2ConnectionError."""
         self.window -= size
-        self.received += size
         if self.window < 0:
             raise Http2ConnectionError(FLOW_CONTROL_ERROR, "more DATA than the connection's window")
 

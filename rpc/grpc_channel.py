@@ -215,7 +215,7 @@ class GrpcChannel:
         connection = self._connection
         if connection is None or connection.is_draining:
             self._connect()
-        elif not connection.streams:  # else the next end of a call makes room
+        else:  # the next end of a call makes room, but there may be none
             asyncio.get_running_loop().call_later(_REFUSED_PAUSE_S, self._begin_waiting)
 
     def forget(self, call: MadeCall) -> None:
@@ -243,7 +243,10 @@ class GrpcChannel:
             while True:
                 patience = loop.create_task(self._lose_patience())
                 try:
-                    self._connection = await self._open()
+                    connection = await self._open()
+                    if connection.is_draining:
+                        raise ConnectionError("the server ended the connection at once")
+                    self._connection = connection
                     break
                 except (OSError, ValueError, OverflowError, RuntimeError) as error:  # a pool that has ended
                     self._fail_waiting(error)
@@ -257,10 +260,7 @@ class GrpcChannel:
         finally:
             self._connecting = None
         self._set_state(_State.READY)
-        if self._connection.is_draining:  # it has ended already
-            self._leave()
-        else:
-            self._begin_waiting()
+        self._begin_waiting()
 
     async def _lose_patience(self) -> None:
         """Fail the calls that do not wait for a connection. A loop that stood still counts as one step."""
@@ -297,11 +297,12 @@ class GrpcChannel:
 
         Raises: OSError.
         """
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Why the connection is lost; "": its settings came. No exception, as nobody may wait for it any more.
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def on_lost(connection: Http2Connection, reason: str) -> None:
             if not ready.done():
-                ready.set_exception(ConnectionError(reason))
+                ready.set_result(reason)
             self._on_lost(connection)
 
         def make() -> Http2Connection:
@@ -309,7 +310,7 @@ class GrpcChannel:
                 self._limits,
                 self._scratch,
                 self._shared,
-                on_ready=lambda connection: None if ready.done() else ready.set_result(None),
+                on_ready=lambda connection: None if ready.done() else ready.set_result(""),
                 on_room=self._begin_waiting,
                 on_going=self._on_going,
                 on_lost=on_lost,
@@ -319,7 +320,8 @@ class GrpcChannel:
             async with asyncio.timeout(self._reconnects.attempt_s) as limit:
                 transport, connection = await connect(make)
                 try:
-                    await ready
+                    if lost := await ready:
+                        raise ConnectionError(lost)
                 except BaseException:
                     transport.abort()
                     raise
@@ -379,7 +381,11 @@ class GrpcChannel:
         while self._state is last_observed_state:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._state_waiters.append(waiter)
-            await waiter
+            try:
+                await waiter
+            finally:
+                if waiter in self._state_waiters:
+                    self._state_waiters.remove(waiter)
 
     async def channel_ready(self) -> None:
         """Connect, and return when it succeeded."""

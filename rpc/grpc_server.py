@@ -265,12 +265,13 @@ class GrpcServer:
                 return
             head = block.meaning = read_request(block.fields)
         handler = self._methods.get(head.path) or self._handler_of(head)
-        running = self._calls.setdefault(connection, set())
         is_packed = head.encoding != b"identity" and not self._takes_compressed
         if handler is None or head.is_refused or is_packed:
             self._refuse(connection, stream_id, head, grpc.StatusCode.UNIMPLEMENTED)
             return
-        if len(running) >= self.limits.max_streams:  # streams that were reset, but whose handlers still run
+        if (
+            len(self._calls.get(connection, ())) >= self.limits.max_streams
+        ):  # streams that were reset, but whose handlers still run
             self._refuse(connection, stream_id, head, grpc.StatusCode.RESOURCE_EXHAUSTED)
             return
         call = ServedCall(
@@ -287,7 +288,7 @@ class GrpcServer:
         stream.cutter.encoding = head.encoding
         stream.needs_end = not handler.request_streaming
         call.stream = stream
-        running.add(call)
+        self._calls.setdefault(connection, set()).add(call)
         call.begin()
 
     def _on_call_over(self, call: ServedCall) -> None:

@@ -131,6 +131,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._last_id = 0  # largest stream id of the peer, or of ours for a client
         self._ended: dict[int, bool] = {}  # recent ended streams; True: we reset it, late frames are right
         self._incomplete: dict[Http2Stream, None] = {}  # with a message in progress, oldest first
+        self.received = 0  # bytes of messages in progress, since the begin
         self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S, self._loop.time())
         self._resets = Allowance(RESETS, RESETS_PER_S, self._loop.time())
         self._output = Http2Output(self._loop, self._end_ours, self.abort)
@@ -224,10 +225,6 @@ class Http2Connection(asyncio.BufferedProtocol):
     @property
     def held(self) -> int:
         return self._memory.held
-
-    @property
-    def received(self) -> int:
-        return self._memory.received
 
     @property
     def waits_for_reader(self) -> bool:
@@ -510,7 +507,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream is None or stream.closed:
             return
         if stream.discards:
-            self._after_data(stream)
+            self._after_data(stream, len(data))
             return
         piece = GENEROUS_PIECE
         if self._shared.incomplete >= GENEROUS_MESSAGES:
@@ -520,7 +517,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         except GrpcMessageError as error:
             self._end_unreadable(stream, error)
         else:
-            self._after_data(stream)
+            self._after_data(stream, len(data))
 
     def _take_direct(self, count: int) -> None:
         """Take bytes that the loop has read straight into a message."""
@@ -532,14 +529,16 @@ class Http2Connection(asyncio.BufferedProtocol):
         except GrpcMessageError as error:
             self._end_unreadable(stream, error)
         else:
-            self._after_data(stream)
+            self._after_data(stream, count)
 
     def _end_unreadable(self, stream: Http2Stream, error: GrpcMessageError) -> None:
         stream.owner.on_bad_message(error)
         self.reset(stream, h2.CANCEL)
 
-    def _after_data(self, stream: Http2Stream) -> None:
+    def _after_data(self, stream: Http2Stream, count: int) -> None:
         self._account(stream)
+        if stream in self._incomplete:
+            self.received += count
         if self._data_ends and not self._data_left:
             self._end_theirs(stream)
         elif self._memory.held > 2 * self._memory.limit:  # many tiny or inflated messages

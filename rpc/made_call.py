@@ -10,6 +10,7 @@ channel.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -22,6 +23,8 @@ from .grpc_messages import ENCODINGS, Buffer, GrpcMessageError, framed
 from .header_blocks import Fields, HeaderBlock, encode_block
 from .http2_connection import Http2Connection
 from .http2_stream import Http2Stream
+
+logger = logging.getLogger(__name__)
 
 EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 #: Statuses of a stream that was reset (gRPC over HTTP/2, "HTTP2 Transport Mapping").
@@ -302,10 +305,22 @@ class MadeCall:
             raise self._error()
 
     def _decoded(self, message: Buffer) -> Any:
+        """Return a received message. Raises: grpc.aio.AioRpcError (it is not one of the call's type)."""
         if not self._channel.lends_memory and not isinstance(message, bytes):
             message = bytes(message)
         decode = self._method.decode
-        return message if decode is None else decode(message)  # type: ignore[arg-type]
+        if decode is None:
+            return message
+        try:
+            return decode(message)  # type: ignore[arg-type]
+        except Exception:
+            logger.debug("answer not decoded", exc_info=True)
+        code, details = grpc.StatusCode.INTERNAL, "the answer cannot be decoded"
+        if self._code is None:
+            self._reset(h2.CANCEL, code, details)
+        else:
+            self._code, self._details = code, details
+        raise self._error()
 
     async def _feed(self, requests: Any) -> None:
         """Write what an iterator of requests yields."""

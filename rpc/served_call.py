@@ -104,6 +104,7 @@ class ServedCall:
 
     def _start(self) -> None:
         self.task = asyncio.get_running_loop().create_task(self._run())
+        self.task.add_done_callback(self._on_done)  # also of a task that was cancelled before it ran
 
     # --- StreamUser ----------------------------------------------------------------------------------------
     def on_head(self, block: HeaderBlock, ended: bool) -> None:
@@ -159,13 +160,14 @@ class ServedCall:
             elif not self._is_over:
                 logger.exception("handler failed method=%s", self._head.path.decode("ascii", "replace"))
                 self._finish(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._is_over = True
-            self._on_over(self)
-            for callback in self._callbacks:
-                callback(self)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_over = True
+        self._on_over(self)
+        for callback in self._callbacks:
+            callback(self)
 
     def _decoded(self, message: Buffer) -> Any:
         """Raises: _RefusedError."""

@@ -7,9 +7,10 @@ there is. Beyond `limit` a connection that holds more than SMALL_SHARE stops rea
 have freed memory. So calls of ordinary size never wait for it, and three rules keep large ones from waiting
 without end:
 
-* One connection, the favoured, reads on until its messages are whole, whatever their size.
-* A connection that holds part of a message and sends less than MIN_RATE, although nothing but its peer keeps
-  it from sending, loses that message. So peers that only take memory do not keep it.
+* One connection, the favoured, reads on until its messages are whole, whatever their size; what it holds
+  does not count for the others. If they still wait after FAVOUR_S, it loses these messages.
+* A connection that holds part of a message and sends less than MIN_RATE of it, although nothing but its peer
+  keeps it from sending, loses that message. So peers that only take memory do not keep it.
 * Beyond twice `limit` an incomplete message that does not belong to the favoured one is dropped when more of
   it comes.
 """
@@ -21,7 +22,7 @@ import logging
 from itertools import islice
 from typing import Final, Protocol
 
-from .wire_limits import CHECK_S, MIN_RATE, READ_AHEAD, SMALL_SHARE, STALL_S
+from .wire_limits import CHECK_S, FAVOUR_S, MIN_RATE, READ_AHEAD, SMALL_SHARE, STALL_S
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class MemoryUser(Protocol):
 
     @property
     def received(self) -> int:
-        """Bytes of DATA since its begin."""
+        """Bytes of messages that were not whole when they came, since its begin."""
 
     @property
     def waits_for_reader(self) -> bool:
@@ -70,17 +71,22 @@ class SharedMemory:
         self._marks: dict[MemoryUser, tuple[float, int]] = {}
         self.stopped: dict[MemoryUser, None] = {}  # who does not read its socket, oldest first
         self._favoured: MemoryUser | None = None
+        self._favoured_at = 0.0
         self._checked = self._logged = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_exhausted(self) -> bool:
         """Whether large messages have to wait."""
-        return self.held > self.limit
+        return self._counted > self.limit
+
+    @property
+    def _counted(self) -> int:
+        return self.held - (self._favoured.held if self._favoured is not None else 0)
 
     def must_drop(self, user: MemoryUser) -> bool:
         """Whether there is no memory left for the incomplete message that `user` receives."""
-        return self.held > 2 * self.limit and user is not self._favoured
+        return self._counted > 2 * self.limit and user is not self._favoured
 
     def on_received(self, user: MemoryUser) -> None:
         """Look at a connection that has received DATA, as it holds part of a message or others hold much."""
@@ -92,7 +98,7 @@ class SharedMemory:
         if not self.is_exhausted or user is self._favoured:
             return
         if self._favoured is None and user.is_receiving:
-            self._favoured = user
+            self._favour(user)
             return
         self.stopped[user] = None
         user.stop_reading()
@@ -118,13 +124,17 @@ class SharedMemory:
         self._marks[user] = asyncio.get_running_loop().time(), user.received
 
     def _favour_next(self) -> None:
-        self._favoured = next((each for each in self.stopped if each.is_receiving), None)
+        self._favour(next((each for each in self.stopped if each.is_receiving), None))
         if self._favoured is not None:
             self._resume(self._favoured)
 
+    def _favour(self, user: MemoryUser | None) -> None:
+        self._favoured = user
+        self._favoured_at = asyncio.get_running_loop().time()
+
     def _let_read(self) -> None:
         """Let as many connections read as there is room for what each may read in one turn."""
-        for user in list(islice(self.stopped, max(1, (self.limit - self.held) // READ_AHEAD))):
+        for user in list(islice(self.stopped, max(1, (self.limit - self._counted) // READ_AHEAD))):
             self._resume(user)
 
     def _resume(self, user: MemoryUser) -> None:
@@ -164,6 +174,9 @@ class SharedMemory:
     def _look(self) -> None:
         self._timer = None
         self._end_stalled()
+        favoured_s = asyncio.get_running_loop().time() - self._favoured_at
+        if self.stopped and self._favoured is not None and favoured_s >= FAVOUR_S:
+            self._favoured.drop_incomplete("memory for requests is scarce, and others wait for this one")
         if self.stopped:
             if self._favoured is None:
                 self._favour_next()

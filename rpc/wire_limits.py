@@ -63,6 +63,8 @@ READ_AHEAD: Final = 256 << 10
 MIN_RATE: Final = 16 << 10
 STALL_S: Final = 1.0
 CHECK_S: Final = 0.25
+#: Time in seconds that one connection may have more than the budget while others wait.
+FAVOUR_S: Final = 30.0
 #: Digits of a number in `grpc-timeout` (gRPC over HTTP/2), and in `grpc-status` or `content-length`.
 MAX_TIMEOUT_DIGITS: Final = 8
 MAX_NUMBER_DIGITS: Final = 18

@@ -1,7 +1,7 @@
 """Something answers a call with bytes that are no message: an error like any other, and the caller goes on.
 
-gRPC's asyncio calls give None then. Each kind of caller is tried against a server whose first answers are
-such bytes.
+grpc.aio's calls give None then; those of our channel fail by themselves. Each kind of caller is tried
+against a server whose first answers are such bytes.
 """
 
 from __future__ import annotations

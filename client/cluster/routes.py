@@ -23,6 +23,7 @@ import grpc.aio
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
+from ledgermq.proto.foreign_text import safe_text
 from ledgermq.proto.grpc_answers import decoded
 from ledgermq.rpc.http2_connection import SPEAKS_HTTP_1
 
@@ -235,7 +236,10 @@ class Routes:
             try:
                 answer = decoded(await call(self._stub(number)))
             except grpc.RpcError as error:
-                logger.info("nameserver does not answer address=%s error=%s", self.nameservers[number], error)
+                logger.info(
+                    "nameserver does not answer address=%s error=%s",
+                    self.nameservers[number], safe_text(str(error)),
+                )  # fmt: skip
                 if is_stranger(error):
                     stranger = self.nameservers[number]
                 continue
@@ -412,7 +416,7 @@ class Routes:
             try:
                 await self._watch_once(topics, changed)
             except grpc.RpcError as error:
-                logger.info("route watch broke nameserver=%s error=%s", self.asked, error)
+                logger.info("route watch broke nameserver=%s error=%s", self.asked, safe_text(str(error)))
                 self._at = (self._at + 1) % len(self.nameservers)
                 await asyncio.sleep(RETRY_PAUSE_S)
             finally:

@@ -46,7 +46,7 @@ class PartBuilder:
         """Take an item; return the part that it completes. Raises: UsageError."""
         if isinstance(item, Message):
             self._as_messages().append(item)
-            self._room -= len(item.body) if isinstance(item.body, bytes | bytearray | memoryview) else 0
+            self._room -= len(item.body) if isinstance(item.body, bytes | bytearray | memoryview | str) else 0
         else:
             body = item if type(item) is bytes and self._topic else self._body(item)
             self._room -= len(body)

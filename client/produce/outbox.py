@@ -27,7 +27,6 @@ from typing import Any, Final, overload
 from ..arguments import check_name, check_text
 from ..errors import BufferFullError, ClosedError, LedgerMQError, MessageTooLargeError, TopicNotFoundError
 from ..message import Message, MessageQueue, SendReceipt
-from .batch import Batch
 from .early_message import EarlyMessage, body_bytes, keep
 from .encoding import check_labels
 from .message_ids import process_ids
@@ -36,6 +35,7 @@ from .produce_stream import BrokerGroupConnection, now_ms
 from .queue_selection import QueueSelector, Selection, queue_of_group
 from .receipts import ReceiptRange, receipts
 from .send_window import MAX_SECTION_COUNT, Section, SendWindow
+from .sent_batch import SentBatch
 from .topic_lanes import TopicLanes
 
 logger = logging.getLogger(__name__)
@@ -435,7 +435,9 @@ class Outbox:
             return False
         return part.largest <= self._lanes(part.topic).largest
 
-    async def put_stretch(self, part: Stretch, batch: Batch, ready: Callable[[], Awaitable[None]]) -> None:
+    async def put_stretch(
+        self, part: Stretch, batch: SentBatch, ready: Callable[[], Awaitable[None]]
+    ) -> None:
         """Add all messages of a stretch: to `batch`, one future per run, with that run's receipts.
 
         `ready()` waits for room and for lanes. Raises: what `ready` raises, and ClosedError. An error applies
@@ -446,7 +448,7 @@ class Outbox:
             await ready()
             at += self._put_some(part.topic, part.bodies[at:] if at else part.bodies, size, batch)
 
-    def _put_some(self, topic: str, bodies: list[bytes], size: int, batch: Batch) -> int:
+    def _put_some(self, topic: str, bodies: list[bytes], size: int, batch: SentBatch) -> int:
         """Put as many plain messages into one run as section and bound allow. Return how many.
 
         `size`: of all bodies; 0: they may differ.

@@ -68,7 +68,6 @@ from ..errors import (
 from ..message import Message, MessageQueue, SendReceipt
 from ..pauses import CHECK_S
 from ..trace.tracer import TRACE_TIMEOUT_MS, Tracer, trace_source
-from .batch import Batch
 from .early_message import keep, message_of
 from .encoding import COMPRESS_ABOVE, RecordEncoder
 from .latency_fault import SEED_TABLE, CallTimes, LatencyFaultTable, LatencyTable
@@ -89,6 +88,7 @@ from .queue_selection import (
 )
 from .send_trace import trace_section
 from .send_window import Delivered, Failed, Outcome, SendWindow
+from .sent_batch import SentBatch
 from .topic_lanes import TopicLanes
 
 logger = logging.getLogger(__name__)
@@ -406,7 +406,7 @@ class Producer:
         messages = list(messages)
         if (other := next((each for each in messages if not isinstance(each, Message)), None)) is not None:
             raise wrong("messages", other, "Message objects; nothing was sent")
-        batch = Batch()
+        batch = SentBatch()
         await self._put_all(stretches(messages, self._compress_above), batch)
         return await batch.receipts()
 
@@ -442,7 +442,7 @@ class Producer:
     ) -> int:
         """Do the same with parts (see `many`), for the synchronous producer."""
         self._check_open()
-        waiting: deque[Batch] = deque()
+        waiting: deque[SentBatch] = deque()
         read = stored = 0
         failures: list[LedgerMQError] = []
 
@@ -463,7 +463,7 @@ class Producer:
         try:
             async with aclosing(parts):
                 async for part in parts:
-                    waiting.append(Batch(read))
+                    waiting.append(SentBatch(read))
                     read += len(part)
                     await self._put_all(_cut_part(part, topic, self._compress_above), waiting[-1])
                     await settle(_MOST_PARTS)
@@ -480,7 +480,7 @@ class Producer:
             raise first
         return stored
 
-    async def _put_all(self, parts: Iterable[Message | Stretch], batch: Batch) -> None:
+    async def _put_all(self, parts: Iterable[Message | Stretch], batch: SentBatch) -> None:
         """Put the messages of a batch, waiting for room. Errors become results; the others continue."""
         no_route: dict[str, LedgerMQError] = {}  # topics whose route was refused: asked for once only
         for part in parts:
@@ -501,7 +501,7 @@ class Producer:
                     no_route[part.topic] = error
                 batch.fail(error, end - batch.count)
 
-    async def _put_in_turn(self, message: Message, batch: Batch) -> None:
+    async def _put_in_turn(self, message: Message, batch: SentBatch) -> None:
         """Put one message of a batch once there is room. An error becomes its result; the others continue."""
         await self._ready_for(message.topic)
         try:

@@ -82,9 +82,8 @@ class EventLoopFront(PortFront):
         protocol = self._serve(partial(self.left, inbound))
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+        transport.resume_reading()  # before the server, which may pause it
         feed(protocol, first)
-        if not transport.is_closing():
-            transport.resume_reading()
 
 
 class _Inbox(asyncio.BufferedProtocol):

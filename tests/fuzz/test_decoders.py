@@ -47,7 +47,6 @@ EXEMPT: Final = {
     ),
     "client/produce/plain_run.py PlainRun._write_equal": "a producer's own records",
     "client/produce/plain_run.py PlainRun._write_different": "a producer's own records",
-    "client/produce/plain_run.py PlainRun._put_heads": "a producer's own records",
     "client/produce/send_trace.py _messages": "a producer's own records",
     "client/bench/workloads.py _receive": "the benchmark's own messages",
     "client/demo/checks.py check": "the report that the demonstration's own check wrote",

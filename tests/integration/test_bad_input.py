@@ -73,7 +73,7 @@ ALONE = [
     Row("unknown flag", "cluster status --nod x", 2, ("--nod", "--node", "--help")),
     Row("missing argument", "send", 2, ("TOPIC", "ledgermq send --help")),
     Row("missing option", "consume orders", 2, ("--group", "ledgermq consume --help")),
-    Row("not a number", "send orders hi --count many", 2, ("--count", "integer", "--help")),
+    Row("not a number", "send orders hi --count many", 2, ("--count", "whole number", "--help")),
     Row("not a length of time", "cluster status --wait soon", 1, ("soon", "30s")),
     Row("the version", "--version", 0, ("ledgermq 0.",)),
     Row("empty tag", "send orders hi --tag ''", 1, ("invalid tag", "empty", "Nothing was sent")),

@@ -28,7 +28,7 @@ WITH_CLUSTER = [
     Row("topic exists", "topic create orders -n {ns}", 1, ("orders", "exists")),
     Row("bad topic name", "topic create bad.name! -n {ns}", 1, ("bad.name!",)),
     Row("empty topic name", "topic create '' -n {ns}", 1, ("not a valid topic name",)),
-    Row("too many queues", "topic create wide --queues 5000 -n {ns}", 2, ("--queues", "1024")),
+    Row("too many queues", "topic create wide --queues 5000 -n {ns}", 2, ("--queues", "1,024")),
     Row("topic type that is none", "topic create typed --type odd -n {ns}", 1, ("odd", "fifo")),
     Row("describe an unknown topic", "topic describe order -n {ns}", 1, ("order", "orders")),
     Row("delete an unknown topic", "topic delete nothing --yes -n {ns}", 1, ("nothing",)),

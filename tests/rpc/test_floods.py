@@ -20,7 +20,7 @@ from tests.tls import CERTIFICATE
 
 from .floods import FLOODS, Flood, Methods
 from .peers import LIMITS, Service, Stub, channel_to, run, serving, until
-from .raw_peer import ECHO, ENDLESS, MIRROR, SLEEP, UNREAD, FrameWriter, RawPeer, message, raw_peer
+from .raw_peer import ECHO, ENDLESS, MIRROR, SLEEP, UNREAD, FrameWriter, RawPeer, message, raw_peer, request
 
 
 @asynccontextmanager
@@ -351,6 +351,32 @@ def test_an_idle_connection_is_closed_whatever_its_keepalive(keepalive_s: float)
                         peer.send(h2.PING, h2.ACK, 0, frame[3])
 
             assert await answer() == (h2.NO_ERROR, "idle")
+
+    run(test)
+
+
+def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing() -> None:
+    """All of it is read in one turn, so that the handler's task never takes its first step."""
+
+    async def test() -> None:
+        async with serving("wire") as (server, address, service), raw_peer(address) as peer:
+            for stream_id in range(1, 41, 2):
+                peer.call(stream_id, body=b"x")
+                peer.send(h2.RST_STREAM, 0, stream_id, b"\0\0\0\x08")
+            peer.send(h2.PING, 0, 0, bytes(8))
+            await peer.until(h2.PING)
+            await until(lambda: not server._calls)
+            assert service.started == 0
+
+    run(test)
+
+
+def test_a_connection_whose_calls_were_refused_leaves_nothing() -> None:
+    async def test() -> None:
+        async with serving("wire") as (server, address, _service), raw_peer(address) as peer:
+            peer.call(1, request(b"/no.Such/Method"))
+            await peer.until(h2.HEADERS, 1)
+            assert not server._calls
 
     run(test)
 

@@ -119,7 +119,7 @@ def test_a_slow_handler_is_no_fault_of_its_peer() -> None:
             stub: Any = Stub(channel)
             calls = [stub.unread() for _ in range(8)]
             writers = [asyncio.create_task(_write(call, 20)) for call in calls]
-            await until(lambda: server._shared.is_exhausted)
+            await until(lambda: server._shared.held > limits.total_memory)
             assert await stub.echo(b"small") == b"small", "on a connection that holds too much"
             await asyncio.sleep(0.5)
             service.go_on.set()
@@ -181,7 +181,7 @@ def test_the_first_one_beyond_the_limit_goes_on_and_the_next_when_it_is_done() -
         shared = SharedMemory(MIB)
         first, second, third = (User(shared) for _ in range(3))
         first.take(MIB + 1)
-        second.take(SMALL_SHARE + 1)
+        second.take(2 * MIB)
         third.take(SMALL_SHARE + 1)
         assert (first.is_reading(), second.is_reading(), third.is_reading()) == (True, False, False)
         first.take(100 * MIB)
@@ -201,8 +201,9 @@ def test_the_first_one_beyond_the_limit_goes_on_and_the_next_when_it_is_done() -
 def test_who_holds_little_reads_on_whatever_others_hold() -> None:
     async def test() -> None:
         shared = SharedMemory(MIB)
-        large, small = User(shared), User(shared)
+        large, other, small = (User(shared) for _ in range(3))
         large.take(10 * MIB)
+        other.take(2 * MIB)
         for _ in range(10):
             small.take(SMALL_SHARE, whole=True)
             assert small.is_reading()
@@ -237,9 +238,37 @@ def test_one_that_stops_reading_is_looked_at_without_any_further_byte() -> None:
         shared = SharedMemory(MIB)
         favoured, waiting = User(shared), User(shared)
         favoured.take(2 * MIB)
-        waiting.take(MIB)
+        waiting.take(MIB + 1)
         assert not waiting.is_reading()
         await until(favoured.was_dropped)
+        assert waiting.is_reading() and not waiting.was_dropped()
+        shared.forget(waiting)
+
+    run(test)
+
+
+def test_what_one_large_message_takes_is_not_taken_from_the_others() -> None:
+    async def test() -> None:
+        shared = SharedMemory(MIB)
+        large, other = User(shared), User(shared)
+        large.take(50 * MIB)
+        other.take(MIB)
+        assert other.is_reading()
+
+    run(test)
+
+
+def test_the_favour_ends_although_the_favoured_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "FAVOUR_S", 0.3)
+
+    async def test() -> None:
+        shared = SharedMemory(MIB)
+        favoured, waiting = User(shared), User(shared)
+        favoured.take(2 * MIB)
+        waiting.take(MIB + 1)
+        while not favoured.was_dropped():
+            favoured.take(100_000)
+            await asyncio.sleep(0.01)
         assert waiting.is_reading() and not waiting.was_dropped()
         shared.forget(waiting)
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from ledgermq.client.errors import BufferFullError, ClosedError, RefusedError
 from ledgermq.client.message import Message, MessageQueue, SendReceipt, unpack_body
-from ledgermq.client.produce.batch import Batch
 from ledgermq.client.produce.encoding import RecordEncoder
 from ledgermq.client.produce.outbox import Outbox
 from ledgermq.client.produce.plain_run import Stretch, stretches
 from ledgermq.client.produce.produce_stream import BrokerGroupConnection
 from ledgermq.client.produce.queue_selection import QueueSelector, StickyRoundRobin, StrictRoundRobin
 from ledgermq.client.produce.send_window import MAX_SECTION_COUNT, Delivered, Request, SendWindow
+from ledgermq.client.produce.sent_batch import SentBatch
 from ledgermq.client.produce.topic_lanes import TopicLanes
 from ledgermq.proto import log_pb2
 from ledgermq.proto.record import (
@@ -159,7 +159,7 @@ async def test_nothing_joins_a_run_that_something_came_behind(monkeypatch: pytes
     assert desk.box.join("orders", b"03") is None
     desk.box.put(Message("orders", b"03"))
     assert desk.box.join("orders", b"04") is not None
-    await desk.box.put_stretch(Stretch.of("orders", [b"05"] * 20), Batch(), desk.box.ready)
+    await desk.box.put_stretch(Stretch.of("orders", [b"05"] * 20), SentBatch(), desk.box.ready)
     assert desk.box.join("orders", b"06") is None
     desk.box.put(Message("orders", b"06"))
     expected = [b"00", b"01", b"02", b"0" * 200, b"03", b"04", *[b"05"] * 20, b"06"]
@@ -261,7 +261,7 @@ async def test_what_a_group_would_refuse_is_not_put_with_others(monkeypatch: pyt
 
 async def test_a_section_has_no_more_messages_than_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(monkeypatch)
-    batch = Batch()
+    batch = SentBatch()
     await desk.box.put_stretch(Stretch.of("orders", [b"0"] * (MAX_SECTION_COUNT - 4)), batch, desk.box.ready)
     desk.window._max_section = 1 << 30
     count = 1
@@ -319,7 +319,7 @@ async def test_a_stretch_is_put_in_pieces_that_sections_and_the_bound_take(
 ) -> None:
     desk = Desk(monkeypatch, max_bytes=20_000)
     sent = [b"%04d" % number + bytes(number) for number in range(200)]
-    batch = Batch()
+    batch = SentBatch()
 
     async def put() -> None:
         for part in stretches([Message("orders", body) for body in sent], 4096):
@@ -403,7 +403,7 @@ def test_whatever_comes_after_whatever_every_record_is_sound_and_its_receipt_tru
                 future = joined or box.put(Message("orders", sent, "t" * (step == "label")))
                 waiting.append((future, [sent]))
             elif step == "batch":
-                put = Batch()
+                put = SentBatch()
                 batch = [body(min(size, 3000)) for _ in range(12)]
                 await box.put_stretch(Stretch.of("orders", batch), put, box.ready)
                 waiting += [(put._futures[0], batch)] if len(put._futures) == 1 else []

@@ -186,3 +186,11 @@ async def test_a_function_that_fails_keeps_no_other_message_from_its_result(
         assert (await producer.send("orders", b"two")).queue_offset == 2
         assert group.stored() == 3
     assert "a bug of the caller" in caplog.text
+
+
+async def test_batches_that_fail_for_the_same_reason_each_say_what_of_them_failed() -> None:
+    async with producing() as (_, _, producer):
+        batches = [producer.send_batch([Message("absent", b"x")] * count) for count in (3, 7)]
+        errors = await asyncio.gather(*batches, return_exceptions=True)
+        positions = [each.failed_messages for each in errors if isinstance(each, TopicNotFoundError)]
+        assert positions == [(range(3),), (range(7),)]

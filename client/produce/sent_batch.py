@@ -1,4 +1,4 @@
-"""Batch: which messages of one call wait for which results.
+"""SentBatch: which messages of one call wait for which results.
 
 Owns: the order, and the positions of what failed. Must not: send.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, cast
 
 from ..errors import LedgerMQError
@@ -14,7 +15,7 @@ from ..message import SendReceipt
 from .receipts import ReceiptRange, Receipts
 
 
-class Batch:
+class SentBatch:
     """Futures of consecutive messages, in order. Each stands for one message or more."""
 
     __slots__ = ("_counts", "_futures", "count", "first")
@@ -52,7 +53,9 @@ class Batch:
         for result in results:
             if isinstance(result, BaseException):
                 if isinstance(result, LedgerMQError):
-                    result.failed_messages = tuple(self._failed(results))
+                    mine = copy(result)  # callers that waited for the same thing share the error
+                    mine.failed_messages = tuple(self._failed(results))
+                    raise mine from result.__cause__
                 raise result
         return Receipts(cast("list[SendReceipt | ReceiptRange]", results))
 
