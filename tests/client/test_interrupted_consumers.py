@@ -14,10 +14,14 @@ from .fakes import FakeGroup
 from .push_listeners import fill, numbers, until_committed
 from .served import Served, served
 
-#: Says so when the main thread waits: it is in the client's code, and there in a wait.
+#: Says so when the main thread waits: it is in the client's code, and there in a wait. A line is one write,
+#: because `print` writes the end of a line by itself, and two threads speak.
 BEGIN = """
 import sys, threading, time
 from contextlib import suppress
+
+def say(line):
+    print(line + "\\n", end="", flush=True)
 
 def say_when_waiting():
     main = threading.main_thread().ident
@@ -27,14 +31,14 @@ def say_when_waiting():
             names.append(frame.f_code.co_name)
             frame = frame.f_back
         if names[0] in ("wait", "select", "run_forever") and "WAITS" in names:
-            print("waits", flush=True)
+            say("waits")
             return
         time.sleep(0.01)
 
 threading.Thread(target=say_when_waiting, daemon=True).start()
 
 def work(messages):
-    print("listens", flush=True)
+    say("listens")
     sys.stdin.readline()
 """
 PUSH = """
@@ -63,7 +67,7 @@ from ledgermq.client.sync import Consumer
 with suppress(KeyboardInterrupt), Consumer(sys.argv[1], group="billing", topic="orders") as consumer:
     for message in consumer:
         message.ack()
-        print("has one", flush=True)
+        say("has one")
         sys.stdin.readline()
 """
 ASYNC_LOOP = """
@@ -76,7 +80,7 @@ async def main():
         while True:
             for message in await consumer.receive():
                 await consumer.ack(message)
-                print("has one", flush=True)
+                say("has one")
                 await asyncio.Event().wait()
 
 with suppress(KeyboardInterrupt):
@@ -144,7 +148,7 @@ def test_an_interrupted_push_consumer_leaves_its_group_when_it_has_finished_ever
     cluster: Served[MessagingCluster],
 ) -> None:
     cluster.run(fill(cluster.cluster, numbers(3)))
-    done = PUSH.replace("work)", "lambda messages: print('listens', flush=True))")
+    done = PUSH.replace("work)", "lambda messages: say('listens'))")
     group = cluster.cluster.groups[0]
     interrupted(done, cluster, "listens", lambda: cluster.run(until_committed(group, 3)))
     assert not members(cluster)
