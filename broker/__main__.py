@@ -60,8 +60,8 @@ _ALIASES: Final = {"data_dir": "--data", "node_id": "--node"}
 _SWITCHES: Final = {"rejoin"}
 _HELP: Final = {
     "data_dir": "folder of this node's log and state; created when missing",
-    "node_id": "id of this node in its group",
-    "peers": "all nodes of the group, this one included: n1=host:port,n2=host:port",
+    "node_id": "id of this node in its broker group",
+    "peers": "all nodes of the broker group, this one included: n1=host:port,n2=host:port",
     "listener": (
         "name=x,messaging_bind=h:p,log_bind=h:p[,messaging_advertise=h:p,log_advertise=h:p]; more after a ';'"
     ),
@@ -69,8 +69,8 @@ _HELP: Final = {
     "cluster": "name of the cluster",
     "group": "name of the broker group, equal on its nodes",
     "zone": (
-        "where this node stands (a rack, a data centre): producers with the same zone prefer the groups "
-        "that it leads"
+        "where this node stands (a rack, a data centre): producers with the same zone prefer the broker "
+        "groups that it leads"
     ),
     "flush": "sync, async_timed or async_notify: what an acknowledgement promises (docs/architecture.md)",
     "direct_write_bytes": (
@@ -82,9 +82,9 @@ _HELP: Final = {
     "master": "id of the first master; empty on a slave: asked of the nameservers",
     "min_insync_slaves": "sync_master: slaves that must hold a message on disk before it is confirmed",
     "slave_timeout_ms": "sync_master: how long to wait for them, before the answer says that they lack it",
-    "raft_bind": "host:port for the other nodes of the group",
+    "raft_bind": "host:port for the other nodes of the broker group",
     "http_bind": "host:port for /livez, /startupz, /readyz and /metrics",
-    "segment_size": "size of a log segment, e.g. 64MiB; fixed when the group is made",
+    "segment_size": "size of a log segment, e.g. 64MiB; fixed when the broker group is made",
     "max_message_bytes": "largest message body; an entry, a quarter of a segment, must hold it",
     "auto_create_topics": "true: a topic comes into being by its first use",
     "queues_per_topic": "queues of a new topic when its creator names no number",

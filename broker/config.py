@@ -311,11 +311,11 @@ class BrokerConfig(BaseModel):
                 "async_master or sync_master"
             )
         if self.master and self.master not in self.voters:
-            raise ValueError(f"master: is no node of this group; it has {', '.join(self.voters)}")
+            raise ValueError(f"master: is no node of this broker group; it has {', '.join(self.voters)}")
         if self.replication == "sync_master" and self.min_insync_slaves > slaves:
             raise ValueError(
-                f"min_insync_slaves: no message could ever be confirmed, the group has {slaves} besides the "
-                "master. Lower it, or add nodes to `peers`"
+                f"min_insync_slaves: no message could ever be confirmed, the broker group has {slaves} "
+                "besides the master. Lower it, or add nodes to `peers`"
             )
 
     def _fit_messages_into_segments(self) -> None:
@@ -335,14 +335,14 @@ class BrokerConfig(BaseModel):
             raise ValueError(
                 f"segment_size: segments of {self.segment_size} bytes hold messages of at most {largest} "
                 f"bytes, and max_message_bytes is {self.max_message_bytes}. Set segment_size to at least "
-                f"{needed}MiB, or max_message_bytes to at most {largest} (all nodes of a group alike)"
+                f"{needed}MiB, or max_message_bytes to at most {largest} (all nodes of a broker group alike)"
             )
 
     @property
     def voters(self) -> dict[str, str]:
-        """Raft address by node id, of all nodes of the group; one without peers is a group of its own.
+        """Raft address by node id, of all nodes of the broker group, which may be this one alone.
 
-        In a group with a master only that one votes.
+        In a broker group with a master only that one votes.
         """
         return self.peers or {self.node_id: self.raft_bind}
 

@@ -29,7 +29,7 @@ REMIND_S: Final = 30.0
 
 def looks_for(config: BrokerConfig) -> str:
     """Return the text for probes during the search."""
-    return f"looks for the master of group {config.group}, which no nameserver knows yet"
+    return f"looks for the master of broker group {config.group}, which no nameserver knows yet"
 
 
 async def find_master(config: BrokerConfig) -> str:
@@ -45,8 +45,8 @@ async def find_master(config: BrokerConfig) -> str:
         if loop.time() - said >= REMIND_S:
             said = loop.time()
             logger.warning(
-                "%s does not start yet: it was not told who the master of group %s is, and none is registered"
-                " with %s. Start the master (with `master` set to its own id), or set `master` here",
+                "%s does not start yet: it was not told who the master of broker group %s is, and none is "
+                "registered with %s. Start the master (with `master` set to its own id), or set `master`",
                 config.node_id, config.group, ", ".join(config.nameservers),
             )  # fmt: skip
         await asyncio.sleep(PAUSE_S)

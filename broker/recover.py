@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="data folder of a stopped node")
     parser.add_argument("--show", action="store_true", help="only show what the folder holds")
     parser.add_argument("--clone-for", default="", metavar="NODE", help="make this copy into NODE's folder")
-    parser.add_argument("--yes-lose-data", default="", metavar="GROUP", help="the group's name, for scripts")
+    parser.add_argument(
+        "--yes-lose-data", default="", metavar="GROUP", help="the broker group's name, for scripts"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     options = parser.parse_args(arguments)
     try:
@@ -77,12 +79,12 @@ def _recover(folder: StoppedFolder, name_given: str, as_json: bool) -> None:
         {**facts(survivor, folder), "new_group_id": f"{made.group_id:016x}", "to_clone": others}
         if as_json
         else [
-            f"group {made.group} begins anew in {folder.data}: group id {made.group_id:016x},"
+            f"broker group {made.group} begins anew in {folder.data}: group id {made.group_id:016x},"
             f" {_count(survivor.last_index, 'entry', 'entries')}.",
             f"Do not start {made.node_id} yet. Next, for each of {', '.join(others)}:",
             f"  1. copy {folder.data} to its machine, for example: rsync -a {folder.data}/ HOST:DATA/",
             "  2. there: ledgermq cluster recover --data DATA --clone-for NODE",
-            "Then start all nodes with their usual flags: the group works when all of them have met.",
+            "Then start all nodes with their usual flags: the broker group works when all of them have met.",
         ]
     )
 
@@ -117,7 +119,7 @@ def describe(survivor: Survivor, now: datetime) -> list[str]:
     behind = _count(last - survivor.commit_hint, "entry", "entries")
     nodes = [f"{node} (this one)" if node == identity.node_id else node for node in sorted(identity.members)]
     rows = [
-        ("node", f"{identity.node_id} of group {identity.group}, cluster {identity.cluster_id}"),
+        ("node", f"{identity.node_id} of broker group {identity.group}, cluster {identity.cluster_id}"),
         ("group id", f"{identity.group_id:016x}" if identity.group_id else "never known"),
         ("term", f"{survivor.term:,}"),
         ("last entry", _last_entry(survivor, now)),
@@ -188,7 +190,7 @@ def _age(age: timedelta) -> str:
 
 def _why_no_vote(survivor: Survivor) -> str:
     if survivor.identity.recovery is not None and not survivor.identity.recovery.counted:
-        return "this folder has not taken part in the recovered group yet"
+        return "this folder has not taken part in the recovered broker group yet"
     return (
         "this node was catching up, or lost what was not flushed, when it stopped: much may be missing here."
         " Prefer another survivor without this warning"
@@ -203,7 +205,7 @@ def _how_recovered(survivor: Survivor) -> str:
 
 
 def consequences(survivor: Survivor) -> list[str]:
-    """Return in plain words what is lost and what changes when the group goes on from this folder."""
+    """Return in plain words what is lost and what changes when the broker group goes on from this folder."""
     node, members = survivor.identity.node_id, survivor.identity.members
     behind = _count(survivor.last_index - survivor.commit_hint, "entry", "entries")
     others = ", ".join(other for other in sorted(members) if other != node)
@@ -215,19 +217,19 @@ WHAT RECOVERING MEANS
 * Made valid: {behind} at the end of this log may never have been confirmed to a client. They count from
   now on: a message whose sending failed may be delivered after all, an offset may be further than
   its client knew.
-* The data folders of {others} as they are now can never be used with this group again: such a node is
+* The data folders of {others} as they are now can never be used with this broker group again: such a node is
   refused until it starts with a copy of this folder, or empty with --rejoin.
-* Be sure that a majority of the group cannot come back. If it can, bring it back instead: then nothing
+* Be sure that a majority of the broker group cannot come back. If it can, bring it back instead: then nothing
   is lost."""
     return text.splitlines()
 
 
 def confirm(broker_group: str, name_given: str) -> None:
-    """Ask for the group's name. Raises: NotConfirmedError."""
+    """Ask for the broker group's name. Raises: NotConfirmedError."""
     if name_given:
         answer = name_given
     elif sys.stdin.isatty():
-        sys.stdout.write(f"Type the group's name to go on ({broker_group}): ")
+        sys.stdout.write(f"Type the broker group's name to go on ({broker_group}): ")
         sys.stdout.flush()
         answer = sys.stdin.readline().strip()
     else:
@@ -237,7 +239,7 @@ def confirm(broker_group: str, name_given: str) -> None:
         )
     if answer != broker_group:
         raise NotConfirmedError(
-            f'"{answer}" is not the name of this group, which is {broker_group}; nothing was changed.'
+            f'"{answer}" is not the name of this broker group, which is {broker_group}; nothing was changed.'
         )
 
 

@@ -42,8 +42,8 @@ LOST_RETRY_AFTER_MS: Final = 1
 DRAINING_PAUSE_MS: Final = 1000
 DRAINING_TEXT: Final = (
     "broker group {group} takes no new messages: it is being drained, or was removed. Nothing was stored. "
-    "Send to another group (the route names those that take messages), or take it back: ledgermq cluster "
-    "undrain {group}"
+    "Send to another broker group (the route names those that take messages), or take it back: ledgermq "
+    "cluster undrain {group}"
 )
 
 

@@ -82,7 +82,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was restored, and as which group."""
+    """What was restored, and as which broker group."""
 
     found: Survey
     identity: Identity
@@ -263,8 +263,8 @@ def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
     if len(ids) > 1 and 0 not in ids:
         return (
             f"{differ} One was made before this broker group was restored or recovered, the other one after "
-            f"it (group ids {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name only "
-            "dumps of the same id"
+            f"it (group ids {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name "
+            "only dumps of the same id"
         )
     return (
         f"{differ} That is never so in a broker group that is well: run ledgermq check on them, and then "
@@ -424,7 +424,7 @@ def _check_space(dumped: DumpedLog, base: NodeLog, target: Target, files: RealFi
 def _make_first(
     dumped: DumpedLog, base: NodeLog, limit: Limit, target: Target, name: str, files: RealFileSystem
 ) -> Survey:
-    """Make the folder of a node of the dumped group. Raises: RestoreError, BrokerError, OSError."""
+    """Make the folder of a node of the dumped broker group. Raises: RestoreError, BrokerError, OSError."""
     data, m = target.work / name, base.manifest
     plan = FolderPlan(
         cluster_id=target.cluster,
@@ -564,8 +564,8 @@ def _next_steps(target: Target, segment_size: int) -> list[str]:
         many = f" --peers {peers}" if len(target.nodes) > 1 else ""
         lines.append(f"  ledgermq broker {flags} --segment-size {segment_size}{many} ...")
     lines.append(
-        "It takes messages when all of its nodes have met once. Never run it beside the group that was "
-        "dumped, under the same names and nameservers."
+        "It takes messages when all of its nodes have met once. Never run it beside the broker group that "
+        "was dumped, under the same names and nameservers."
     )
     return lines
 

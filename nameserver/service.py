@@ -114,7 +114,7 @@ class NameServerService:
             if not self._table.make_way(route, request.is_leader):
                 return self._refuse_stranger(request, rivals)
             logger.error(
-                "not listed any more, a group of the same name has a leader group=%s nodes=%s leader=%s",
+                "not listed any more: another broker group of its name leads group=%s nodes=%s leader=%s",
                 route.group, ",".join(rivals), request.node_id,
             )  # fmt: skip
         # A node that does not know its group id yet is not listed beside nodes that do: it may belong to
@@ -183,7 +183,7 @@ class NameServerService:
     async def Unregister(self, request: pb.UnregisterRequest, context: Any) -> pb.UnregisterResponse:
         drop = self._table.remove if request.group_removed else self._table.unregister
         if drop(request.cluster, request.group, request.node_id, request.group_id):
-            what = "group removed" if request.group_removed else "unregistered"
+            what = "broker group removed" if request.group_removed else "unregistered"
             logger.info("%s node=%s group=%s", what, request.node_id, request.group)
             self._changes.tell()
         return pb.UnregisterResponse()
@@ -219,7 +219,7 @@ class NameServerService:
         if leaderless := [view.group for view in self._table.broker_groups(cluster) if not view.leader_id]:
             # Nodes started without a majority know topics only up to their checkpoints.
             message = (
-                f'whether topic "{topic}" exists in cluster "{cluster}" is not known: group '
+                f'whether topic "{topic}" exists in cluster "{cluster}" is not known: broker group '
                 f"{', '.join(leaderless)} has no leader.{hint} Ask again when it has one. See: ledgermq "
                 "cluster status"
             )
@@ -260,7 +260,7 @@ class NameServerService:
             return pb.ForgetGroupResponse(refusal=refusal)
         forgotten = self._table.forget(request.cluster, request.group)
         if forgotten:
-            logger.info("group forgotten cluster=%s group=%s", request.cluster, request.group)
+            logger.info("broker group forgotten cluster=%s group=%s", request.cluster, request.group)
         return pb.ForgetGroupResponse(forgotten=forgotten)
 
     async def WatchRoutes(

@@ -47,14 +47,15 @@ async def transfer_leadership(
     if request.to_node and request.to_node not in config.voters:
         known = ", ".join(config.voters)
         raise RefusedError(
-            route_pb2.INVALID_ARGUMENT, f'node "{request.to_node}" is not in this group; it has {known}'
+            route_pb2.INVALID_ARGUMENT,
+            f'node "{request.to_node}" is not in this broker group; it has {known}',
         )
     if (reign := raft.config.reign) is not None:
         raise RefusedError(
             route_pb2.NOT_SUPPORTED,
-            f"group {config.group} has a master, {reign.master}, which alone leads. To make another node the "
-            f"master, stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing was "
-            "changed",
+            f"broker group {config.group} has a master, {reign.master}, which alone leads. To make another "
+            f"node the master, stop {reign.master} first, and then: ledgermq cluster promote NODE; nothing "
+            "was changed",
         )
     if request.to_node == config.node_id:
         return admin_pb2.TransferLeadershipResponse(leader_id=request.to_node)

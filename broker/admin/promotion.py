@@ -164,7 +164,7 @@ class Promotions:
         if reign is None:
             raise RefusedError(
                 route_pb2.NOT_SUPPORTED,
-                f"group {self._config.group} has replication quorum: its nodes elect their leader by "
+                f"broker group {self._config.group} has replication quorum: its nodes elect their leader by "
                 f"themselves. To move the lead: ledgermq cluster transfer {node}; nothing was changed",
             )
         if request.node_id != node:
@@ -176,7 +176,7 @@ class Promotions:
         if request.generation != reign.generation:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"group {self._config.group} is in generation {reign.generation} with the master "
+                f"broker group {self._config.group} is in generation {reign.generation} with the master "
                 f"{reign.master}, not in generation {request.generation}: a node was promoted "
                 "meanwhile. Look again: ledgermq cluster status; nothing was changed",
             )

@@ -95,8 +95,8 @@ class GenerationClaims:
         if master == node or master not in self._config.voters:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f'{node} knows no other node "{master}" in group {self._config.group}: check the addresses '
-                "of the nodes; nothing was changed",
+                f'{node} knows no other node "{master}" in broker group {self._config.group}: check the '
+                "addresses of the nodes; nothing was changed",
             )
         if self._promotion.doing:
             raise RefusedError(
@@ -186,8 +186,8 @@ class GenerationClaims:
             names = " ".join(f"--instead-of {n}" for n in sorted({*unnamed, *instead_of}))
             return RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the group has from "
-                f"there since then: ledgermq cluster promote {node} {names}; nothing was changed",
+                f"promoted beside {reign.master}: {', '.join(of_each)}. To give up what the broker group has "
+                f"from there since then: ledgermq cluster promote {node} {names}; nothing was changed",
             )
         if unknown := sorted(set(instead_of) - beside.keys() - claimed.keys()):
             return RefusedError(

@@ -74,7 +74,8 @@ class ConsumerOffsets:
             raise RefusedError(route_pb2.FENCED, _fenced_text(request, int(result.fenced.argmax())))
         if not result.accepted.all():
             raise RefusedError(
-                route_pb2.STALE_ROUTE, "a topic or the group was deleted meanwhile; refresh the route"
+                route_pb2.STALE_ROUTE,
+                "a topic or the consumer group was deleted meanwhile; refresh the route",
             )
         return log_pb2.CommitOffsetsResponse()
 
@@ -151,6 +152,6 @@ def _fenced_text(request: log_pb2.CommitOffsetsRequest, place: int) -> str:
             f"still owned are stored"
         )
     return (
-        f'{queue} belongs to the members of group "{request.group}", which consume it queue by queue. Use '
-        "another group, or stop the members first"
+        f'{queue} belongs to the members of consumer group "{request.group}", which consume it queue by '
+        "queue. Use another consumer group, or stop the members first"
     )

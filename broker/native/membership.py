@@ -102,7 +102,7 @@ class _Session:
         except TimeoutError:
             raise RefusedError(
                 route_pb2.INVALID_ARGUMENT,
-                "the stream said nothing; its first request names group and member",
+                "the stream said nothing; its first request names consumer group and member",
             ) from None
         if raw is _EOF:
             return
@@ -190,7 +190,8 @@ def check_request(request: log_pb2.MembershipRequest, *, first: bool) -> None:
     problem = _problem_of_first(request) if first else ""
     if not problem and len(request.topics) > TOPICS_MAX:
         problem = (
-            f"{len(request.topics)} topics; a member subscribes to {TOPICS_MAX} at most. Use several groups"
+            f"{len(request.topics)} topics; a member subscribes to {TOPICS_MAX} at most. Use several "
+            "consumer groups"
         )
     if not problem and len(request.filter) > FILTER_MAX:
         problem = f"the filter has {len(request.filter)} characters; at most {FILTER_MAX} are allowed"

@@ -142,8 +142,8 @@ class CheckedReceive:
             if queue.lost:
                 self.notes.append(
                     f"retention deleted {queue.lost} messages of topic {self.topic.name} queue "
-                    f"{queue.queue_id} before group {self.consumer_group.name} had consumed them; the queue "
-                    f"begins at offset {queue.begin} now"
+                    f"{queue.queue_id} before consumer group {self.consumer_group.name} had consumed them; "
+                    f"the queue begins at offset {queue.begin} now"
                 )
 
 
@@ -475,8 +475,8 @@ def check_not_exclusive(state: BrokerState, consumer_group: ConsumerGroup, topic
     if membership is not None and topic in membership.subscribed:
         raise StatusError(
             v2.ILLEGAL_CONSUMER_GROUP,
-            f'the members of group "{consumer_group.name}" consume topic {topic} queue by queue; '
-            "use another group, or stop them first",
+            f'the members of consumer group "{consumer_group.name}" consume topic {topic} queue by queue; '
+            "use another consumer group, or stop them first",
         )
 
 

@@ -125,9 +125,9 @@ class Refusals:
             return ""
         master = config.reign.master
         return (
-            f"the master {master} of group {config.group} is away, or not ready yet: this attempt stored "
-            f"nothing. Repeat it; it goes on when {master} is back, or when a slave is promoted: ledgermq "
-            "cluster promote NODE. See: ledgermq cluster status"
+            f"the master {master} of broker group {config.group} is away, or not ready yet: this attempt "
+            f"stored nothing. Repeat it; it goes on when {master} is back, or when a slave is promoted: "
+            "ledgermq cluster promote NODE. See: ledgermq cluster status"
         )
 
 

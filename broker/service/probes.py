@@ -190,7 +190,7 @@ def readings(
         "ledgermq_applied_index": ("Last applied log index", lambda: raft.applied_index),
         "ledgermq_bytes_waiting": ("Bytes that wait for commit", lambda: pipeline.bytes_waiting),
         "ledgermq_waiting_polls": ("Long polls that wait", lambda: polls.count),
-        "ledgermq_topics": ("Topics of this group", lambda: len(replica.state.topics)),
+        "ledgermq_topics": ("Topics of this broker group", lambda: len(replica.state.topics)),
         "ledgermq_log_first_index": ("First entry of the log here", lambda: raft.first_index),
         "ledgermq_broker_group_mode": (
             "0 takes messages, 1 is drained, 2 was removed",

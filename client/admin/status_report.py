@@ -125,7 +125,7 @@ class BrokerGroupReport:
         text = self.verdict.text
         if self.master_id and self.verdict is BrokerGroupVerdict.NO_QUORUM:
             text = "TOO FEW SLAVES" if self.leader_id else "NO MASTER"
-        parts = [f"GROUP {self.group}", text]
+        parts = [f"BROKER GROUP {self.group}", text]
         if self.master_id:
             parts.append(f"master {self.master_id}" if self.leader_id else f"master {self.master_id} (away)")
         else:
@@ -222,7 +222,7 @@ def _strangers_note(asked: BrokerGroupAnswers) -> str:
     return (
         f'the nameserver refuses nodes of another broker group that is called "{asked.group}", too: '
         f"{', '.join(asked.strangers)}. No client is sent to them. Stop those that are not wanted; "
-        "two groups need two names. "
+        "two broker groups need two names. "
         "See: docs/runbook.md"
     )
 

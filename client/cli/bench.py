@@ -57,7 +57,7 @@ def bench(
     target: Annotated[str, typer.Option(help="Whom W6 calls: leader or follower.")] = "leader",
     rate: Annotated[float, typer.Option(help="Messages per second in W5.", min=1, max=100_000)] = 500,
     queues: Annotated[
-        int, typer.Option(help="Queues of the topic in each group.", min=1, max=_MOST_QUEUES)
+        int, typer.Option(help="Queues of the topic in each broker group.", min=1, max=_MOST_QUEUES)
     ] = 8,
     groups: Annotated[int, typer.Option(help="Broker groups to send to; 0: all.", min=0)] = 0,
     topic: Annotated[
@@ -137,7 +137,7 @@ def _row(figures: Figures) -> tuple[object, ...]:
 async def _run(
     nameserver: str, names: list[str], settings: Settings, queues: int, topic: str, *, quiet: bool
 ) -> tuple[list[Figures], list[BrokerGroup], int, str]:
-    """Return the figures, the groups of the cluster, the queues of the topic and its name."""
+    """Return the figures, the broker groups of the cluster, the queues of the topic and its name."""
     own = not topic
     topic = topic or f"bench-{time.time_ns() // 1_000_000}"
     figures = []

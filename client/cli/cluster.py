@@ -63,14 +63,16 @@ def recover(
     ] = "",
     yes_lose_data: Annotated[
         str,
-        typer.Option("--yes-lose-data", metavar="GROUP", help="The group's name, instead of the question."),
+        typer.Option(
+            "--yes-lose-data", metavar="GROUP", help="The broker group's name, instead of the question."
+        ),
     ] = "",
     as_json: JsonOption = False,
 ) -> int:
-    """Make a group work again whose majority is lost for ever. What only the lost nodes had is lost.
+    """Make a broker group work again without its lost majority.
 
-    First --show on every node that survived; then recover the best one, copy its folder to the other
-    machines, and --clone-for on each copy. The runbook has the steps.
+    What only the lost nodes had is lost. First --show on every node that survived; then recover the best one,
+    copy its folder to the other machines, and --clone-for on each copy. The runbook has the steps.
     """
     if show and (clone_for or yes_lose_data):
         raise UsageError("--show changes nothing", "It was given with an option that does", "Leave one out")
@@ -80,7 +82,7 @@ def recover(
             "It was not confirmed that data may be lost",
             "Look first: --show --json; then: --yes-lose-data GROUP --json",
         )
-    require_server("recovering a group")
+    require_server("recovering a broker group")
     command = [sys.executable, "-m", "ledgermq.broker.recover", "--data", str(data)]
     command += ["--show"] * show
     command += ["--clone-for", clone_for] if clone_for else []
@@ -141,14 +143,14 @@ def leader(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Print who leads each group. Exit code 2 when none does, 3 when nothing answers;
-    the worst group decides.
+    """Print who leads each broker group. Exit code 2 when none does, 3 when nothing answers;
+    the worst broker group decides.
     """
     reports, failure = run(collect(nameserver, node or []))
     wanted = [each for each in reports if group in ("", each.group)]
     if not wanted:
         known = ", ".join(each.group for each in reports) or "none"
-        what = f'there is no answer of group "{group}"' if group else "no group answers"
+        what = f'there is no answer of broker group "{group}"' if group else "no broker group answers"
         print_error(str(failure or f"{what} (known: {known}). See: ledgermq cluster status"))
         return 3
     if as_json:
@@ -168,7 +170,7 @@ def _address(report: BrokerGroupReport) -> str:
 
 def _print_leader(report: BrokerGroupReport, *, quiet: bool, several: bool) -> int:
     if report.verdict in _WITHOUT_LEADER:
-        print_error(f"group {report.group} has no leader. See: ledgermq cluster status")
+        print_error(f"broker group {report.group} has no leader. See: ledgermq cluster status")
         return int(report.verdict)
     line = report.leader_id if quiet else f"{report.leader_id}   {_address(report)}   term {report.term:,}"
     out.print(escape(f"{report.group}   {line}" if several and not quiet else line))
@@ -213,14 +215,14 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
         raise UsageError(
             f"there is a node {to_node} in each of {', '.join(each.group for each in meant)}",
             "Nothing was changed",
-            "Ask a node of the group that is meant: --node HOST:8082",
+            "Ask a node of the broker group that is meant: --node HOST:8082",
         )
     if not meant:
         raise UsageError(f'there is no node "{to_node}"', f"The nodes are {', '.join(members)}")
     group = meant[0]
     answer = next(iter(group.answers.values()), None)
     if answer is None:
-        raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the group answers")
+        raise BrokerUnreachableError(", ".join(group.members.values()), "no node of the broker group answers")
     address = log_address_of(answer, *nodes)
     async with open_channel(address) as channel:
         request = pb.TransferLeadershipRequest(to_node=to_node)
@@ -233,7 +235,7 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
     if result.refusal.code and to_node not in group.answers:
         raise LedgerMQError(
             f"{to_node} cannot take over: it does not answer; nothing was changed",
-            f"The group says: {result.refusal.message}",
+            f"The broker group says: {result.refusal.message}",
             f"Start it (ledgermq broker --node {to_node}, or ledgermq up), and wait until it is level: "
             "ledgermq cluster status --wait 30s",
         )

@@ -46,7 +46,7 @@ def demo(
     200,000 messages go to three brokers meanwhile.
     """
     if nodes not in (3, 5):
-        raise UsageError(f"the demo needs a group that survives a loss: 3 or 5 nodes, not {nodes}")
+        raise UsageError(f"the demo needs a broker group that survives a loss: 3 or 5 nodes, not {nodes}")
     if docker and nodes != 3:
         raise UsageError("the demo in containers has 3 brokers", "", "Leave NODES away: make demo DOCKER=1")
     if kills < 0 or messages < 1_000:

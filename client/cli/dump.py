@@ -52,7 +52,7 @@ def dump(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Folder to write; one sub-folder per node, in one per group if there are several.",
+            help="Folder to write; one sub-folder per node, in one per broker group if there are several.",
         ),
     ],
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
@@ -166,8 +166,8 @@ async def _dump_all(
     """Dump all nodes, one after the other; return their folders, and the names of those that could not be
     reached.
 
-    Several groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder holds a
-    dump, or one of another shape), and what `dump_node` raises.
+    Several broker groups get a folder each. Raises: LedgerMQError (no node is known), UsageError (the folder
+    holds a dump, or one of another shape), and what `dump_node` raises.
     """
     targets = await known_nodes(nameserver, nodes)
     if not targets:
@@ -202,7 +202,7 @@ def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) ->
     groups = [to / target.group / target.node_id for target in targets]
     for folder in nodes if several else groups:
         if (folder / MANIFEST).exists():
-            shape = "one group" if several else "several groups"
+            shape = "one broker group" if several else "several broker groups"
             raise _wrong_folder(f"{to} holds a dump of {shape} already ({folder})")
 
 

@@ -36,7 +36,7 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the
 
 #: Progress of a consumer group in a queue: fields, with their headings in a table.
 _QUEUE_COLUMNS: Final = {
-    "topic": "TOPIC", "broker_group": "GROUP", "queue_id": "QUEUE>", "committed_offset": "COMMITTED>",
+    "topic": "TOPIC", "broker_group": "BROKER GROUP", "queue_id": "QUEUE>", "committed_offset": "COMMITTED>",
     "end_offset": "END>",
     "behind": "BEHIND>", "leased": "LEASED>", "parked": "PARKED>", "lost": "LOST>", "owner": "OWNER",
 }  # fmt: skip
@@ -72,7 +72,7 @@ def create(
         typer.Option("--max-attempts", min=1, max=2**31 - 1, help="Deliveries of a message. Default: 17."),
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Succeed when the group is there.")
+        bool, typer.Option("--if-not-exists", help="Succeed when the consumer group is there.")
     ] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
@@ -103,7 +103,7 @@ def list_groups(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: Json
         print_json(with_silent([_as_dict(info) for info in groups], silent))
     elif groups:
         print_table(
-            ("GROUP", "START", "FIFO", "CLIENTS>"),
+            ("CONSUMER GROUP", "START", "FIFO", "CLIENTS>"),
             [(g.name, g.start_position, "yes" if g.fifo else "no", g.connected_clients) for g in groups],
         )
     elif not silent:
@@ -124,7 +124,7 @@ def describe(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a group is on every queue, who consumes it, who holds leases,
+    """Show how far a consumer group is on every queue, who consumes it, who holds leases,
     and which messages are parked.
     """
     silent: Silent = {}
@@ -170,7 +170,7 @@ def _print_described(
     if members:
         out.print()
         print_table(
-            ("MEMBER", "GROUP", "QUEUES>", "TOPICS", "FILTER"),
+            ("MEMBER", "BROKER GROUP", "QUEUES>", "TOPICS", "FILTER"),
             [(m.member_id, where, m.queues, ", ".join(m.topics), m.filter or "*") for where, m in members],
         )
 
@@ -206,7 +206,7 @@ def _print_delivered(group: str, delivered: list[tuple[str, admin_pb2.GetDeliver
     if holders:
         out.print()
         print_table(
-            ("LEASED BY", "TOPIC", "GROUP", "MESSAGES>", "OLDEST", "UNTIL"),
+            ("LEASED BY", "TOPIC", "BROKER GROUP", "MESSAGES>", "OLDEST", "UNTIL"),
             [(each.client_id or "(not known)", each.topic, where, each.leases, _when(each.oldest_ms),
               _until(each))
              for where, each in holders],
@@ -216,7 +216,7 @@ def _print_delivered(group: str, delivered: list[tuple[str, admin_pb2.GetDeliver
     if parked:
         out.print()
         print_table(
-            ("PARKED MESSAGE", "TOPIC", "GROUP", "QUEUE>", "OFFSET>", "ATTEMPTS>", "SINCE", "WHY"),
+            ("PARKED MESSAGE", "TOPIC", "BROKER GROUP", "QUEUE>", "OFFSET>", "ATTEMPTS>", "SINCE", "WHY"),
             [(each["message_id"] or "(not readable)", each["topic"], each["broker_group"], each["queue_id"],
               each["offset"], each["attempts"], _when(each["parked_ms"]), each["reason"])
              for each in parked[:_PARKED_SHOWN]],
@@ -248,7 +248,7 @@ def release(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Deliver parked messages of a group again: they failed for the last time,
+    """Deliver parked messages of a consumer group again: they failed for the last time,
     and get all their attempts anew.
     """
     if bool(message) == everything:
@@ -293,7 +293,8 @@ def _print_lag(rows: list[tuple[str, admin_pb2.TopicProgress]]) -> None:
         out.print("nothing is stored, and nothing was consumed")
         return
     print_table(
-        ("CONSUMER GROUP", "TOPIC", "GROUP", "BEHIND>", "QUEUES>", "LEASED>", "PARKED>", "LOST>", "MEMBERS>"),
+        ("CONSUMER GROUP", "TOPIC", "BROKER GROUP", "BEHIND>", "QUEUES>", "LEASED>", "PARKED>", "LOST>",
+         "MEMBERS>"),
         [
             (row.group or "(none)", row.topic, where, row.behind, row.queues, row.leased, row.parked,
              row.lost, row.members)
@@ -319,12 +320,12 @@ def _queue_as_dict(broker_group: str, each: admin_pb2.GroupQueueProgress) -> dic
 
 def reset(
     group: GroupArgument,
-    topic: Annotated[str, typer.Option("--topic", help="The topic to move the group on.")],
+    topic: Annotated[str, typer.Option("--topic", help="The topic to move the consumer group on.")],
     to: Annotated[str, typer.Option("--to", help="earliest, latest, ms since the epoch, or a time.")],
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a group on a topic: it continues at the new place."""
+    """Move a consumer group on a topic: it continues at the new place."""
     at = position(to)
     administer(Admin, nameserver, lambda admin: admin.reset_offsets(group, topic, at))
     text = f'consumer group "{group}" continues at {to} of topic "{topic}"'

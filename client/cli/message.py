@@ -120,7 +120,7 @@ def query(
         )
     elif found.messages:
         print_table(
-            ("STORED", "MESSAGE ID", "GROUP", "QUEUE>", "OFFSET>", "TAG", "KEYS", "SIZE>", "BODY"),
+            ("STORED", "MESSAGE ID", "BROKER GROUP", "QUEUE>", "OFFSET>", "TAG", "KEYS", "SIZE>", "BODY"),
             [_row(message) for message in found.messages],
         )
     else:

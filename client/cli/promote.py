@@ -41,7 +41,9 @@ def promote(
     ] = False,
     yes_lose_data: Annotated[
         str,
-        typer.Option("--yes-lose-data", metavar="GROUP", help="The group's name, instead of the question."),
+        typer.Option(
+            "--yes-lose-data", metavar="GROUP", help="The broker group's name, instead of the question."
+        ),
     ] = "",
     instead_of: Annotated[
         list[str] | None,
@@ -49,12 +51,12 @@ def promote(
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Make a slave the master of its group, for good. What only the former master had is lost to the group.
+    """Make a slave the master of its broker group, for good.
 
-    Only for groups with replication async_master or sync_master; a quorum group elects by itself. The former
-    master must be stopped. When it comes back it is a slave; its old log is kept in its data folder. The
-    runbook has the steps. With --instead-of: of two nodes that were both promoted, NODE stays the master, and
-    the other becomes its slave.
+    What only the former master had is lost to the broker group. Only for broker groups with replication
+    async_master or sync_master; a quorum elects by itself. The former master must be stopped. When it comes
+    back it is a slave; its old log is kept in its data folder. The runbook has the steps. With --instead-of:
+    of two nodes that were both promoted, NODE stays the master, and the other becomes its slave.
     """
     group = run(_group_of(name, nameserver, node or []))
     answer = group.answers.get(name)
@@ -62,7 +64,7 @@ def promote(
         raise BrokerUnreachableError(name, "it must run to be promoted. Start it, and run this again")
     if not answer.master_id:
         raise UsageError(
-            f"group {group.group} has replication quorum: its nodes elect their leader",
+            f"broker group {group.group} has replication quorum: its nodes elect their leader",
             "Nothing was changed",
             f"Move the lead: ledgermq cluster transfer {name}",
         )
@@ -82,9 +84,9 @@ def promote(
     shown.print(f"{name} stops, and starts again as the master ...")
     term = run(_until_it_leads(address, name, generation))
     print_done(
-        f"{name} is the master of group {group.group}: generation {generation}, term {term:,}. The other "
-        "nodes fetch its log by themselves, as soon as they hear it; each keeps its old log in its data "
-        "folder (quarantine-N).",
+        f"{name} is the master of broker group {group.group}: generation {generation}, term {term:,}. The "
+        "other nodes fetch its log by themselves, as soon as they hear it; each keeps its old log in its "
+        "data folder (quarantine-N).",
         {"group": group.group, "master_id": name, "generation": generation, "term": term},
         as_json=as_json,
     )
@@ -117,7 +119,7 @@ def check_no_master(
                 f"{node} is a master of generation {own.generation}, too: "
                 f"it was promoted beside {own.master_id}",
                 "Nothing was changed",
-                f"To go on with {name}, and give up what the group has from there since then: "
+                f"To go on with {name}, and give up what the broker group has from there since then: "
                 f"ledgermq cluster promote {name} "
                 + " ".join(f"--instead-of {each}" for each in sorted({*beside, *instead_of})),
             )
@@ -162,16 +164,16 @@ def _check_none_is_starting(
 def consequences(
     name: str, answers: Mapping[str, pb.GetStatusResponse], instead_of: Collection[str] = ()
 ) -> list[str]:
-    """Return in plain words what becomes of the group, what is lost, and whether another slave has more."""
+    """Return what becomes of the broker group, what is lost, and whether another slave has more."""
     own = answers[name]
     master = own.master_id
-    lines = [f"PROMOTING {name} TO THE MASTER OF GROUP {own.group}"]
+    lines = [f"PROMOTING {name} TO THE MASTER OF BROKER GROUP {own.group}"]
     for given_up in sorted(instead_of):
         lines += [
             f"* {given_up} is given up: what it has stored as the master since it was promoted, "
             "and confirmed, is lost to the",
-            f"  group. {given_up} and its slaves stop as soon as they hear {name} or a node that follows "
-            "it, and keep it in",
+            f"  broker group. {given_up} and its slaves stop as soon as they hear {name} or a node that "
+            "follows it, and keep it in",
             "  their data folders (quarantine-N), where it can be read.",
         ]
     if master == name and instead_of:
@@ -278,11 +280,11 @@ def _does_not_tell(node: str) -> str:
 
 
 def _confirm(group: str, name_given: str) -> None:
-    """Ask for the group's name. Raises: UsageError."""
+    """Ask for the broker group's name. Raises: UsageError."""
     if name_given:
         answer = name_given
     elif sys.stdin.isatty():
-        answer = input(f"Type the group's name to go on ({group}): ").strip()
+        answer = input(f"Type the broker group's name to go on ({group}): ").strip()
     else:
         raise UsageError(
             "it was not confirmed: there is no terminal to ask at",
@@ -291,7 +293,7 @@ def _confirm(group: str, name_given: str) -> None:
         )
     if answer != group:
         raise UsageError(
-            f'"{answer}" is not the name of this group, which is {group}', "Nothing was changed", ""
+            f'"{answer}" is not the name of this broker group, which is {group}', "Nothing was changed", ""
         )
 
 
@@ -303,9 +305,9 @@ async def _group_of(name: str, nameserver: str, nodes: list[str]) -> BrokerGroup
     if len(meant) != 1:
         known = ", ".join(member for each in groups for member in each.members)
         raise UsageError(
-            f'there is a node "{name}" in {len(meant)} groups',
+            f'there is a node "{name}" in {len(meant)} broker groups',
             f"The nodes are {known}. Nothing was changed",
-            "Name the group's nodes: --node HOST:8082",
+            "Name the broker group's nodes: --node HOST:8082",
         )
     return meant[0]
 

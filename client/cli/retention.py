@@ -50,7 +50,7 @@ def clean(
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete expired segments now, on all nodes of every group."""
+    """Delete expired segments now, on all nodes of every broker group."""
     if even_unexpired and not (dry_run or yes):
         confirm("Delete messages that have not expired?")
     age_ms = int(older_than_hours * 3_600_000)

@@ -193,7 +193,7 @@ def describe(
         print_json({**_as_dict(info), **found})
     else:
         print_table(
-            ("GROUP", "QUEUE>", "FIRST>", "NEXT>", "MESSAGES>"),
+            ("BROKER GROUP", "QUEUE>", "FIRST>", "NEXT>", "MESSAGES>"),
             [(group, queue_id, begin, end, end - begin) for group, queue_id, begin, end in rows],
         )
         if info.keep_unread:

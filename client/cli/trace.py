@@ -117,7 +117,8 @@ def _step(step: TracedEvent) -> str:
     verb = {"send": "sent by", "receive": "handed to", "consume": "listener of"}[event.kind]
     if event.kind == "consume" and step.source.client == "simple":
         verb = "consumer"
-    group = f" (group {step.source.group})" if step.source.group else ""
+    role = "producer" if event.kind == "send" else "consumer"
+    group = f" ({role} group {step.source.group})" if step.source.group else ""
     text = f"{verb:<10} {step.source.client_id}{group}{attempt}: {event.result}{after}"
     return f"{text}: {event.error}" if event.error else text
 

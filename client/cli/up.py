@@ -58,7 +58,7 @@ def up(
         str | None,
         typer.Option(
             "--replication",
-            help="quorum; or the first node of a group is its master: async_master, sync_master. "
+            help="quorum; or the first node of a broker group is its master: async_master, sync_master. "
             "Default: that of the folder, else quorum.",
         ),
     ] = None,
@@ -71,7 +71,7 @@ def up(
         typer.Option(
             "--join",
             metavar="HOST:PORT",
-            help="Start only brokers, as further groups of the cluster with this nameserver.",
+            help="Start only brokers, as further broker groups of the cluster with this nameserver.",
         ),
     ] = None,
 ) -> int:
@@ -124,7 +124,7 @@ def _check(nodes: int | None, data: Path, groups: int | None, replication: str |
         )
     with_slaves = replication in _REPLICATIONS[1:]
     if nodes is not None and nodes not in (1, 3, 5) and not (with_slaves and nodes == 2):
-        raise UsageError(f"a group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
+        raise UsageError(f"a broker group has 1, 3 or 5 nodes, not {nodes}", "", "Start three: ledgermq up")
     if replication == "sync_master" and nodes == 1:
         raise UsageError(
             "a master needs at least one slave, which confirms its messages",
@@ -146,7 +146,7 @@ def _check(nodes: int | None, data: Path, groups: int | None, replication: str |
 
 
 async def _known_by(nameserver: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the groups and nodes of a cluster that brokers of here can join. Raises: LedgerMQError."""
+    """Return the broker groups and nodes of a cluster that local brokers can join. Raises: LedgerMQError."""
     listed = await list_groups(nameserver)
     if others := sorted({route.cluster for route in listed.groups} - {_CLUSTER}):
         name = others[0]
@@ -183,7 +183,7 @@ def _become(module: str, arguments: list[str]) -> None:
 def _brokers(plan: LocalPlan) -> str:
     count = len(plan.nodes)
     brokers = "1 broker" if count == 1 else f"{count} brokers"
-    return brokers if len(plan.groups) == 1 else f"{brokers} in {len(plan.groups)} groups"
+    return brokers if len(plan.groups) == 1 else f"{brokers} in {len(plan.groups)} broker groups"
 
 
 def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
@@ -194,7 +194,7 @@ def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
         for group, nodes in plan.groups.items()
         for name, p in nodes.items()
     ]  # fmt: skip
-    heads = (*["GROUP"] * several, "NODE", "PID>", "OFFICIAL CLIENTS", "LOG, ADMIN", "RAFT", "HTTP")
+    heads = (*["BROKER GROUP"] * several, "NODE", "PID>", "OFFICIAL CLIENTS", "LOG, ADMIN", "RAFT", "HTTP")
     out.print(f"\nnameserver   {plan.nameserver}")
     for line in text_table(heads, rows):
         out.print(escape(line))
@@ -221,7 +221,7 @@ def _print_cluster(cluster: LocalCluster, plan: LocalPlan) -> None:
 
 
 def after_a_kill(name: str, plan: LocalPlan) -> str:
-    """Return what becomes of a group when its first node is killed."""
+    """Return what becomes of a broker group when its first node is killed."""
     if plan.nodes_per_group == 1:
         return f"{name} goes; it is restarted here"
     if plan.replication == "quorum" and plan.nodes_per_group == 2:  # as a restore makes it
@@ -229,7 +229,7 @@ def after_a_kill(name: str, plan: LocalPlan) -> str:
             f"{name} goes, and writes wait until it is back: one of two is no majority (it is restarted here)"
         )
     if plan.replication == "quorum":
-        return f"{name} goes, the group stays; it is restarted here"
+        return f"{name} goes, the broker group stays; it is restarted here"
     return (
         f"{name} goes; if it is the master, messages can be read and none be stored until it is back (it is "
         "restarted here), or another node is promoted: ledgermq cluster promote NODE"

@@ -279,7 +279,7 @@ class PullConsumer:
         """Return (queue, committed or -1, begin, end) of every queue of a topic.
 
         Raises: TopicNotFoundError, NameserversDownError; RefusedError or BrokerUnreachableError when a broker
-        group has not answered within 5 s.
+        consumer group has not answered within 5 s.
         """
         found = await self._query(topic)
         return [(queue, each.offset, each.begin_offset, each.end_offset) for queue, each in found.items()]
@@ -367,7 +367,9 @@ class PullConsumer:
         """
         self._check_open()
         if not self.group:
-            raise UsageError("this consumer has no group", "Offsets are stored per group", "Give group=")
+            raise UsageError(
+                "this consumer has no group name", "Offsets are stored per consumer group", "Give group=NAME"
+            )
         check_timeout(timeout_ms, least=1)
         beyond = self._reader.beyond if offsets is None else {}
         wanted = self._reader.positions if offsets is None else offsets

@@ -222,7 +222,7 @@ class BrokerGroupConnection:
             self._note_call(outcome, self._sent_at)
             self._on_outcome(self, outcome)
             if outcome.find_leader:
-                self.last_error = f"the node at {self._address} does not lead group {self.group.name}."
+                self.last_error = f"the node at {self._address} does not lead broker group {self.group.name}."
                 if outcome.leader_hint != self._address:
                     self._tracker.hint(outcome.leader_hint)
                 return

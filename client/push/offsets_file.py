@@ -180,8 +180,8 @@ class OffsetsFile:
             if content["crc32c"] != _sum(rows):
                 raise self._damaged("its checksum does not fit")
             if group != self._consumer_group:
-                step = "Give every group a file of its own"
-                raise OffsetsFileError(str(self.path), f"It is of the group {group!r}", step)
+                step = "Give every consumer group a file of its own"
+                raise OffsetsFileError(str(self.path), f"It is of the consumer group {group!r}", step)
             former = content.get("former_group_ids", {})
             self._ids = {
                 name: tuple(int(each, 16) for each in (text, *former.get(name, ())))

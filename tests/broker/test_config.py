@@ -81,7 +81,7 @@ def test_a_node_without_peers_is_a_group_of_its_own() -> None:
         ({"nameservers": "a:9876,b:²"}, {}, ["--nameservers", '"b:²" is not host:port']),
         ({"replication": "half"}, {}, ["--replication", "'async_master'"]),
         ({"master": "n1"}, {}, ["--master", "elect their leader"]),
-        ({"replication": "async_master", "master": "n7"}, {}, ["--master", "no node of this group"]),
+        ({"replication": "async_master", "master": "n7"}, {}, ["--master", "no node of this broker group"]),
         ({"replication": "sync_master", "master": "n1"}, {}, ["min_insync_slaves", "ever be confirmed"]),
         ({"clean_at": "25:00"}, {}, ["--clean-at", "04:00"]),
         ({"zone": "east "}, {}, ["--zone", "'east '", "at the ends"]),

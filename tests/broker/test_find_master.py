@@ -32,7 +32,7 @@ async def test_who_looks_for_the_master_says_so_and_can_be_stopped(tmp_path: Pat
     looking = asyncio.create_task(main._with_master(settings, stop, probed))
     await asyncio.sleep(0)
     status, _, said = probed.http.answer(b"GET /readyz HTTP/1.1\r\n")
-    assert status == 503 and b"looks for the master of group g0" in said
+    assert status == 503 and b"looks for the master of broker group g0" in said
     assert probed.http.answer(b"GET /livez HTTP/1.1\r\n")[0] == 200
     assert not looking.done()
     stop.set()

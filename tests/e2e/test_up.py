@@ -64,7 +64,7 @@ def test_messages_survive_a_killed_node_and_a_restart(tmp_path: Path) -> None:
         assert sent.returncode == 0, sent.stderr
         status = run(["cluster", "status", "--wait", "30s", "-n", nameserver])
         assert status.returncode == 0, status.stdout + status.stderr
-        assert "GROUP g0   HEALTHY" in status.stdout
+        assert "BROKER GROUP g0   HEALTHY" in status.stdout
         pids = dict(re.findall(r"^(n\d) +(\d+) ", output.read_text(), re.MULTILINE))
         leader = run(["cluster", "leader", "-q", "-n", nameserver]).stdout.strip()
         os.kill(int(pids[leader]), signal.SIGKILL)

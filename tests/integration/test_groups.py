@@ -208,8 +208,8 @@ def test_sends_go_on_when_the_leader_of_a_group_dies(cluster: Cluster, ledgermq:
     run(scenario())
     code, text = ledgermq("cluster", "status")
     assert code == 1
-    assert "GROUP g0   HEALTHY" in text
-    assert "GROUP g1   DEGRADED" in text
+    assert "BROKER GROUP g0   HEALTHY" in text
+    assert "BROKER GROUP g1   DEGRADED" in text
 
 
 def test_sends_go_on_through_the_other_group_when_one_is_gone_which_is_forgotten_on_demand(
@@ -227,15 +227,15 @@ def test_sends_go_on_through_the_other_group_when_one_is_gone_which_is_forgotten
     run(scenario())
     code, text = ledgermq("cluster", "status")
     assert code == 2, text
-    assert "GROUP g0   NO ANSWER" in text
-    assert "GROUP g1   HEALTHY" in text
+    assert "BROKER GROUP g0   NO ANSWER" in text
+    assert "BROKER GROUP g1   HEALTHY" in text
     code, text = ledgermq("topic", "delete", "group-dies", "--yes")
     assert code == 1 and 'broker group "g0"' in text and "Nothing was changed" in text
     known = wait_until(lambda: forgotten(cluster, "g0"), "the nameserver drops the silent group")
     assert known == ["g1"]
     code, text = ledgermq("cluster", "status")
     assert code == 2, text
-    assert "GROUP g0   NO ANSWER" in text
+    assert "BROKER GROUP g0   NO ANSWER" in text
     code, text = ledgermq("topic", "list")
     assert code == 0 and "group-dies" in text and "last heard: " in text
     code, text = ledgermq("topic", "delete", "group-dies", "--yes")

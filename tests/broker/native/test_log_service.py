@@ -379,7 +379,7 @@ def test_commits_beside_an_owner_are_refused_and_say_what_to_do() -> None:
     committing.node.command(JoinConsumerGroup(committing.group, "a", ("orders",)))
     rows = assignment_rows([(committing.topic, 0, 0, 0)])
     epoch = committing.node.command(AssignQueues(committing.group, ("a",), rows)).index
-    for wrong, text in ((0, "members of group"), (epoch - 1, "Drop what is buffered")):
+    for wrong, text in ((0, "members of consumer group"), (epoch - 1, "Drop what is buffered")):
         with pytest.raises(RefusedError, match=text) as refused:
             asyncio.run(committing.commit(3, wrong))
         assert (refused.value.refusal.code, refused.value.refusal.retryable) == (route_pb2.FENCED, False)

@@ -60,7 +60,7 @@ def test_a_group_is_not_consumed_under_leases_where_its_members_own_the_queues()
     group = node.state.groups.get(node.group())
     assert group is not None
     node.command(JoinConsumerGroup(group.group_id, "a", ("orders",)))
-    with pytest.raises(StatusError, match="use another group, or stop them first") as error:
+    with pytest.raises(StatusError, match="use another consumer group, or stop them first") as error:
         check_not_exclusive(node.state, group, "orders")
     assert error.value.code == v2.ILLEGAL_CONSUMER_GROUP
     check_not_exclusive(node.state, group, "other")

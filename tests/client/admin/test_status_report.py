@@ -49,7 +49,10 @@ def test_three_nodes_in_contact_are_healthy() -> None:
     )
     assert report.verdict is BrokerGroupVerdict.HEALTHY
     assert status_report.exit_code([report]) == 0
-    assert report.headline() == "GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync"
+    assert (
+        report.headline()
+        == "BROKER GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync"
+    )
 
 
 def test_nodes_of_another_group_of_the_name_make_the_group_degraded_and_are_named() -> None:
@@ -276,7 +279,7 @@ def test_a_master_that_is_away_is_called_so_with_what_to_do() -> None:
     slaves = [answer(name, "follower", down=("n1",)) for name in ("n2", "n3")]
     group = status_report.report(of_masters(*slaves))
     assert group.verdict is BrokerGroupVerdict.NO_QUORUM
-    assert group.headline().startswith("GROUP g0   NO MASTER   master n1 (away)")
+    assert group.headline().startswith("BROKER GROUP g0   NO MASTER   master n1 (away)")
     assert [row.role for row in group.rows] == ["unknown", "slave", "slave"]
     note, meanwhile, most = group.notes
     assert meanwhile.startswith("meanwhile pull and push consumers of ledgermq.client read")
@@ -340,7 +343,7 @@ def test_a_master_without_the_slaves_that_must_confirm_is_not_healthy() -> None:
     asked_.answers["n1"].slaves_needed = 1
     group = status_report.report(asked_)
     assert (group.verdict, status_report.exit_code([group])) == (BrokerGroupVerdict.NO_QUORUM, 2)
-    assert group.headline().startswith("GROUP g0   TOO FEW SLAVES   master n1 ")
+    assert group.headline().startswith("BROKER GROUP g0   TOO FEW SLAVES   master n1 ")
     assert "1 slaves must have it, and 0 are in contact. Start n2, n3" in group.notes[0]
     assert [row.state for row in group.rows] == ["", "no answer", "no answer"]
     asked_.answers["n1"].slaves_in_contact = 1

@@ -269,7 +269,19 @@ def test_a_drain_waits_for_no_parked_message_and_names_them(ledgermq: CommandLin
 def test_lag_is_shown_for_every_consumer_group_topic_and_broker_group(ledgermq: CommandLine) -> None:
     out = ledgermq.out("group lag")
     assert [line.split() for line in out.splitlines()] == [
-        ["CONSUMER", "GROUP", "TOPIC", "GROUP", "BEHIND", "QUEUES", "LEASED", "PARKED", "LOST", "MEMBERS"],
+        [
+            "CONSUMER",
+            "GROUP",
+            "TOPIC",
+            "BROKER",
+            "GROUP",
+            "BEHIND",
+            "QUEUES",
+            "LEASED",
+            "PARKED",
+            "LOST",
+            "MEMBERS",
+        ],
         ["(none)", "lonely", "g0", "3", "0", "0", "0", "0", "0"],
         ["billing", "orders", "g0", "3", "0", "0", "0", "0", "0"],
     ]

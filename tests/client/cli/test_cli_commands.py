@@ -152,7 +152,7 @@ def test_members_of_a_group_and_what_they_own_are_described(ledgermq: CommandLin
     lines = ledgermq("group describe billing")[1].splitlines()
     assert lines[0].split()[-1] == "OWNER"
     assert lines[1].split()[-1] == "worker-1"
-    assert lines[-2].split() == ["MEMBER", "GROUP", "QUEUES", "TOPICS", "FILTER"]
+    assert lines[-2].split() == ["MEMBER", "BROKER", "GROUP", "QUEUES", "TOPICS", "FILTER"]
     assert lines[-1].split(maxsplit=3)[::2] == ["worker-1", "4"]
     assert "orders, paid" in lines[-1]
     described = ledgermq.json("group describe billing")

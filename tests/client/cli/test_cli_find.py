@@ -98,7 +98,19 @@ def test_a_query_prints_a_row_for_each_message(ledgermq: CommandLine, cluster: C
     code, out, err = ledgermq("query --topic orders --key all")
     head, *rows = [line.split() for line in out.splitlines()]
     assert (code, err) == (0, "")
-    assert head == ["STORED", "MESSAGE", "ID", "GROUP", "QUEUE", "OFFSET", "TAG", "KEYS", "SIZE", "BODY"]
+    assert head == [
+        "STORED",
+        "MESSAGE",
+        "ID",
+        "BROKER",
+        "GROUP",
+        "QUEUE",
+        "OFFSET",
+        "TAG",
+        "KEYS",
+        "SIZE",
+        "BODY",
+    ]
     assert [row[1] for row in rows] == ids[::-1]
     assert rows[0][:8] == [local(STORED_MS + 4), ids[4], "g0", "0", "4", "t", "all", "k4"]
     assert rows[0][8] == "180" and rows[0][9].startswith("line\\x0aone") and rows[0][-1].endswith("…")

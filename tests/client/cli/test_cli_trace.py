@@ -45,7 +45,7 @@ def test_the_time_line_of_a_message(cluster: Served[FakeCluster], capsys: pytest
     head, *lines = capsys.readouterr().out.splitlines()
     assert head == f"{message_id}  topic orders, tag new, keys order-7, 5 bytes"
     assert len(lines) == 2
-    assert any("sent by" in line and "(group checkout): stored after" in line for line in lines)
+    assert any("sent by" in line and "(producer group checkout): stored after" in line for line in lines)
     assert any("stored     in g0 queue 0 at offset 0" in line for line in lines)
 
 
@@ -79,7 +79,7 @@ def test_what_contradicts_what_is_stored_is_counted_and_nothing_changes_the_term
         "1 record of the trace topic was skipped: no traces that can be read, or contrary to what is stored\n"
     )
     (line,) = [line for line in printed.out.splitlines() if "somebody" in line]
-    assert line.endswith("(group liars\\x1b[2J): failed after 0 ms: line\\x0aanother [red]line")
+    assert line.endswith("(consumer group liars\\x1b[2J): failed after 0 ms: line\\x0aanother [red]line")
     assert run_cli(["message", "trace", message_id, "--json", "-n", cluster.address]) == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == 1
 
@@ -129,10 +129,11 @@ def test_reading_begins_when_the_id_was_made() -> None:
 def test_a_step_names_who_took_it_and_what_came_of_it() -> None:
     push = TraceSource("push", "billing", "host@1@ab", "host", 1)
     event = TraceEvent("consume", "01", "orders", 1, "failed", 5, attempt=2, error="ValueError: no")
-    text = "listener of host@1@ab (group billing), attempt 2: failed after 5 ms: ValueError: no"
+    text = "listener of host@1@ab (consumer group billing), attempt 2: failed after 5 ms: ValueError: no"
     assert _step(TracedEvent(push, event)) == text
     simple = TraceSource("simple", "billing", "host@1@ab", "host", 1)
     received = TraceEvent("receive", "01", "orders", 1, "delivered", attempt=1)
     assert (
-        _step(TracedEvent(simple, received)) == "handed to  host@1@ab (group billing), attempt 1: delivered"
+        _step(TracedEvent(simple, received))
+        == "handed to  host@1@ab (consumer group billing), attempt 1: delivered"
     )

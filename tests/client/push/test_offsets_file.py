@@ -120,7 +120,7 @@ def _change(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], byt
         (_change(lambda content: content.pop("crc32c")), "no list of offsets"),
         (_change(lambda content: content["offsets"][0].update(offset=13)), "checksum does not fit"),
         (_change(lambda content: content.update(version=2)), "of version 2"),
-        (_change(lambda content: content.update(group="other")), "of the group 'other'"),
+        (_change(lambda content: content.update(group="other")), "of the consumer group 'other'"),
     ],
 )
 def test_a_damaged_file_is_an_error_and_stays_as_it_is(
