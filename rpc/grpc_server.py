@@ -90,7 +90,7 @@ class GrpcServer:
         """
         self.limits = limits
         self._name = name
-        self._shared = memory or SharedMemory(limits.total_memory)
+        self._shared = memory or SharedMemory.of_servers(limits)
         self._compress = compression is grpc.Compression.Gzip
         self._takes_compressed = takes_compressed
         self._lends_memory = lends_memory

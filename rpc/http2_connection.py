@@ -134,7 +134,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.received = 0  # bytes of messages in progress, since the begin
         self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S, self._loop.time())
         self._resets = Allowance(RESETS, RESETS_PER_S, self._loop.time())
-        self._output = Http2Output(self._loop, self._end_ours, self.abort)
+        self._output = Http2Output(self._loop, self._end_ours, self.abort, shared.answers)
         self.send_head = self._output.send_head
         self.send_data = self._output.send_data
         self.send_end = self._output.send_end
@@ -196,14 +196,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._output.flush()
 
     def pause_writing(self) -> None:
-        self._output.is_paused = True
+        self._output.pause()
 
     def resume_writing(self) -> None:
-        self._output.is_paused = False
-        self._output.pump()
+        self._output.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._output.is_open = False
+        self._output.end()
         self.is_draining = True
         if self._timer is not None:
             self._timer.cancel()
@@ -309,7 +308,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def abort(self, reason: str) -> None:
         """End the connection at once."""
         self._reason = self._reason or reason
-        self._output.is_open = False
+        self._output.end()
         self.is_draining = True
         if self.transport is not None:
             self.transport.abort()

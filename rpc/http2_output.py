@@ -17,7 +17,8 @@ from . import http2_frames as h2
 from .grpc_messages import Buffer
 from .http2_frames import Http2ConnectionError
 from .http2_stream import Http2Stream
-from .wire_limits import DEFAULT_WINDOW, HIGH_WATER, MAX_UNSENT, MAX_WINDOW
+from .unsent_memory import UnsentMemory
+from .wire_limits import DEFAULT_WINDOW, HIGH_WATER, LOW_WATER, MAX_UNSENT, MAX_WINDOW
 
 #: Smaller bodies are copied behind their prefix: one buffer costs less than two.
 _JOIN_BELOW: Final = 16 << 10
@@ -36,8 +37,12 @@ class Http2Output:
         loop: asyncio.AbstractEventLoop,
         on_ended: Callable[[Http2Stream], None],
         on_stuck: Callable[[str], None],
+        memory: UnsentMemory | None,
     ) -> None:
-        """`on_ended(stream)`: END_STREAM was sent; `on_stuck(reason)`: the peer reads too little."""
+        """`on_ended(stream)`: END_STREAM was sent; `on_stuck(reason)`: the peer reads too little.
+
+        `memory`: the budget of a server's answers.
+        """
         self.is_open = False
         self.is_paused = False  # the transport's buffer is full
         self.window = DEFAULT_WINDOW  # of the connection
@@ -47,6 +52,10 @@ class Http2Output:
         self.ping_due = False  # whether DATA of ours explains a PING
         self._loop = loop
         self._on_ended, self._on_stuck = on_ended, on_stuck
+        self.unsent = 0  # bytes of messages, in streams and in the transport's full buffer
+        self.moved_at = 0.0  # when the peer last took some of them
+        self._memory = memory
+        self._buffered = 0  # counted of the transport's full buffer
         self._transport: Any = None
         self._out: list[Buffer] = []
         self._out_size = 0
@@ -56,12 +65,45 @@ class Http2Output:
     def begin(self, transport: asyncio.BaseTransport) -> None:
         """Send on `transport` from now on, until `is_open` is set to False."""
         self._transport = transport
-        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER if self._memory is None else LOW_WATER)
         self.is_open = True
+
+    def pause(self) -> None:
+        """Note that the transport's buffer is full."""
+        self.is_paused = True
+        self._buffered = self._transport.get_write_buffer_size()
+        self._hold(self._buffered)
+
+    def resume(self) -> None:
+        """Note that the transport's buffer has room, and go on."""
+        self.is_paused = False
+        self._hold(-self._buffered)
+        self._buffered = 0
+        self.pump()
+
+    def end(self) -> None:
+        """Send nothing more, and hold nothing."""
+        self.is_open = False
+        self._hold(-self.unsent)
+        self._buffered = 0
+
+    def end_unread(self, reason: str) -> None:
+        """End the connection, whose peer does not read."""
+        self._on_stuck(reason)
+
+    def _hold(self, change: int) -> None:
+        """Count bytes of messages."""
+        if self._memory is None or not change:
+            return
+        if change < 0 or not self.unsent:
+            self.moved_at = self._loop.time()
+        self.unsent += change
+        self._memory.on_change(self, change)
 
     def forget(self, stream: Http2Stream) -> None:
         """Drop what a closed stream did not send."""
         self._blocked.pop(stream, None)
+        self._hold(-min(stream.pending_size, self.unsent - self._buffered))
         if stream.pending or stream.drained is not None:
             stream.drop_pending()
 
@@ -124,6 +166,7 @@ class Http2Output:
                 stream.pending.append(body)
             stream.pending_size += size
             stream.end_pending = end
+            self._hold(size)
             self.unblock(stream)
             return
         stream.send_window -= size
@@ -192,6 +235,7 @@ class Http2Output:
         self.frames_due += FRAMES_EXPLAINED
         self.ping_due = True
         stream.pending_size -= size
+        self._hold(-size)
         parts = _cut(stream.pending, size)
         ended = stream.end_pending and not stream.pending
         header = h2.frame_header(size, h2.DATA, h2.END_STREAM if ended else 0, stream.stream_id)

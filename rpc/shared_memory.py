@@ -22,7 +22,8 @@ import logging
 from itertools import islice
 from typing import Final, Protocol
 
-from .wire_limits import CHECK_S, FAVOUR_S, MIN_RATE, READ_AHEAD, SMALL_SHARE, STALL_S
+from .unsent_memory import UnsentMemory
+from .wire_limits import CHECK_S, FAVOUR_S, MIN_RATE, READ_AHEAD, SMALL_SHARE, STALL_S, WireLimits
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,10 @@ class MemoryUser(Protocol):
 class SharedMemory:
     """Budget of one or more servers, or of a channel. All methods are called on the loop's thread."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: bytes."""
+    def __init__(self, limit: int, answers: UnsentMemory | None = None) -> None:
+        """`limit`: bytes. `answers`: the budget for the other direction, of servers."""
         self.limit = limit
+        self.answers = answers
         self.held = 0
         self.incomplete = 0  # messages
         #: Connections that hold part of a message: (time, bytes received) of the last look at them.
@@ -74,6 +76,11 @@ class SharedMemory:
         self._favoured_at = 0.0
         self._checked = self._logged = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of_servers(cls, limits: WireLimits) -> SharedMemory:
+        """Return the budget of all servers that get it, in both directions."""
+        return cls(limits.total_memory, UnsentMemory(limits.total_unsent))
 
     @property
     def is_exhausted(self) -> bool:

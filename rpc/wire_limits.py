@@ -42,6 +42,8 @@ RESETS_PER_S: Final = 200
 MAX_UNSENT: Final = 4 << 20
 #: Bytes in the transport's write buffer above which no DATA is added.
 HIGH_WATER: Final = 1 << 20
+#: The same where messages are counted: the transport's buffer is known only when it is full.
+LOW_WATER: Final = 16 << 10
 #: Ended streams that are remembered, to tell late frames from wrong ones.
 REMEMBERED_STREAMS: Final = 1000
 #: Memory of an unread message beside its bytes.
@@ -63,6 +65,9 @@ READ_AHEAD: Final = 256 << 10
 MIN_RATE: Final = 16 << 10
 STALL_S: Final = 1.0
 CHECK_S: Final = 0.25
+#: Time in seconds in which a peer takes something of its answers when memory for answers is scarce; it may
+#: be 1 MiB that waits in the transport's buffer.
+UNREAD_S: Final = 5.0
 #: Time in seconds that one connection may have more than the budget while others wait.
 FAVOUR_S: Final = 30.0
 #: Digits of a number in `grpc-timeout` (gRPC over HTTP/2), and in `grpc-status` or `content-length`.
@@ -87,6 +92,7 @@ class WireLimits:
     stream_window: int = 256 << 10  # unread bytes per stream; a larger message gets a window of its size
     connection_memory: int = 32 << 20  # unread bytes of all streams of one connection
     total_memory: int = 24 << 20  # unread bytes of all connections, and the whole of one more message
+    total_unsent: int = 24 << 20  # unread answers of all connections, beside the largest
     handshake_s: float = 10.0  # from the connection to the peer's first SETTINGS
     keepalive_s: float = 60.0  # silence after which the peer is asked by PING
     keepalive_timeout_s: float = 20.0  # further silence after which the connection ends

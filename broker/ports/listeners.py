@@ -187,7 +187,7 @@ class Listeners:
     """All listeners of the node."""
 
     def __init__(self, configs: Sequence[ListenerConfig], policy: PortPolicy, metrics: PortMetrics) -> None:
-        memory = SharedMemory(WireLimits().total_memory)
+        memory = SharedMemory.of_servers(WireLimits())
         self._listeners = [Listener(config, policy, metrics, memory) for config in configs]
         self._watch = ConnectionWatch(
             {port: counts for each in self._listeners for port, counts in each.uncounted.items()}

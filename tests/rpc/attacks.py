@@ -207,6 +207,13 @@ async def slow_reader(port: Port, stack: AsyncExitStack) -> None:
     await peer.writer.drain()
 
 
+async def unread_answers(port: Port, stack: AsyncExitStack) -> None:
+    """Many slow readers; some are cut off while others come."""
+    for _ in range(port.crowd if port.big else 1):
+        with contextlib.suppress(OSError, AssertionError):
+            await slow_reader(port, stack)
+
+
 async def streams_left_open(port: Port, stack: AsyncExitStack) -> None:
     """As many streams as the server allows, or 10,000."""
     async with AsyncExitStack() as opening:
@@ -248,6 +255,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "slow writer": slow_writer,
     "parts of messages": parts_of_messages,
     "slow reader": slow_reader,
+    "unread answers": unread_answers,
     "streams left open": streams_left_open,
     "idle connections": idle_connections,
     "half a hello": half_hellos,
