@@ -92,7 +92,7 @@ class WireLimits:
     stream_window: int = 256 << 10  # unread bytes per stream; a larger message gets a window of its size
     connection_memory: int = 32 << 20  # unread bytes of all streams of one connection
     total_memory: int = 24 << 20  # unread bytes of all connections, and the whole of one more message
-    total_unsent: int = 24 << 20  # unread answers of all connections, beside the largest
+    total_unsent: int = 12 << 20  # unread answers of all connections, beside the largest
     handshake_s: float = 10.0  # from the connection to the peer's first SETTINGS
     keepalive_s: float = 60.0  # silence after which the peer is asked by PING
     keepalive_timeout_s: float = 20.0  # further silence after which the connection ends
