@@ -24,6 +24,7 @@ from ..metrics import Metrics
 from ..reading.log_reader import QueueReader, StoredSection
 from ..reading.polls import CommitWatch, Polls, TooManyPollsError
 from ..reading.read_advice import ReadAdvice
+from ..reading.read_memory import ReadMemory
 from ..refusals import RefusedError
 from ..replica import Replica
 from ..service.shutdown import Shutdown
@@ -31,6 +32,8 @@ from ..wire.native import QueueFrame, fetch_response
 
 DEFAULT_MAX_BYTES: Final = 1 << 20  # of section bytes in an answer
 MAX_BYTES: Final = 64 << 20
+#: Bytes of all answers that are being read: those from the disk wait for it meanwhile.
+_READ_MEMORY: Final = 256 << 20
 MAX_WAIT_MS: Final = 30_000
 MAX_POSITIONS: Final = 4096  # queues in one fetch
 #: Most sections in one answer, and most between two yields to the event loop: a section from memory takes it
@@ -162,6 +165,7 @@ class SectionReads:
         self._raft = raft
         self._leadership = leadership
         self._metrics = metrics
+        self._memory = ReadMemory(_READ_MEMORY)
 
     def check(self, request: log_pb2.FetchRequest) -> None:
         """Check that this node can serve the request now. Raises: RefusedError."""
@@ -175,6 +179,10 @@ class SectionReads:
     async def gather(self, request: log_pb2.FetchRequest) -> Gathered:
         """Read what the queues have, as far as it fits."""
         room = min(request.max_bytes or DEFAULT_MAX_BYTES, MAX_BYTES)
+        async with self._memory.lent(room):
+            return await self._gather(request, room)
+
+    async def _gather(self, request: log_pb2.FetchRequest, room: int) -> Gathered:
         found = Gathered()
         frames = found.frames
         for position in request.positions:
