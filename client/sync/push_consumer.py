@@ -132,6 +132,9 @@ class PushConsumer(Closing):
         cannot heal.
         """
         try:
+            if self._closer is not None:  # a listener was faster than this call
+                self._closer.join()
+                return
             self._check_open()
             self._thread.call(self._twin.run())
         except KeyboardInterrupt:

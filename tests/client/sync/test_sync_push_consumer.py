@@ -89,6 +89,22 @@ def test_a_listener_may_close_its_consumer_and_counts_as_finished(cluster: Serve
     assert cluster.cluster.groups[0].coordinators["billing"].members == {}
 
 
+def test_a_listener_may_close_its_consumer_before_the_program_waits_for_it(
+    cluster: Served[FakeCluster],
+) -> None:
+    closing = threading.Event()
+
+    def listener(messages: list[MessageView]) -> None:
+        consumer.close()
+        closing.set()
+
+    with PushConsumer(cluster.address, group="billing", listener=listener) as consumer:
+        consumer.subscribe("orders")
+        assert closing.wait(_PATIENCE_S)
+        assert finished(consumer.run) is None
+    assert committed(cluster) == 3
+
+
 class Awaited:
     async def __call__(self, *arguments: Any) -> None:
         raise AssertionError("it is not awaited")
