@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         for verdict, report in zip(verdicts, _reports(groups, out), strict=True):
             if len(verdicts) > 1:
-                console.print(f"\ngroup {verdict.group}", style="bold", markup=False)
+                console.print(f"\nbroker group {verdict.group}", style="bold", markup=False)
             print_verdict(verdict, report, console)
     return worst
 
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _headline(folder: Path, dumps: Sequence[NodeDump]) -> str:
     voters = {voter for dump in dumps for voter in dump.voters}
     return (
-        f"LedgerMQ check   group {dumps[0].group} of cluster {dumps[0].cluster}   {len(dumps)} dumps,"
+        f"LedgerMQ check   broker group {dumps[0].group} of cluster {dumps[0].cluster}   {len(dumps)} dumps,"
         f" {len(voters)} voters   {folder}"
     )
 
@@ -153,7 +153,7 @@ def _run(
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="ledgermq check",
-        description="Prove that the dumped replicas of each group are equal, or name what is not.",
+        description="Prove that the dumped replicas of each broker group are equal, or name what is not.",
         epilog=(
             "exit codes: 0 consistent, 1 inconsistent, 2 unusable input, 3 incomplete (a voter has no dump)"
         ),
