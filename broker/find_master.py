@@ -16,6 +16,7 @@ import grpc.aio
 
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto.grpc_answers import decoded
+from ledgermq.rpc.grpc_channel import GrpcChannel
 
 from .config import BrokerConfig
 
@@ -55,7 +56,7 @@ async def find_master(config: BrokerConfig) -> str:
 async def _ask(address: str, config: BrokerConfig) -> str:
     route = route_pb2.GroupRoute(cluster=config.cluster, group=config.group, replication=config.replication)
     request = nameserver_pb2.RegisterRequest(node_id=config.node_id, route=route)
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with GrpcChannel(address) as channel:
         stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
         try:
             answer: nameserver_pb2.RegisterResponse = decoded(

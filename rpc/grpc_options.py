@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from .wire_limits import WireLimits
+from .wire_limits import MAX_MESSAGE, WireLimits
 
-#: Messages cannot be larger: their length has 32 bits, and memory is finite.
-_NO_LIMIT: Final = (1 << 31) - 1
 _TIMES: Final = {
     "grpc.keepalive_time_ms": "keepalive_s",
     "grpc.keepalive_timeout_ms": "keepalive_timeout_s",
@@ -35,5 +33,5 @@ def limits_of(options: Iterable[tuple[str, Any]], limits: WireLimits) -> WireLim
         elif name in _COUNTS:
             changed[_COUNTS[name]] = value
         elif name == "grpc.max_receive_message_length":
-            changed["max_message"] = _NO_LIMIT if value < 0 else value
+            changed["max_message"] = MAX_MESSAGE if value < 0 else value
     return replace(limits, **changed)

@@ -77,6 +77,8 @@ MAX_NUMBER_DIGITS: Final = 18
 MAX_STATUS_MESSAGE: Final = 4096
 #: Largest window of RFC 9113, 6.9.1.
 MAX_WINDOW: Final = (1 << 31) - 1
+#: Largest message: its length has 32 bits, and memory is finite.
+MAX_MESSAGE: Final = (1 << 31) - 1
 #: Largest stream id of RFC 9113, 5.1.1.
 MAX_STREAM_ID: Final = (1 << 31) - 1
 #: Window of every connection and stream before settings (RFC 9113, 6.9.2).

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -19,6 +20,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto.call_metadata import GROUP_ID
+from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
+from ledgermq.rpc.wire_limits import MAX_MESSAGE
 
 from ..reading.polls import MAX_WAITING, TooManyPollsError
 from .lane import MAX_CALLS, METHOD, NOT_LEADER, ForwardError, ForwardLane, given_up, translated
@@ -38,14 +41,8 @@ MAX_POLLS: Final = MAX_WAITING
 #: Lanes for polls; each takes as many calls as the other node reads without pausing.
 MAX_POLL_LANES: Final = -(-MAX_POLLS // MAX_CALLS)
 
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
+_RECONNECTS: Final = Reconnects(first_s=0.05, most_s=0.5, attempt_s=1.0, patience_s=0.5)
+_LIMITS: Final = replace(CLIENT_LIMITS, max_message=MAX_MESSAGE)
 _PASSED_ON: Final = ("x-mq-", GROUP_ID)
 
 Metadata = Sequence[tuple[str, str]]
@@ -60,7 +57,7 @@ class Forwarder:
         """`on_unclaimed` gets the answer to a poll whose caller is gone: the leases in it have no holder."""
         self._own_id = own_id
         self._addresses = dict(addresses)
-        self._channels: dict[str, Any] = {}
+        self._channels: dict[str, GrpcChannel] = {}
         self._lanes: dict[str, ForwardLane] = {}
         self._poll_lanes: dict[str, list[ForwardLane]] = {}
         self._polls = 0  # under way, at most MAX_POLLS
@@ -69,11 +66,11 @@ class Forwarder:
         self._unary_calls: dict[tuple[str, str], Any] = {}
         self._under_way: dict[Any, str] = {}  # node of each call outside of a lane; "": it was given up
 
-    def channel(self, node_id: str) -> Any:
+    def channel(self, node_id: str) -> GrpcChannel:
         """Return the cached channel to a node."""
         channel = self._channels.get(node_id)
         if channel is None:
-            channel = grpc.aio.insecure_channel(self._addresses[node_id], options=_CHANNEL_OPTIONS)
+            channel = GrpcChannel(self._addresses[node_id], limits=_LIMITS, reconnects=_RECONNECTS)
             self._channels[node_id] = channel
         return channel
 

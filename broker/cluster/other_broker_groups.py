@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import grpc
@@ -23,6 +24,7 @@ from ledgermq.proto import admin_pb2, admin_pb2_grpc, nameserver_pb2_grpc, route
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto.grpc_answers import decoded
+from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
 
 from ..wire.route import BrokerGroupQueues, accepted_types
 from .members import pick
@@ -34,15 +36,9 @@ GRACE: Final = 3.0
 _PAUSE: Final = 1.0  # seconds before the next nameserver is asked
 _READ_PAUSE: Final = 0.05  # seconds; changes in between arrive as one
 _CREATE_TIMEOUT: Final = 2.0  # seconds per broker group
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    # A watch may be silent for hours, so pings check the connection. Nameservers allow one every 5 s.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-)
+_RECONNECTS: Final = Reconnects(first_s=0.2, most_s=2.0)
+#: A watch may be silent for hours, so pings check the connection. Nameservers allow one every 5 s.
+_LIMITS: Final = replace(CLIENT_LIMITS, max_message=64 << 20, keepalive_s=10.0, keepalive_timeout_s=5.0)
 
 
 class OtherBrokerGroups:
@@ -128,7 +124,7 @@ class OtherBrokerGroups:
             if not node.listeners or rest <= 0:
                 continue
             # Nodes use the first listener among themselves.
-            async with grpc.aio.insecure_channel(node.listeners[0].log_address) as channel:
+            async with GrpcChannel(node.listeners[0].log_address) as channel:
                 try:
                     stub = admin_pb2_grpc.AdminServiceStub(channel)
                     answer = decoded(await stub.CreateTopic(request, timeout=rest))
@@ -152,7 +148,7 @@ class OtherBrokerGroups:
         request = pb.WatchRoutesRequest(
             cluster=self._cluster, all_listeners=True, without_group=self._own_broker_group
         )
-        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        async with GrpcChannel(address, limits=_LIMITS, reconnects=_RECONNECTS) as channel:
             async for answer in nameserver_pb2_grpc.NameServerServiceStub(channel).WatchRoutes(request):
                 self.take(list(decoded(answer).groups))
                 await asyncio.sleep(_READ_PAUSE)

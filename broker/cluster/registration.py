@@ -22,17 +22,14 @@ import grpc.aio
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc
 from ledgermq.proto.grpc_answers import decoded
+from ledgermq.rpc.grpc_channel import GrpcChannel, Reconnects
 
 logger = logging.getLogger(__name__)
 
 REGISTER_INTERVAL: Final = 30.0  # seconds
 BEAT_INTERVAL: Final = 1.0  # seconds
 CALL_TIMEOUT: Final = 2.0  # seconds
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-)
+_RECONNECTS: Final = Reconnects(first_s=0.2, most_s=2.0, attempt_s=CALL_TIMEOUT, patience_s=CALL_TIMEOUT)
 
 
 class _Link:
@@ -41,7 +38,7 @@ class _Link:
     def __init__(self, address: str, registration: Registration) -> None:
         self.address = address
         self._registration = registration
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = GrpcChannel(address, reconnects=_RECONNECTS)
         self._stub = nameserver_pb2_grpc.NameServerServiceStub(self._channel)
         self._answered: bool | None = None  # the last call was answered; None: none since start or withdrawal
         self._gone = False  # the broker group was removed from this nameserver's route

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import grpc
@@ -20,6 +20,8 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.grpc_answers import decoded
+from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel
+from ledgermq.rpc.wire_limits import MAX_MESSAGE
 
 from ..config import Member, RaftConfig
 from ..errors import DamagedLogError, InvalidWireError, RaftError
@@ -36,7 +38,7 @@ TIMEOUT_S: Final = 10.0
 _METHOD: Final = "/ledgermq.v1.RaftService/Refetch"
 _CONCURRENT: Final = 2
 _PROGRESS_LIFE_S: Final = 10.0
-_OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+_LIMITS: Final = replace(CLIENT_LIMITS, max_message=MAX_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class RefetchClient:
 
     config: RaftConfig
     group_id: int  # names may repeat, and another group's entries must never be written here
-    _channels: dict[NodeId, grpc.aio.Channel] = field(default_factory=dict)
+    _channels: dict[NodeId, GrpcChannel] = field(default_factory=dict)
 
     async def ask(self, peer: Member, first: LogIndex, max_bytes: int, repair: pb.RepairProgress) -> Offer:
         """Ask one peer for committed entries from `first` on. Raises: RefetchError."""
@@ -208,7 +210,7 @@ class RefetchClient:
     async def _call(self, peer: Member, request: pb.RefetchRequest) -> pb.RefetchReply:
         channel = self._channels.get(peer.node_id)
         if channel is None:
-            channel = self._channels[peer.node_id] = grpc.aio.insecure_channel(peer.address, options=_OPTIONS)
+            channel = self._channels[peer.node_id] = GrpcChannel(peer.address, limits=_LIMITS)
         call = channel.unary_unary(
             _METHOD,
             request_serializer=pb.RefetchRequest.SerializeToString,

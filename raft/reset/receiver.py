@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,8 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
+from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
+from ledgermq.rpc.wire_limits import MAX_MESSAGE
 
 from ..config import RaftConfig
 from ..core.machine import RaftCore
@@ -45,18 +48,9 @@ RETRY_MAX_S: Final = 10.0
 _T = TypeVar("_T")
 
 END_OF_STREAM: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
-#: Options of the channel that a state is fetched on.
-CHANNEL_OPTIONS: Final = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # upper limit of one connection attempt
-    ("grpc.keepalive_time_ms", 2000),  # detects a peer that vanished without a reset
-    ("grpc.keepalive_timeout_ms", 1500),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-)
+_RECONNECTS: Final = Reconnects(attempt_s=1.0, patience_s=1.0)
+#: Pings detect a peer that vanished without a reset.
+_LIMITS: Final = replace(CLIENT_LIMITS, max_message=MAX_MESSAGE, keepalive_s=2.0, keepalive_timeout_s=1.5)
 
 
 class ResetReceiver:
@@ -139,7 +133,7 @@ class ResetReceiver:
     # --- fetching -------------------------------------------------------------------------------------------
     async def _fetch(self, offer: ResetOffered) -> ResetPlan:
         """Store the leader's state. Raises: StateTransferError, DiskFullError, OSError, AioRpcError."""
-        channel: Any = grpc.aio.insecure_channel(self._addresses[offer.leader_id], options=CHANNEL_OPTIONS)
+        channel = GrpcChannel(self._addresses[offer.leader_id], limits=_LIMITS, reconnects=_RECONNECTS)
         try:
             request = pb.ResetRequest(
                 format=FORMAT, hello=self._hello(offer.leader_id).to_proto(), term=offer.term

@@ -100,6 +100,7 @@ class Cluster:
         self.groups = {
             f"g{group}": [f"n{group * nodes + i + 1}" for i in range(nodes)] for group in range(groups)
         }
+        self.transport = (settings or {}).get("server-transport", "event_loop")
         self._options = {"segment-size": "64MiB", "auto-create-topics": "true", **(settings or {})}
         self.nodes: dict[str, Process] = {}
         for group in self.groups:
