@@ -41,7 +41,7 @@ MAX_POLLS: Final = MAX_WAITING
 #: Lanes for polls; each takes as many calls as the other node reads without pausing.
 MAX_POLL_LANES: Final = -(-MAX_POLLS // MAX_CALLS)
 
-_RECONNECTS: Final = Reconnects(first_s=0.05, most_s=0.5, attempt_s=1.0, patience_s=0.5)
+_RECONNECTS: Final = Reconnects(first_s=0.05, most_s=0.5, attempt_s=2.0, patience_s=2.0)
 _LIMITS: Final = replace(CLIENT_LIMITS, max_message=MAX_MESSAGE)
 _PASSED_ON: Final = ("x-mq-", GROUP_ID)
 
