@@ -13,7 +13,7 @@ from .fakes import FakeCluster
 C = TypeVar("C", bound=FakeCluster)
 T = TypeVar("T")
 
-_PATIENCE_S = 30
+_PATIENCE_S = 120
 
 
 class Served(Generic[C]):

@@ -321,7 +321,7 @@ def test_a_peer_that_does_not_greet_is_closed(begun: bytes) -> None:
 def test_a_silent_peer_is_asked_and_then_closed() -> None:
     async def test() -> None:
         async with (
-            serving("wire", WireLimits(keepalive_s=0.1, keepalive_timeout_s=0.1)) as (_, address, _s),
+            serving("wire", WireLimits(keepalive_s=0.1, keepalive_timeout_s=2)) as (_, address, _s),
             raw_peer(address) as peer,
         ):
             for _ in range(3):
@@ -337,7 +337,7 @@ def test_a_silent_peer_is_asked_and_then_closed() -> None:
 def test_an_idle_connection_is_closed_whatever_its_keepalive(keepalive_s: float) -> None:
     async def test() -> None:
         async with (
-            serving("wire", WireLimits(max_idle_s=0.1, keepalive_s=keepalive_s)) as (_, address, _service),
+            serving("wire", WireLimits(max_idle_s=1, keepalive_s=keepalive_s)) as (_, address, _service),
             raw_peer(address) as peer,
         ):
 

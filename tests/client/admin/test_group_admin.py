@@ -31,7 +31,7 @@ async def with_a_third() -> AsyncIterator[tuple[FakeCluster, BrokerGroupAdmin, F
     third = FakeGroup("g2", {"orders": 2, "news": 1})
     async with (
         FakeCluster(old, new, third) as cluster,
-        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address) as admin,
     ):
         yield cluster, admin, new, third
 
@@ -141,13 +141,14 @@ async def test_a_group_whose_topic_no_other_group_takes_messages_of_is_not_drain
         assert not (await admin.drain("g0")).changed, "a drained group is drained whoever is there"
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_group_without_a_leader_takes_no_messages_of_a_drained_one_and_is_named_when_asked_for() -> (
     None
 ):
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
     async with (
         FakeCluster(*groups) as cluster,
-        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address) as admin,
     ):
         groups[1].without_leader = True
         with pytest.raises(UsageError, match="g1 has no leader, or does not answer"):
@@ -168,6 +169,7 @@ async def test_a_drain_that_the_route_of_the_other_group_does_not_tell_yet_count
         assert groups[0].modes == []
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_group_is_not_removed_before_consumers_of_the_other_groups_have_its_messages() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
     groups[0].queues[1, 0] = FakeQueue(end=3)
@@ -175,7 +177,7 @@ async def test_a_group_is_not_removed_before_consumers_of_the_other_groups_have_
     groups[1].committed["audit", "orders", 0] = 0  # it never came to g0
     async with (
         FakeCluster(*groups) as cluster,
-        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address) as admin,
     ):
         await admin.drain("g0")
         left = await admin.left(await admin.group("g0"))
@@ -192,11 +194,12 @@ async def test_a_group_is_not_removed_before_consumers_of_the_other_groups_have_
         assert (await admin.remove_group("g0", force=True)).changed
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_group_of_which_no_node_is_up_may_know_consumers_that_nobody_else_knows() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1", "g2")]
     async with (
         FakeCluster(*groups) as cluster,
-        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address) as admin,
     ):
         await admin.drain("g0")
         node = cluster.node("n1", "g1")
@@ -211,12 +214,13 @@ async def test_a_group_of_which_no_node_is_up_may_know_consumers_that_nobody_els
         assert (await admin.remove_group("g0")).changed
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_stranger_at_the_address_of_a_group_that_is_down_does_not_answer_for_it() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1", "g2")]
     async with (
         FakeCluster(*groups) as cluster,
         FakeCluster(FakeGroup("elsewhere")) as other,
-        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address) as admin,
     ):
         await admin.drain("g0")
         await cluster.expire(groups[1])
@@ -229,6 +233,7 @@ async def test_a_stranger_at_the_address_of_a_group_that_is_down_does_not_answer
         assert stranger.group.asked_progress.is_set() and groups[0].mode == pb.MODE_DRAINING
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_group_is_not_filled_while_another_one_does_not_say_who_consumes_there() -> None:
     async with with_a_third() as (_, admin, new, third):
         third.without_leader = True
@@ -239,13 +244,14 @@ async def test_a_group_is_not_filled_while_another_one_does_not_say_who_consumes
         assert len((await admin.add_group("g1")).topics.missing) == 2
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_group_of_which_no_node_is_up_may_hold_ordered_messages_that_are_not_consumed() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1", "g2")]
     for group in groups:
         group.types["orders"] = pb.FIFO
     async with (
         FakeCluster(*groups) as cluster,
-        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address) as admin,
     ):
         await cluster.expire(groups[1])
         with pytest.raises(
@@ -262,6 +268,7 @@ async def test_a_group_of_which_no_node_is_up_may_hold_ordered_messages_that_are
         assert (await admin.undrain("g0")).changed
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_group_is_not_filled_while_one_of_which_no_node_is_up_may_know_more() -> None:
     async with with_a_third() as (cluster, admin, new, third):
         await cluster.expire(third)
@@ -330,11 +337,12 @@ async def test_a_drain_that_somebody_else_began_is_not_taken_back() -> None:
         assert groups[0].modes == [pb.MODE_DRAINING]
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_drain_after_which_nobody_can_tell_who_takes_the_topics_says_so() -> None:
     groups = [FakeGroup(name, {"orders": 1}) for name in ("g0", "g1")]
     async with (
         FakeCluster(*groups) as cluster,
-        BrokerGroupAdmin(cluster.address, timeout_ms=200) as admin,
+        BrokerGroupAdmin(cluster.address) as admin,
     ):
         draining_meanwhile(cluster, lambda: setattr(cluster.nameserver.table, "_nodes", {}))
         with pytest.raises(RouteError, match="g0 is being drained, and whether") as unknown:

@@ -110,8 +110,9 @@ async def test_going_on_behind_a_group_that_was_cut_at_its_bytes_leaves_nothing_
         assert rounds > 2
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_silent_group_is_named_and_the_others_answer() -> None:
-    async with two_groups() as cluster, Admin(cluster.address, timeout_ms=700) as admin:
+    async with two_groups() as cluster, Admin(cluster.address) as admin:
         await send(cluster, 8)
         await cluster.node(group="g1").stop()
         found = await admin.query_messages("orders")

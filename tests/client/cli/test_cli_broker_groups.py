@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
-from ledgermq.client import BrokerGroupAdmin
 from ledgermq.client.admin.broker_groups import Left
 from ledgermq.client.cli import broker_groups as cli_broker_groups
 from ledgermq.proto import admin_pb2
@@ -111,12 +109,11 @@ def test_an_interrupted_wait_says_that_the_group_goes_on_being_drained(
 # --- what happens while a drain waits -----------------------------------------------------------------------
 @pytest.fixture
 def meanwhile(
-    ledgermq: CommandLine, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ledgermq: CommandLine, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, few_rounds: None
 ) -> Callable[[Callable[[], object]], tuple[int, str, str]]:
     """Drain g0, and do something as soon as the command waits for consumers."""
     assert ledgermq("cluster add-group g1")[0] == 0
     monkeypatch.setattr(cli_broker_groups, "_POLL_S", 0.01)
-    monkeypatch.setattr(cli_broker_groups, "BrokerGroupAdmin", partial(BrokerGroupAdmin, timeout_ms=500))
 
     def drain(happens: Callable[[], object], timeout: str = "20s") -> tuple[int, str, str]:
         rounds = []
@@ -301,12 +298,10 @@ def test_lag_in_a_topic_that_does_not_exist_says_so(ledgermq: CommandLine) -> No
     assert ledgermq("group lag billing --topic lonely")[0] == 0, "it is there, with nothing of the group"
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_a_broker_group_that_is_away_hides_no_lag_of_the_others(
-    ledgermq: CommandLine, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ledgermq: CommandLine, cluster: Cluster
 ) -> None:
-    monkeypatch.setattr(
-        "ledgermq.client.cli.group.BrokerGroupAdmin", partial(BrokerGroupAdmin, timeout_ms=500)
-    )
     cluster.run(cluster.cluster.node(group="g1").stop())
     for arguments in (["lag"], ["lag", "billing"], ["lag", "billing", "--queues"]):
         code, out, err = ledgermq("group", *arguments)

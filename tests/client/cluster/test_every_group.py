@@ -132,10 +132,11 @@ CHANGES: dict[str, Callable[[BrokerGroupAdmin], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.usefixtures("few_rounds")
 async def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_does_not_answer(
     change: Callable[[BrokerGroupAdmin], Awaitable[object]],
 ) -> None:
-    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         left, dead = cluster.groups
         await admin.create_group("billing")
         left.queues[1, 0].end, left.committed["billing", "orders", 0] = 9, 7
@@ -151,8 +152,9 @@ async def test_nothing_is_changed_while_a_group_that_the_nameserver_still_lists_
         await change(admin)
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
-    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         node = cluster.node(group="g1")
         node.drop_answers = 1 << 20
         with pytest.raises(PartlyChangedError, match=r"Changed: g0\. Perhaps changed: g1") as caught:
@@ -164,8 +166,9 @@ async def test_a_deletion_that_stops_half_way_may_be_repeated() -> None:
         assert [group.topics for group in cluster.groups] == [{}, {}]
 
 
+@pytest.mark.usefixtures("few_rounds")
 async def test_cleaning_goes_on_in_the_groups_before_one_that_does_not_answer_and_says_so() -> None:
-    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address, timeout_ms=1_000) as admin:
+    async with two_groups() as cluster, BrokerGroupAdmin(cluster.address) as admin:
         await cluster.node(group="g1").stop()
         with pytest.raises(PartlyChangedError, match='at broker group "g1"'):
             await admin.clean()

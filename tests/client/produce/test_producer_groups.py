@@ -105,13 +105,13 @@ async def test_a_broker_group_that_is_not_announced_again_is_tried_again() -> No
     async with producer_of_two_groups() as (cluster, producer):
         await start_again_after_messages_elsewhere(cluster, producer)
         window = producer._connections["g0"].window
-        assert window.avoid_until > now_ms()
+        assert window.avoid_until > 0
         while (await producer.send("orders", b"back")).broker_group != "g0":
             assert window.avoid_until > 0
 
 
 async def test_a_message_whose_outcome_is_unknown_does_not_change_its_group() -> None:
-    async with two_groups(1) as cluster, Producer(cluster.address, timeout_ms=1000) as producer:
+    async with two_groups(1) as cluster, Producer(cluster.address, timeout_ms=3000) as producer:
         for group in cluster.groups:
             cluster.node("n1", group.name).drop_answers = 1000
         with pytest.raises(SendTimeoutError, match="may or may not be stored"):
@@ -120,7 +120,7 @@ async def test_a_message_whose_outcome_is_unknown_does_not_change_its_group() ->
 
 
 async def test_ordered_messages_wait_for_their_group_and_the_others_keep_theirs() -> None:
-    async with two_groups() as cluster, Producer(cluster.address, timeout_ms=1000) as producer:
+    async with two_groups() as cluster, Producer(cluster.address) as producer:
         in_g0, in_g1 = group_name_for(0, 4), group_name_for(3, 4)
         for name, place in ((in_g0, ("g0", 0)), (in_g1, ("g1", 1))):
             receipt = await producer.send("orders", b"first", message_group=name)
@@ -132,6 +132,8 @@ async def test_ordered_messages_wait_for_their_group_and_the_others_keep_theirs(
         assert [part.group.name for part in producer._outbox.topics["orders"].parts] == ["g1"]
         receipt = await producer.send("orders", b"second", message_group=in_g1)
         assert (receipt.broker_group, receipt.queue_id, receipt.queue_offset) == ("g1", 1, 1)
+        usual, producer.timeout_ms = producer.timeout_ms, 1000
         with pytest.raises(SendTimeoutError):
             await producer.send("orders", b"second", message_group=in_g0)
+        producer.timeout_ms = usual
         assert (await producer.send("orders", b"any")).broker_group == "g1"

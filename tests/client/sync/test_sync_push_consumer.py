@@ -18,7 +18,7 @@ from ..fakes import FakeCluster, FakeGroup
 from ..push_listeners import QUICK, fill, numbers, until_committed
 from ..served import Served, served
 
-_PATIENCE_S = 20
+_PATIENCE_S = 120
 
 
 @pytest.fixture

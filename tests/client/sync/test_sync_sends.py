@@ -29,7 +29,7 @@ from ..fakes import FakeCluster, FakeGroup
 from ..produce.test_producer_sizes import stored
 from ..served import Served, served
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 @pytest.fixture

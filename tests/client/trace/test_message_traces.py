@@ -79,8 +79,9 @@ async def test_a_retry_that_met_the_first_copy_and_a_refusal_are_told() -> None:
 
 async def test_an_unknown_outcome_is_told_as_unknown() -> None:
     async with FakeCluster(FakeGroup(topics=TOPICS)) as cluster:
-        async with Producer(cluster.address, trace=True, timeout_ms=300) as producer:
+        async with Producer(cluster.address, trace=True) as producer:
             await producer.send("orders", b"warm")
+            producer.timeout_ms = 300
             cluster.node().may_answer.clear()
             with pytest.raises(SendTimeoutError):
                 await producer.send("orders", b"who knows", tag="t")
