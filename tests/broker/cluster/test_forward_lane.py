@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ import pytest
 
 from ledgermq.broker.cluster import lane as forward_lane
 from ledgermq.broker.cluster import lane_server as forwarded_calls
+from ledgermq.broker.cluster.forwarding import Forwarder
 from ledgermq.broker.cluster.lane import MAX_REQUEST, ForwardError
 from ledgermq.proto import peer_pb2
 from ledgermq.proto.call_metadata import group_metadata
@@ -269,3 +271,33 @@ async def test_no_more_is_read_while_too_many_calls_are_unanswered(
     two.service.gate.set()
     assert await late == b"ba"
     await asyncio.gather(*held)
+
+
+async def test_a_node_that_is_busy_when_it_is_connected_to_is_waited_for(two: Two) -> None:
+    writers: list[asyncio.StreamWriter] = []
+    ended = asyncio.Event()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await asyncio.sleep(0.3)
+        there, back = await asyncio.open_connection("127.0.0.1", two.port)
+        writers.append(back)
+        await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+        ended.set()
+
+    async with await asyncio.start_server(busy, "127.0.0.1", 0) as relay:
+        host, port = relay.sockets[0].getsockname()
+        forwarder = Forwarder("n1", {"n2": f"{host}:{port}"}, two.unclaimed.put_nowait)
+        try:
+            assert await forwarder.unary("n2", f"/{SERVICE}/echo", b"ab", (), 3600) == b"ba"
+            assert len(writers) == 2, "the first attempt to connect succeeded"
+        finally:
+            await forwarder.close()
+            for writer in writers:
+                writer.close()
+        await ended.wait()

@@ -280,7 +280,7 @@ def test_what_a_kill_of_the_first_node_means_is_told_as_it_is() -> None:
     assert "one of two is no majority" in after_a_kill("n1", LocalPlan(9876, {"g0": both}))
     three = {**both, "n3": NodePorts().shifted(20)}
     said = after_a_kill("n1", LocalPlan(9876, {"g0": three}))
-    assert said == "n1 goes, the group stays; it is restarted here"
+    assert said == "n1 goes, the broker group stays; it is restarted here"
     for replication in ("async_master", "sync_master"):
         said = after_a_kill("n1", LocalPlan(9876, {"g0": both}, replication=replication))
         assert "stays" not in said
