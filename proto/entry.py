@@ -135,11 +135,8 @@ def encode_entry(
     """Return a whole entry: header, the joined `parts`, padding. Copies the payload once."""
     payload_size = sum(len(part) for part in parts)
     size = entry_size(payload_size)
-    out = bytearray(size)
-    position = HEADER_SIZE
-    for part in parts:
-        out[position : position + len(part)] = part
-        position += len(part)
+    # joined, since a buffer of that size would be filled with zeros first
+    out = bytearray().join((bytes(HEADER_SIZE), *parts, bytes(size - HEADER_SIZE - payload_size)))
     _HEADER.pack_into(
         out, 0, MAGIC_WORD, 0, size, kind, 0, section_count,
         index, term, physical_offset, timestamp, prev_crc, payload_size, 0,

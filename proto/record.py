@@ -72,6 +72,8 @@ MAX_RECORD_SIZE: Final = MAX_BODY_SIZE + MAX_RECORD_OVERHEAD
 
 #: Up to this number, records are processed one by one.
 _FEW: Final = 4
+#: From this number on, it pays to look whether they are evenly spaced.
+_MANY: Final = 100
 
 _SECTION: Final = struct.Struct("<BBHIqIIIIQIIQQ")
 _RECORD: Final = struct.Struct("<IIHHIIIIIqq16s")
@@ -84,6 +86,12 @@ SECTION_DISTANCE_OFFSET: Final = 4
 REST_SIZE_OFFSET: Final = 16
 BODY_SIZE_OFFSET: Final = 24
 MESSAGE_ID_OFFSET: Final = 48
+
+#: Header words of a record, by number: flags and key count are the low bits of the first one.
+FLAGS_WORD: Final = 1
+TAG_WORD: Final = 4
+ID_WORDS: Final = (6, 7)
+_LENGTH_WORDS: Final = (1, 2, 3)  # flags, and all lengths besides the record's own
 
 #: Flags, body offset and body size of a record, for readers that need only the body.
 BODY_FIELDS: Final = struct.Struct("<8xH10xII")
@@ -347,7 +355,6 @@ def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER
         return _few_positions(body, count, distance)
     equal = _equal_positions(body, count, distance)
     if equal is not None:
-        _check_runs(body, equal)
         return equal
     positions = np.empty(count, np.int64)
     position, end = 0, len(body)
@@ -392,16 +399,21 @@ def _few_positions(body: Buffer, count: int, distance: int) -> np.ndarray:
 
 
 def _equal_positions(body: Buffer, count: int, distance: int) -> np.ndarray | None:
-    """Return the positions without a loop if all records have the same size; None if they do not."""
+    """Like `record_positions`, without a loop; None if the records differ in size. Raises: CorruptError."""
     if not count or len(body) < RECORD_HEADER_SIZE:
         return None
     (size,) = struct.unpack_from("<I", body)
     if size < RECORD_HEADER_SIZE or size % 8 or size * count != len(body):
         return None
-    positions = np.arange(count, dtype=np.int64) * size
-    rows = np.frombuffer(body, "<u4").reshape(count, size // 4)
-    fits = (rows[:, 0] == size) & (rows[:, 1] == positions + distance)
-    return positions if bool(fits.all()) else None
+    positions: np.ndarray = np.arange(count, dtype=np.int64) * size
+    words = np.frombuffer(body, "<u8").reshape(count, size // 8)
+    if not bool((words[:, 0] == (positions + distance << 32 | size).view(np.uint64)).all()):
+        return None
+    if all(bool((words[:, word] == words[0, word]).all()) for word in _LENGTH_WORDS):
+        _few_positions(memoryview(body)[:size], 1, distance)  # it stands for all of them
+    else:
+        _check_runs(body, positions)
+    return positions
 
 
 def _check_runs(body: Buffer, positions: np.ndarray) -> None:
@@ -419,6 +431,31 @@ def _check_runs(body: Buffer, positions: np.ndarray) -> None:
     bad |= headers["reserved"] != 0
     if bad.any():
         raise CorruptError("record runs do not fit the record", int(positions[int(bad.argmax())]))
+
+
+class RecordWords:
+    """The 8-byte words of the headers of the records at `positions`, by columns.
+
+    A column is a view of the body when many records are evenly spaced, as those of equal size are.
+    """
+
+    __slots__ = ("_places", "_step", "_words")
+
+    def __init__(self, body: Buffer, positions: np.ndarray) -> None:
+        self._words = np.frombuffer(body, "<u8", len(body) // 8)
+        self._places = places = positions >> 3
+        self._step = 0  # words from each record to the next; 0: they differ, or are few
+        if len(places) >= _MANY:
+            step = int(places[1] - places[0])
+            if bool((places[1:] - places[:-1] == step).all()):
+                self._step = step
+
+    def column(self, word: int) -> np.ndarray:
+        """Return the header word number `word` of each record (u64)."""
+        places, step = self._places, self._step
+        which = slice(places[0] + word, places[-1] + word + 1, step) if step else places + word
+        found: np.ndarray = self._words[which]
+        return found
 
 
 def record_flags(body: Buffer, positions: np.ndarray) -> np.ndarray:

@@ -16,7 +16,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryHeader, EntryKind
-from ledgermq.proto.record import SECTION_HEADER_SIZE, SectionKind, hash_text
+from ledgermq.proto.record import (
+    FLAGS_WORD,
+    ID_WORDS,
+    RECORD_HEADER_SIZE,
+    SECTION_HEADER_SIZE,
+    RecordWords,
+    SectionKind,
+    hash_text,
+)
 
 from ..state.consume_queue import record_starts
 
@@ -27,8 +35,9 @@ _ODD: Final = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits; spreads similar
 _FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64's last steps
 _SECTION_WORDS: Final = SECTION_HEADER_SIZE // 8
 _FEW: Final = 24  # records; up to so many, a loop is faster than arrays
-# 8-byte words of a record: flags and key count, the two halves of the id, the first key.
-_COUNT_WORD, _ID_WORD, _KEYS_WORD = 1, 6, 8
+_LOW_WORD, _HIGH_WORD = ID_WORDS
+_KEYS_WORD: Final = RECORD_HEADER_SIZE // 8  # 8-byte word of a record with the first key
+_KEY_COUNT: Final = np.uint64(0xFFFF << 16)  # bits of the key count, in the word of the flags
 
 NO_ITEMS: Final = np.empty(0, np.uint64)
 
@@ -75,7 +84,8 @@ def key_hash(topic_id: int, key: str) -> int:
 
 def _of_ids(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Mix the halves of ids: ids of one producer differ in few bits."""
-    mixed = low ^ (high * np.uint64(_ODD))
+    mixed = high * np.uint64(_ODD)
+    mixed ^= low
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         mixed ^= mixed >> np.uint64(shift)
         mixed *= factor
@@ -122,34 +132,38 @@ class _Items:
     def _add_few(self, words: memoryview, at: int, count: int, topic_id: int, base: int) -> None:
         (low, high, places), (keys, key_places) = self._ids, self._keys
         for _ in range(count):
-            low.append(words[at + _ID_WORD])
-            high.append(words[at + _ID_WORD + 1])
+            low.append(words[at + _LOW_WORD])
+            high.append(words[at + _HIGH_WORD])
             places.append(base + at)
-            if key_count := words[at + _COUNT_WORD] >> 16 & 0xFFFF:
+            if key_count := words[at + FLAGS_WORD] >> 16 & 0xFFFF:
                 for key in words[at + _KEYS_WORD : at + _KEYS_WORD + key_count]:
                     keys.append((key + topic_id * _ODD) & _MASK)
                     key_places.append(base + at)
             at += (words[at] & 0xFFFFFFFF) >> 3
 
     def _add_many(self, body: memoryview, count: int, topic_id: int, base: int) -> None:
-        records = record_starts(body, count) >> 3
-        words = np.frombuffer(body, "<u8")
-        places = (records + base).astype(np.uint64)
-        self._put(_of_ids(words[records + _ID_WORD], words[records + _ID_WORD + 1]), places)
-        key_counts = (words[records + _COUNT_WORD] >> np.uint64(16)).astype(np.uint16).astype(np.int64)
-        if not key_counts.any():
+        starts = record_starts(body, count)
+        words, records = RecordWords(body, starts), starts >> 3
+        places = (records + base).view(np.uint64)
+        self._put(_of_ids(words.column(_LOW_WORD), words.column(_HIGH_WORD)), places)
+        if not (words.column(FLAGS_WORD) & _KEY_COUNT).any():
             return
+        key_counts = (words.column(FLAGS_WORD) >> np.uint64(16)).astype(np.uint16).astype(np.int64)
         owners = np.repeat(np.arange(count), key_counts)
         nth = np.arange(len(owners)) - np.repeat(np.cumsum(key_counts) - key_counts, key_counts)
-        keys = words[records[owners] + _KEYS_WORD + nth]
+        keys = np.frombuffer(body, "<u8")[records[owners] + _KEYS_WORD + nth]
         self._put(keys + np.uint64(topic_id * _ODD & _MASK), places[owners])
 
     def _put(self, hashes: np.ndarray, places: np.ndarray) -> None:
-        self._found.append((hashes & ~self._mask) | places)
+        """Keep items of hashes, which it overwrites."""
+        hashes &= ~self._mask
+        hashes |= places
+        self._found.append(hashes)
 
     def all(self) -> np.ndarray:
         """Return all collected items."""
-        low, high, places = (np.array(each, np.uint64) for each in self._ids)
-        self._put(_of_ids(low, high), places)
-        self._put(*(np.array(each, np.uint64) for each in self._keys))
-        return np.concatenate(self._found)
+        if self._ids[0]:
+            low, high, places = (np.array(each, np.uint64) for each in self._ids)
+            self._put(_of_ids(low, high), places)
+            self._put(*(np.array(each, np.uint64) for each in self._keys))
+        return np.concatenate(self._found) if self._found else NO_ITEMS

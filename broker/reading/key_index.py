@@ -46,6 +46,8 @@ FOLLOW_INTERVAL: Final = 0.1
 IDLE_INTERVAL: Final = 1.0
 _MAX_CLOSED: Final = 2  # maximum of segments waiting for their run to be written; then following pauses
 _MAX_PLANS: Final = 4
+#: Bytes of log per read. The newest entries are in memory, and each read wakes a thread.
+_SLICE: Final = 2 << 20
 _T = TypeVar("_T")
 
 
@@ -263,7 +265,7 @@ class KeyIndex:
         """Index all applied entries."""
         while (target := self._applied()) >= self._next:
             try:
-                entries = await self._builds.read(LogIndex(self._next), LogIndex(target))
+                entries = await self._builds.read(LogIndex(self._next), LogIndex(target), _SLICE)
             except LogCompactedError:  # deleted meanwhile by retention or a reset
                 self._tail, self._next = None, self._log.first_index
                 continue

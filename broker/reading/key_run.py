@@ -302,6 +302,10 @@ def merged(files: FileSystem, runs: Sequence[KeyRun], rest: np.ndarray) -> Itera
 
     Raises: CorruptError, OSError.
     """
+    if not runs:
+        for start in range(0, len(rest), _MERGE_ITEMS):
+            yield rest[start : start + _MERGE_ITEMS]
+        return
     opened: list[File] = []
     try:
         cursors = []

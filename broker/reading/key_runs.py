@@ -221,13 +221,13 @@ class Builds:
             pace=self._pace, part_items=self._part_items,
         )  # fmt: skip
 
-    async def read(self, low: LogIndex, high: LogIndex) -> Entries:
-        """Return the next entries; none: call again.
+    async def read(self, low: LogIndex, high: LogIndex, max_bytes: int = _SLICE) -> Entries:
+        """Return the next entries, of about `max_bytes`; none: call again.
 
         Raises: LogCompactedError, DamagedLogError, StorageError.
         """
         try:
-            return await self.log.entries(low, high, _SLICE)
+            return await self.log.entries(low, high, max_bytes)
         except LogTruncatedError:  # a concurrent truncation of later entries
             await asyncio.sleep(0)
         except DamagedLogError as error:

@@ -31,6 +31,8 @@ from ledgermq.proto.errors import CorruptError
 from ledgermq.proto.record import (
     RECORD_HEADER_SIZE,
     SECTION_HEADER_SIZE,
+    TAG_WORD,
+    RecordWords,
     SectionHeader,
     SectionKind,
     walk_sections,
@@ -47,7 +49,6 @@ _BLOCK_BYTES: Final = BLOCK_UNITS * UNIT_SIZE
 #: Number of units per queue that stay in memory after they are written.
 TAIL_UNITS: Final = 1_000
 _CACHED_BLOCKS: Final = 256
-_TAG_WORD: Final = 4  # index of the 8-byte word in a record header that holds the tag hash
 assert UNIT_SIZE == 20
 assert UNITS_PER_FILE % BLOCK_UNITS == 0
 
@@ -101,12 +102,13 @@ def units_of(body: Buffer, starts: np.ndarray, physical_offset: int) -> np.ndarr
     """Return the units of the records at `starts`; `physical_offset` is that of the body."""
     if len(starts) == 1:  # fast path: array operations cost more than one record
         start = int(starts[0])
-        (size,), (tag_hash,) = _SIZE.unpack_from(body, start), _TAG.unpack_from(body, start + 8 * _TAG_WORD)
+        (size,), (tag_hash,) = _SIZE.unpack_from(body, start), _TAG.unpack_from(body, start + 8 * TAG_WORD)
         return np.frombuffer(_UNIT.pack(start + physical_offset, size, tag_hash), UNIT_DTYPE)
     units = np.empty(len(starts), UNIT_DTYPE)
     units["physical_offset"] = starts + physical_offset
-    units["size"] = np.frombuffer(body, "<u4")[starts >> 2]
-    units["tag_hash"] = np.frombuffer(body, "<i8")[(starts >> 3) + _TAG_WORD]
+    words = RecordWords(body, starts)
+    units["size"] = words.column(0)  # its low half
+    units["tag_hash"] = words.column(TAG_WORD).view(np.int64)
     return units
 
 

@@ -18,8 +18,12 @@ import numpy as np
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind
 from ledgermq.proto.record import (
+    FLAGS_WORD,
+    ID_WORDS,
+    MESSAGE_ID_OFFSET,
     SECTION_HEADER_SIZE,
     RecordFlags,
+    RecordWords,
     SectionHeader,
     SectionKind,
     walk_commands,
@@ -47,8 +51,6 @@ from .effects import (
 from .memberships import MembershipTable
 from .topics import Topic, TopicTable
 
-_FLAGS_WORD: Final = 1  # index of the 8-byte word in a record header whose low bits are the flags
-_ID_WORD: Final = 6  # index of the first of the two words with the message id
 _FLAGS: Final = struct.Struct("<H")
 _ONE_ORIGINAL: Final = np.ones(1, bool)
 _ONE_COPY: Final = np.zeros(1, bool)
@@ -290,13 +292,11 @@ def message_ids(body: Buffer, starts: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Return the concatenated 16-byte ids of the records at `starts`, and a bool per record: not a copy."""
     if len(starts) == 1:  # fast path: array operations cost more than one record
         start = int(starts[0])
-        (flags,), at = _FLAGS.unpack_from(body, start + 8 * _FLAGS_WORD), start + 8 * _ID_WORD
+        (flags,), at = _FLAGS.unpack_from(body, start + 8 * FLAGS_WORD), start + MESSAGE_ID_OFFSET
         return bytes(body[at : at + 16]), _ONE_COPY if flags & _COPY_FLAG else _ONE_ORIGINAL
-    words = np.frombuffer(body, "<u8")
-    places = starts >> 3
-    ids = words[places[:, None] + np.array([_ID_WORD, _ID_WORD + 1])]
-    originals = words[places + _FLAGS_WORD] & _COPY == 0
-    return ids.tobytes(), originals
+    words = RecordWords(body, starts)
+    ids = np.stack([words.column(word) for word in ID_WORDS], axis=1)
+    return ids.tobytes(), words.column(FLAGS_WORD) & _COPY == 0
 
 
 _Apply = Callable[[BrokerState, Any, Effects], CommandResult]

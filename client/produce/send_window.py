@@ -4,8 +4,8 @@ Owns: the lanes (one per queue) with their sections in order, sequence numbers, 
 Must not: read clocks, do I/O, know the content of records or futures (tickets are opaque).
 
 Natural batching: a request is cut when nothing is in flight, or when enough bytes wait to justify one more
-request in flight (`PIPELINE_BYTES`). A lone message is sent at once; what accumulates while requests are in
-flight is sent together.
+request in flight (`PIPELINE_BYTES`; `LARGE_BYTES` when many are). A lone message is sent at once; what
+accumulates while requests are in flight is sent together.
 
 Invariants:
     * sections of a lane are sent in order; its open sections (`unacked`) have rising sequences
@@ -37,7 +37,10 @@ MAX_SECTION_COUNT: Final = 4096
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 #: While requests are in flight, one more is cut only when this many bytes wait.
 PIPELINE_BYTES: Final = 128 * 1024
-MAX_IN_FLIGHT: Final = 4
+MAX_IN_FLIGHT: Final = 8
+#: From so many in flight on, only large requests are cut: small ones gain more by waiting for one another.
+MANY_IN_FLIGHT: Final = 4
+LARGE_BYTES: Final = MAX_REQUEST_BYTES // 2
 _FOR_EVER: Final = 1 << 62
 #: A section accepts messages for this long, ms. The deadline of its first message counts for all of them.
 _OPEN_MS: Final = 500
@@ -289,7 +292,7 @@ class SendWindow:
         """Cut the next request, or return None when nothing may be sent now."""
         if not self._ready or now < self.paused_until or len(self._in_flight) >= self._max_in_flight:
             return None
-        if self._in_flight and self._waiting_bytes < PIPELINE_BYTES:
+        if self._in_flight and self._waiting_bytes < self._worth_a_request():
             return None
         sections = tuple(self._collect())
         if not sections:
@@ -301,6 +304,10 @@ class SendWindow:
             section.attempts += 1
         self._in_flight.append(request)
         return request
+
+    def _worth_a_request(self) -> int:
+        """Return the waiting bytes from which on one more request is cut beside those in flight."""
+        return PIPELINE_BYTES if len(self._in_flight) < MANY_IN_FLIGHT else LARGE_BYTES
 
     def _collect(self) -> Iterator[Section]:
         """Take sections, lane by lane, up to the size of a request."""

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from ledgermq.proto.errors import CorruptError, LayoutError, NewerFormatError
 from ledgermq.proto.record import (
+    RECORD_HEADER_SIZE,
     SECTION_HEADER_SIZE,
     RecordFlags,
+    RecordWords,
     SectionKind,
     decode_record,
     decode_section,
@@ -48,7 +50,7 @@ def build(records: list[tuple[bytes, bytes, bytes, list[int], int]]) -> bytearra
             section_distance=distance,
             body_offset_in_rest=len(rest),
             body_size=len(body),
-            message_id=bytes([number]) * 16,
+            message_id=bytes([number % 256]) * 16,
             born_timestamp=number,
             tag_hash=tag,
             key_hashes=keys,
@@ -120,6 +122,49 @@ def test_damaged_record_headers_never_lead_outside_the_record(data: st.DataObjec
         view = decode_record(body, int(start))
         assert len(view.body) == view.body_size
         assert len(view.system_run) == view.system_size and len(view.rest_run) == view.rest_size
+
+
+@pytest.mark.parametrize("damaged", [range(1), range(20, 21), range(39, 40), range(40)])
+def test_many_equal_records_are_checked_as_each_of_them_alone(damaged: range) -> None:
+    """Records of equal size and layout are compared with the first one; any that differs is found."""
+    whole = build([(b"sys", b"rest", b"body", [7], 5)] * 40)[SECTION_HEADER_SIZE:]
+    size = len(whole) // 40
+    refused = 0
+    for at in range(32):
+        body = bytearray(whole)
+        for number in damaged:
+            body[number * size + at] ^= 0x10
+
+        def alone(number: int, body: bytearray = body) -> bool:
+            start = number * size
+            try:
+                record_positions(body[start : start + size], 1, distance=SECTION_HEADER_SIZE + start)
+            except CorruptError:
+                return False
+            return True
+
+        if all(alone(number) for number in damaged):
+            assert record_positions(body, 40).tolist() == [size * number for number in range(40)]
+        else:
+            refused += 1
+            with pytest.raises(CorruptError):
+                record_positions(body, 40)
+    assert refused == 30, "all but the two bytes of flags"
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.sampled_from([1, 30]))
+def test_columns_of_header_words_are_those_of_the_single_records(sizes: list[int], times: int) -> None:
+    sizes = sizes * times
+    section = build([(b"s" * size, b"", b"b" * 9 * size, [3] * size, size - 2) for size in sizes])
+    body = section[SECTION_HEADER_SIZE:]
+    positions = record_positions(body, len(sizes))
+    for some in (positions, positions[1:], positions[::2]):
+        words = RecordWords(body, some)
+        for word in range(RECORD_HEADER_SIZE // 8):
+            found = [
+                int.from_bytes(body[at + 8 * word : at + 8 * word + 8], "little") for at in some.tolist()
+            ]
+            assert words.column(word).tolist() == found
 
 
 @pytest.mark.parametrize("count", [3, 5, 2**32 - 1])

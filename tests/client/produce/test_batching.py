@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgermq.client.message import MessageQueue
-from ledgermq.client.produce.send_window import MAX_REQUEST_BYTES, PIPELINE_BYTES, Lane, Request, SendWindow
+from ledgermq.client.produce.send_window import (
+    LARGE_BYTES,
+    MANY_IN_FLIGHT,
+    MAX_IN_FLIGHT,
+    MAX_REQUEST_BYTES,
+    PIPELINE_BYTES,
+    Lane,
+    Request,
+    SendWindow,
+)
 from ledgermq.proto import log_pb2
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.record import decode_section, walk_sections
@@ -92,6 +101,22 @@ def test_enough_bytes_are_worth_a_second_request_in_flight(driver: Driver) -> No
     driver.must_request()
     driver.add(0, "b", size=PIPELINE_BYTES)
     assert tickets(driver.must_request()) == [["b"]]
+
+
+def test_beside_many_requests_only_large_ones_are_cut_and_not_without_end(driver: Driver) -> None:
+    for name in range(MANY_IN_FLIGHT):
+        driver.add(0, name, size=PIPELINE_BYTES)
+        driver.must_request()
+    driver.add(0, "small", size=PIPELINE_BYTES)
+    assert driver.request() is None
+    driver.add(1, "rest", size=LARGE_BYTES - PIPELINE_BYTES)
+    assert tickets(driver.must_request()) == [["small"], ["rest"]]
+    for name in range(MANY_IN_FLIGHT + 1, MAX_IN_FLIGHT):
+        driver.add(name % 2, name, size=LARGE_BYTES)
+        driver.must_request()
+    for name in range(8):
+        driver.add(name % 2, name, size=LARGE_BYTES)
+    assert driver.request() is None
 
 
 def test_a_request_is_bounded_in_bytes(driver: Driver) -> None:
