@@ -5,7 +5,8 @@ with grpcio and every other gRPC peer; generated stubs and servicer classes work
 Must not: know any service, or another package of this project.
 
 Begin with `grpc_server.py` and `grpc_channel.py`, the two ends. Under both: `http2_connection.py`, which
-reads frames, `http2_output.py`, which sends them, and `http2_stream.py`, one call on it. Then
+reads frames, `http2_output.py`, which sends them, and `http2_stream.py`, one call on it. `direct_call.py` is
+for streams where a turn of the loop counts. Then
 `http2_frames.py`, `header_blocks.py`, `flow_control.py`, `shared_memory.py`, `unsent_memory.py`,
 `call_headers.py`, `grpc_messages.py`; every bound stands in `wire_limits.py`.
 """

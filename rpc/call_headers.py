@@ -86,6 +86,29 @@ class AnswerHead:
         self.metadata: Metadata = ()
 
 
+def request_fields(path: str, authority: bytes, *, is_tls: bool, user_agent: str, accepts: bytes) -> Fields:
+    """Return the header fields of a request, without timeout and metadata.
+
+    `accepts`: encodings of answers.
+    """
+    return (
+        (b":method", b"POST"),
+        (b":scheme", b"https" if is_tls else b"http"),
+        (b":path", path.encode("ascii")),
+        (b":authority", authority),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", user_agent.encode("ascii")),
+        (b"grpc-accept-encoding", accepts),
+    )
+
+
+def status_fields(code: grpc.StatusCode, details: str) -> Fields:
+    """Return the trailers that say how a call ended."""
+    status = ((b"grpc-status", b"%d" % code.value[0]),)
+    return (*status, (b"grpc-message", encode_message(details))) if details else status
+
+
 def read_request(fields: Fields) -> RequestHead:
     """Return what a request says. Raises: MalformedFieldsError."""
     head = RequestHead()

@@ -40,6 +40,11 @@ class ReceiveMemory:
         """Whether the peer cannot send a byte until something is read or dropped."""
         return self.window <= 0 and self.held >= self.limit
 
+    @property
+    def is_worth_granting(self) -> bool:
+        """Whether an increment may be worth a frame."""
+        return 4 * (self.limit - self.held - self.window) >= self.limit or self.window <= _LOW_WINDOW
+
     def take(self, size: int) -> None:
         """Count the payload of a DATA frame. Raises: Http2ConnectionError."""
         self.window -= size
@@ -49,7 +54,7 @@ class ReceiveMemory:
     def grant(self) -> int:
         """Return the increment to send, or 0 when it is not worth a frame. It is counted as sent."""
         free = self.limit - self.held - self.window
-        if free <= 0 or (4 * free < self.limit and self.window > _LOW_WINDOW):
+        if free <= 0 or not self.is_worth_granting:
             return 0
         self.window += free
         return free

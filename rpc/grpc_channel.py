@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import grpc
 
 from .address_race import addresses_of, first_open
-from .call_headers import metadata_fields
+from .call_headers import metadata_fields, request_fields
 from .header_blocks import encode_block
 from .http2_connection import SCRATCH_SIZE, Http2Connection
 from .made_call import (
@@ -157,15 +157,12 @@ class GrpcChannel:
         response_streaming: bool,
     ) -> Callable[..., Any]:
         head = encode_block(
-            (
-                (b":method", b"POST"),
-                (b":scheme", b"http" if self._tls is None else b"https"),
-                (b":path", path.encode("ascii")),
-                (b":authority", self._authority),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-                (b"user-agent", self._user_agent.encode("ascii")),
-                (b"grpc-accept-encoding", b"identity,gzip"),
+            request_fields(
+                path,
+                self._authority,
+                is_tls=self._tls is not None,
+                user_agent=self._user_agent,
+                accepts=b"identity,gzip",
             )
         )
         method = ClientMethod(head, encode, decode, request_streaming, response_streaming)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import grpc
 
-from .call_headers import RequestHead, encode_message, read_request, read_trailers
+from .call_headers import RequestHead, read_request, read_trailers, status_fields
 from .grpc_messages import ENCODINGS, GrpcMessageError
 from .header_blocks import Fields, HeaderBlock, encode_block
 from .http2_connection import CLOSED_BY_PEER, SCRATCH_SIZE, Http2Connection
@@ -80,6 +80,7 @@ class GrpcServer:
         lends_memory: bool = False,
         name: str = "",
         memory: SharedMemory | None = None,
+        admits: Callable[[Http2Connection], bool] | None = None,
     ) -> None:
         """`compression`: of answers, where the client accepts it.
 
@@ -87,6 +88,7 @@ class GrpcServer:
         `lends_memory`: handlers without a deserializer, and deserializers, get large messages as memoryview,
         which spares a copy.
         `name`: of the port in log lines, else its address. `memory`: a budget that other servers share.
+        `admits(connection)` is asked before each call with a handler; False: it has ended the connection.
         """
         self.limits = limits
         self._name = name
@@ -94,8 +96,10 @@ class GrpcServer:
         self._compress = compression is grpc.Compression.Gzip
         self._takes_compressed = takes_compressed
         self._lends_memory = lends_memory
+        self._admits = admits
         self._methods: dict[bytes, MethodHandler | None] = {}
         self._generic: list[Any] = []
+        self._direct: dict[bytes, Callable[[Http2Connection, int], None]] = {}
         self._connections: set[Http2Connection] = set()
         self._calls: dict[Http2Connection, set[ServedCall]] = {}
         self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
@@ -117,6 +121,13 @@ class GrpcServer:
         """Add the handlers of one service by the names of its methods."""
         for name, handler in method_handlers.items():
             self._methods[f"/{service_name}/{name}".encode()] = handler
+
+    def add_direct_method(self, method: str, begin: Callable[[Http2Connection, int], None]) -> None:
+        """Serve calls of `/service/method` by `begin(connection, stream id)`, which makes the call's object.
+
+        That is a ServedDirectCall.
+        """
+        self._direct[method.encode("ascii")] = begin
 
     def _handler_of(self, head: RequestHead) -> MethodHandler | None:
         handler = self._methods.get(head.path)
@@ -264,8 +275,16 @@ class GrpcServer:
                 self._refuse(connection, stream_id, head, grpc.StatusCode.RESOURCE_EXHAUSTED)
                 return
             head = block.meaning = read_request(block.fields)
-        handler = self._methods.get(head.path) or self._handler_of(head)
         is_packed = head.encoding != b"identity" and not self._takes_compressed
+        direct = self._direct.get(head.path)
+        if direct is not None and not head.is_refused and not is_packed:
+            direct(connection, stream_id)
+            self._fit(connection.streams.get(stream_id), head)
+            return
+        handler = self._methods.get(head.path) or self._handler_of(head)
+        if handler is not None and self._admits is not None and not self._admits(connection):
+            return
+        running = self._calls.setdefault(connection, set())
         if handler is None or head.is_refused or is_packed:
             self._refuse(connection, stream_id, head, grpc.StatusCode.UNIMPLEMENTED)
             return
@@ -284,12 +303,17 @@ class GrpcServer:
             lends_memory=self._lends_memory,
         )
         stream = connection.add_stream(stream_id, call, self.limits.max_message)
-        stream.content_left = head.content_length
-        stream.cutter.encoding = head.encoding
+        self._fit(stream, head)
         stream.needs_end = not handler.request_streaming
         call.stream = stream
         self._calls.setdefault(connection, set()).add(call)
         call.begin()
+
+    @staticmethod
+    def _fit(stream: Http2Stream | None, head: RequestHead) -> None:
+        if stream is not None:
+            stream.content_left = head.content_length
+            stream.cutter.encoding = head.encoding
 
     def _on_call_over(self, call: ServedCall) -> None:
         running = self._calls.get(call.connection)
@@ -332,8 +356,7 @@ def _refusal(code: grpc.StatusCode, details: str, takes_compressed: bool) -> Fie
     return (
         (b":status", b"200"),
         (b"content-type", b"application/grpc"),
-        (b"grpc-status", b"%d" % code.value[0]),
-        (b"grpc-message", encode_message(details)),
+        *status_fields(code, details),
         (b"grpc-accept-encoding", b"identity,gzip" if takes_compressed else b"identity"),
     )
 

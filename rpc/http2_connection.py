@@ -17,11 +17,11 @@ from . import http2_frames as h2
 from .allowance import Allowance
 from .call_headers import MalformedFieldsError
 from .flow_control import ReceiveMemory, stream_grant
-from .grpc_messages import GrpcMessageError
+from .grpc_messages import PREFIX, GrpcMessageError
 from .header_blocks import HeaderBlock, HeaderBlockDecoder, HeaderBlockError
 from .http2_frames import FRAME_HEADER, FRAME_HEADER_SIZE, Http2ConnectionError, Http2StreamError
 from .http2_output import FRAMES_EXPLAINED, Http2Output
-from .http2_stream import Http2Stream, StreamUser
+from .http2_stream import DirectStream, DirectUser, Http2Stream, StreamUser
 from .shared_memory import SharedMemory
 from .wire_limits import (
     FIRST_PIECE,
@@ -32,7 +32,6 @@ from .wire_limits import (
     IDLE_FRAMES_PER_S,
     MAX_CONTINUATIONS,
     MAX_CONTROL_FRAME,
-    MAX_DATA_FRAME,
     MAX_HEADER_BLOCK,
     MAX_HEADER_LIST,
     MAX_SENT_FRAME,
@@ -96,11 +95,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         on_room: Callable[[], None] = lambda: None,
         on_going: Callable[[Http2Connection], None] = lambda connection: None,
         on_lost: Callable[[Http2Connection, str], None] = lambda connection, reason: None,
+        on_resumed: Callable[[], None] = lambda: None,
     ) -> None:
         """`scratch`: SCRATCH_SIZE bytes, shared by connections of one loop, as `shared` is.
 
         `on_made`: connected; `on_ready`: the peer's first settings came; `on_room`: a stream has closed;
-        `on_going`: the peer takes no more streams; `on_lost(connection, reason)`: it is over.
+        `on_going`: the peer takes no more streams; `on_lost(connection, reason)`: it is over; `on_resumed`:
+        the transport takes more again.
         """
         self.limits = limits
         self.streams: dict[int, Http2Stream] = {}
@@ -110,7 +111,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.transport: Any = None
         self._accept = accept
         self._on_made, self._on_ready, self._on_room = on_made, on_ready, on_room
-        self._on_going, self._on_lost = on_going, on_lost
+        self._on_going, self._on_lost, self._on_resumed = on_going, on_lost, on_resumed
+        # called when received bytes end inside a frame or a message, or break the protocol
+        self.listeners: list[Callable[[], None]] = []
+        self.arrived = 0  # bytes of all frames
+        self.broken = ""  # how the peer broke the protocol
         self._loop = asyncio.get_running_loop()
         # received
         self._scratch, self._view = scratch, memoryview(scratch)
@@ -138,6 +143,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.send_head = self._output.send_head
         self.send_data = self._output.send_data
         self.send_end = self._output.send_end
+        self.send_now = self._output.send_now
+        self.flush = self._output.flush
         # life
         self._reason = ""
         self._heard_at = 0.0
@@ -172,12 +179,16 @@ class Http2Connection(asyncio.BufferedProtocol):
                 self._is_direct = True
                 return stream.cutter.direct()[: self._data_left]
         self._is_direct = False
+        if not self._rest:
+            return self._view
         size = len(self._rest)
         self._view[:size] = self._rest
         return self._view[size:]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_at, self._asked = self._loop.time(), False
+        self.arrived += nbytes
+        self._output.is_collecting = True
         try:
             if self._is_direct:
                 self._take_direct(nbytes)
@@ -186,20 +197,26 @@ class Http2Connection(asyncio.BufferedProtocol):
                 taken = self._parse(end)
                 self._rest = bytes(self._view[taken:end]) if taken < end else b""
             if self.is_open and self._preface_done:
-                self._grant_connection()
-                if self._memory.is_full:
-                    self._make_room()
+                if self._memory.is_worth_granting:
+                    self._grant_connection()
+                    if self._memory.is_full:
+                        self._make_room()
                 if self._incomplete or self._shared.is_exhausted:
                     self._shared.on_received(self)
         except Http2ConnectionError as error:
             self._end_broken(error)
+        self._output.is_collecting = False
         self._output.flush()
+        if self.listeners and (self._rest or self._data_left or self._incomplete or self.broken):
+            for listen in tuple(self.listeners):
+                listen()
 
     def pause_writing(self) -> None:
         self._output.pause()
 
     def resume_writing(self) -> None:
         self._output.resume()
+        self._on_resumed()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._output.end()
@@ -219,6 +236,21 @@ class Http2Connection(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         """Whether frames are read and sent."""
         return self._output.is_open
+
+    def may_send(self, stream: Http2Stream) -> bool:
+        """Whether a message on `stream` would leave without waiting for a window or for the transport."""
+        output = self._output
+        return output.is_open and not output.is_paused and not stream.pending
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the incomplete frame, or header block, still needs as far as known; 0 between frames."""
+        if self._data_left or self._data_padding:
+            return self._data_left + self._data_padding
+        size = len(self._rest)
+        if size >= FRAME_HEADER_SIZE:
+            return FRAME_HEADER_SIZE + int.from_bytes(self._rest[:3], "big") - size
+        return FRAME_HEADER_SIZE - size if size or self._block is not None else 0
 
     # --- shared_memory.MemoryUser ---------------------------------------------------------------------------
     @property
@@ -259,20 +291,48 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def new_stream(self, owner: StreamUser, max_message: int) -> Http2Stream:
         """Return a client's new stream; it begins with `send_head`, at once. Needs `may_open`."""
+        stream = self.add_stream(self._next_id(), owner, max_message)
+        self._note_last_id()
+        return stream
+
+    def new_direct_stream(self, owner: DirectUser, max_message: int) -> DirectStream:
+        """Return a client's new stream; the first one of a connection may begin before `may_open`."""
+        stream = self.add_direct_stream(self._next_id(), owner, max_message)
+        self._note_last_id()
+        return stream
+
+    def _next_id(self) -> int:
         self._last_id += 2 if self._last_id else 1
-        stream = self.add_stream(self._last_id, owner, max_message)
+        return self._last_id
+
+    def _note_last_id(self) -> None:
         if self._last_id == MAX_STREAM_ID:  # there are no more ids
             self.is_draining = True
             self._on_going(self)
-        return stream
 
     def add_stream(self, stream_id: int, owner: StreamUser, max_message: int) -> Http2Stream:
         """Return the stream that belongs to `owner` from now on."""
         window = self.limits.stream_window
         stream = Http2Stream(self, owner, stream_id, window, self._output.peer_window, max_message)
-        self.streams[stream_id] = stream
-        self._output.frames_due += FRAMES_EXPLAINED
+        self._add(stream)
         return stream
+
+    def add_direct_stream(self, stream_id: int, owner: DirectUser, max_message: int) -> DirectStream:
+        """Return a stream whose messages are given to `owner` as they come."""
+        window = self.limits.stream_window
+        stream = DirectStream(self, owner, stream_id, window, self._output.peer_window, max_message)
+        self._add(stream)
+        return stream
+
+    def _add(self, stream: Http2Stream) -> None:
+        self.streams[stream.stream_id] = stream
+        self._output.frames_due += FRAMES_EXPLAINED
+
+    def widen(self, stream: Http2Stream, window: int) -> None:
+        """Let the peer have so many unread bytes on a stream from now on."""
+        stream.window = max(window, stream.window)
+        if not stream.closed and not stream.peer_ended:
+            self._grant_stream(stream)
 
     def reset(self, stream: Http2Stream, code: int) -> None:
         """End a stream at once; its owner is not told."""
@@ -334,7 +394,7 @@ class Http2Connection(asyncio.BufferedProtocol):
                 (
                     first,
                     (h2.INITIAL_WINDOW_SIZE, self.limits.stream_window),
-                    (h2.MAX_FRAME_SIZE, MAX_DATA_FRAME),
+                    (h2.MAX_FRAME_SIZE, self.limits.max_data_frame),
                     (h2.MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST),
                 )
             )
@@ -348,8 +408,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             position = self._take_preface(end)
             if not self._preface_done:
                 return position
-        scratch, unpack = self._scratch, FRAME_HEADER.unpack_from
-        while self.is_open:
+        scratch, unpack, output = self._scratch, FRAME_HEADER.unpack_from, self._output
+        while output.is_open:
             if self._data_left:
                 count = min(self._data_left, end - position)
                 if not count:
@@ -373,8 +433,11 @@ class Http2Connection(asyncio.BufferedProtocol):
                 raise Http2ConnectionError(h2.PROTOCOL_ERROR, "a frame inside a header block")
             body = position + FRAME_HEADER_SIZE
             if kind == h2.DATA and self._settings_seen:
-                if size > MAX_DATA_FRAME:
+                if size > self.limits.max_data_frame:
                     raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"DATA of {size} bytes")
+                if not flags and size <= end - body and self._take_whole_message(stream_id, body, size):
+                    position = body + size
+                    continue
                 if flags & h2.PADDED and size and body == end:
                     break  # the length of the padding is not there
                 position = body + self._begin_data(size, flags, stream_id, body)
@@ -499,6 +562,24 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._data_ends = ended
         return taken
 
+    def _take_whole_message(self, stream_id: int, body: int, size: int) -> bool:
+        """Deliver a DATA frame that is one message of a direct stream. False: take it in the general way."""
+        stream = self.streams.get(stream_id)
+        if type(stream) is not DirectStream or not stream.is_plain or size <= PREFIX.size:
+            return False
+        flag, length = PREFIX.unpack_from(self._scratch, body)
+        start = body + PREFIX.size
+        if flag or start + length != body + size or length > stream.cutter.max_size:
+            return False
+        if size > stream.recv_window:
+            return False
+        self._memory.take(size)
+        stream.recv_window -= size
+        stream.receive(bytes(self._view[start : body + size]))
+        if 2 * stream.recv_window <= stream.window and not stream.closed:
+            self._grant_stream(stream)
+        return True
+
     def _take_data(self, data: memoryview) -> None:
         """Take the next bytes of the DATA frame in progress."""
         self._data_left -= len(data)
@@ -535,6 +616,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.reset(stream, h2.CANCEL)
 
     def _after_data(self, stream: Http2Stream, count: int) -> None:
+        if stream.closed:  # by its owner, in a message
+            return
+        is_busy = stream.unread or stream.held or stream.cutter.size or self._data_ends or self._incomplete
+        if not is_busy and 2 * stream.recv_window > stream.window:
+            return  # nothing is unread, and there is no window to grant
         self._account(stream)
         if stream in self._incomplete:
             self.received += count
@@ -580,14 +666,14 @@ class Http2Connection(asyncio.BufferedProtocol):
         if not promised or not self.is_open:
             return
         for waiting in self._incomplete:
-            if 2 * waiting.cutter.size > self.limits.stream_window and not waiting.promised:
+            if 2 * waiting.cutter.size > waiting.window and not waiting.promised:
                 self._grant_stream(waiting)
                 if not waiting.promised:
                     break
 
     def _grant_stream(self, stream: Http2Stream) -> None:
         """Let the peer send more on a stream, if there is room for it."""
-        window, size, memory = self.limits.stream_window, stream.cutter.size, self._memory
+        window, size, memory = stream.window, stream.cutter.size, self._memory
         # Smaller messages always fit: increments of less than half a window are saved up.
         is_large = 2 * size > window and not stream.promised
         if is_large and stream.unread < window and memory.may_promise(size):
@@ -878,8 +964,9 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._reason = self._reason or f"{error}: {advice}"
         elif not self._settings_seen and self._scratch.startswith(b"HTTP/1."):
             self._reason = SPEAKS_HTTP_1
-        self._reason = self._reason or str(error)
-        self.close(error.code, str(error))
+        self.broken = str(error)
+        self._reason = self._reason or self.broken
+        self.close(error.code, self.broken)
 
     # --- life -----------------------------------------------------------------------------------------------
     def _schedule(self, delay_s: float, action: Callable[[], None]) -> None:

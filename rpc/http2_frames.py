@@ -18,11 +18,12 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from .wire_limits import MAX_DATA_FRAME, MAX_SETTINGS, MAX_WINDOW
+from .wire_limits import MAX_SETTINGS, MAX_WINDOW
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER: Final = struct.Struct(">HBBBI")
 FRAME_HEADER_SIZE: Final = FRAME_HEADER.size
+_MESSAGE_HEAD: Final = struct.Struct(">HBBBIBI")
 _U32: Final = struct.Struct(">I")
 _SETTING: Final = struct.Struct(">HI")
 
@@ -83,6 +84,12 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 def frame_header(size: int, kind: int, flags: int, stream_id: int) -> bytes:
     """Return the header of a frame with a payload of `size` bytes."""
     return FRAME_HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
+
+
+def message_head(size: int, stream_id: int) -> bytes:
+    """Return the header of a DATA frame of one message of `size` bytes, and the message's prefix."""
+    payload = size + 5
+    return _MESSAGE_HEAD.pack(payload >> 8, payload & 0xFF, DATA, 0, stream_id, 0, size)
 
 
 def settings_frame(pairs: Iterable[tuple[int, int]]) -> bytes:
@@ -180,6 +187,3 @@ def block_of(payload: bytes, flags: int, stream_id: int) -> bytes:
 def _check_dependency(payload: bytes, stream_id: int) -> None:
     if int.from_bytes(payload[:4], "big") & MAX_WINDOW == stream_id:
         raise Http2StreamError(PROTOCOL_ERROR, stream_id, "a stream that depends on itself")
-
-
-assert DEFAULT_FRAME_SIZE <= MAX_DATA_FRAME <= _LARGEST_FRAME_SIZE

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from . import http2_frames as h2
-from .grpc_messages import Buffer
+from .grpc_messages import PREFIX, Buffer
 from .http2_frames import Http2ConnectionError
 from .http2_stream import Http2Stream
 from .unsent_memory import UnsentMemory
@@ -24,6 +24,8 @@ from .wire_limits import DEFAULT_WINDOW, HIGH_WATER, LOW_WATER, MAX_UNSENT, MAX_
 _JOIN_BELOW: Final = 16 << 10
 #: Bytes collected in one turn above which they are written at once.
 _FLUSH_ABOVE: Final = 1 << 20
+#: Mean size of the collected pieces above which they are not joined.
+_SCATTER_ABOVE: Final = 8 << 10
 #: Frames that a new stream, or a DATA frame of ours, makes a peer send: grpcio sends WINDOW_UPDATE for the
 #: stream and for the connection, grpc-java RST_STREAM for DATA that comes after it has ended the stream.
 FRAMES_EXPLAINED: Final = 2
@@ -45,6 +47,7 @@ class Http2Output:
         """
         self.is_open = False
         self.is_paused = False  # the transport's buffer is full
+        self.is_collecting = False  # somebody flushes soon: no need to remember it
         self.window = DEFAULT_WINDOW  # of the connection
         self.peer_window = DEFAULT_WINDOW  # of new streams
         self.peer_frame_size = h2.DEFAULT_FRAME_SIZE
@@ -115,7 +118,7 @@ class Http2Output:
         self._out_size += len(data)
         if self._out_size > _FLUSH_ABOVE:
             self.flush()
-        elif not self._flush_due:
+        elif not self._flush_due and not self.is_collecting:
             self._flush_due = True
             self._loop.call_soon(self._flush_later)
 
@@ -129,7 +132,7 @@ class Http2Output:
             return
         if len(out) == 1:
             self._transport.write(out[0])
-        elif size < _FLUSH_ABOVE:
+        elif size < _SCATTER_ABOVE * len(out):
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(out)
@@ -153,7 +156,34 @@ class Http2Output:
 
     def send_data(self, stream: Http2Stream, prefix: bytes, body: Buffer, end: bool) -> None:
         """Send a message, or queue what the windows do not allow."""
-        size = len(prefix) + len(body)
+        self._send_parts(stream, (prefix, body), len(prefix) + len(body), end)
+
+    def send_now(self, stream: Http2Stream, parts: Sequence[Buffer]) -> int:
+        """Send a message made of `parts` before this turn of the loop ends, as far as windows allow.
+
+        Returns its size.
+        """
+        if stream.we_ended or not self.is_open:
+            return 0
+        size = sum(map(len, parts))
+        total = PREFIX.size + size
+        if total < min(_JOIN_BELOW, stream.send_window, self.window) and not (
+            stream.pending or self._out or self.is_paused or self.is_collecting
+        ):  # nothing else is sent in this turn so far
+            stream.send_window -= total
+            self.window -= total
+            self.frames_due += FRAMES_EXPLAINED
+            self.ping_due = True
+            self._transport.write(b"".join((h2.message_head(size, stream.stream_id), *parts)))
+            return size
+        before, self.is_collecting = self.is_collecting, True
+        self._send_parts(stream, (PREFIX.pack(0, size), *parts), total, False)
+        self.is_collecting = before
+        if not before:
+            self.flush()
+        return size
+
+    def _send_parts(self, stream: Http2Stream, parts: Sequence[Buffer], size: int, end: bool) -> None:
         if (
             stream.pending
             or self.is_paused
@@ -161,9 +191,7 @@ class Http2Output:
             or size > self.window
             or size > self.peer_frame_size
         ):
-            stream.pending.append(prefix)
-            if body:
-                stream.pending.append(body)
+            stream.pending.extend(part for part in parts if len(part))
             stream.pending_size += size
             stream.end_pending = end
             self._hold(size)
@@ -175,10 +203,12 @@ class Http2Output:
         self.ping_due = True
         header = h2.frame_header(size, h2.DATA, h2.END_STREAM if end else 0, stream.stream_id)
         if size < _JOIN_BELOW:
-            self.emit(b"".join((header, prefix, body)))
+            self.emit(b"".join((header, *parts)))
         else:
-            self.emit(header + prefix)
-            self.emit(body)
+            self.emit(header + parts[0])
+            for part in parts[1:]:
+                if len(part):
+                    self.emit(part)
         if end:
             self._on_ended(stream)
 

@@ -38,6 +38,16 @@ class StreamUser(Protocol):
         """Refuse the call: its messages cannot be read any further."""
 
 
+class DirectUser(StreamUser, Protocol):
+    """Owner of a `DirectStream`."""
+
+    def on_message(self, message: Buffer) -> None:
+        """Take a message, while the connection reads: it may send, end the stream or the connection."""
+
+    def on_sent(self) -> None:
+        """Note that nothing is pending any more."""
+
+
 class StreamCarrier(Protocol):
     """What a stream needs of its connection."""
 
@@ -54,7 +64,7 @@ class Http2Stream:
     __slots__ = ("__weakref__", "_carrier", "begun", "closed", "content_left", "cutter", "discards",
                  "drained", "end_pending", "held", "messages", "needs_end", "owner", "peer_ended", "pending",
                  "pending_size", "promised", "reader", "recv_window", "send_window", "stream_id", "tail",
-                 "unread", "we_ended")  # fmt: skip
+                 "unread", "we_ended", "window")  # fmt: skip
 
     def __init__(
         self,
@@ -69,7 +79,8 @@ class Http2Stream:
         self._carrier = carrier
         self.owner = owner
         self.stream_id = stream_id
-        self.recv_window = recv_window
+        self.window = recv_window  # unread bytes that the peer may send; `Http2Connection.widen` changes it
+        self.recv_window = recv_window  # what is left of it
         self.send_window = send_window
         self.peer_ended = self.we_ended = self.closed = False
         self.discards = False  # DATA is dropped: the request was refused
@@ -149,3 +160,55 @@ class Http2Stream:
         self.tail = None
         self.end_pending = False
         self.wake_writer()
+
+
+class DirectStream(Http2Stream):
+    """A stream whose owner gets each message when it has come, and is told when it can send again.
+
+    No future, no task, no turn of the loop lies between. While it is held, messages wait within the window.
+    """
+
+    __slots__ = ("_is_held", "_user", "receive")
+
+    def __init__(
+        self,
+        carrier: StreamCarrier,
+        owner: DirectUser,
+        stream_id: int,
+        recv_window: int,
+        send_window: int,
+        max_message: int,
+    ) -> None:
+        super().__init__(carrier, owner, stream_id, recv_window, send_window, max_message)
+        self._user = owner
+        self.receive = owner.on_message
+        self._is_held = False
+
+    def deliver(self, message: Buffer) -> None:
+        """Give the owner a received message, or queue it while the stream is held."""
+        if self._is_held:
+            super().deliver(message)
+        elif not self.closed:
+            self.receive(message)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next message is delivered, and begins where a frame does."""
+        is_closed = self.closed or self.peer_ended or self._is_held
+        return not is_closed and self.cutter.is_between and self.content_left is None
+
+    def hold(self) -> None:
+        """Deliver nothing more until `release`."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Deliver what waited, and whatever comes from now on."""
+        self._is_held = False
+        while self.messages and not self.closed and not self._is_held:
+            self.receive(self.take())
+
+    def wake_writer(self) -> None:
+        """Tell the owner that nothing is pending."""
+        super().wake_writer()
+        if not self.closed:
+            self._user.on_sent()

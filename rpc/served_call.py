@@ -21,9 +21,9 @@ from . import http2_frames as h2
 from .call_headers import (
     Metadata,
     RequestHead,
-    encode_message,
     metadata_fields,
     read_trailers,
+    status_fields,
 )
 from .grpc_messages import Buffer, GrpcMessageError, framed
 from .header_blocks import Fields, HeaderBlock, encode_block
@@ -236,10 +236,7 @@ class ServedCall:
         if code is grpc.StatusCode.OK and not details and not self._trailing:
             block = _OK
         else:
-            fields: Fields = ((b"grpc-status", b"%d" % code.value[0]),)
-            if details:
-                fields += ((b"grpc-message", encode_message(details)),)
-            block = encode_block(fields + metadata_fields(self._trailing))
+            block = encode_block(status_fields(code, details) + metadata_fields(self._trailing))
         if not self._head_sent:  # trailers only
             self._head_sent = True
             block = encode_block(self._head_fields()) + block

@@ -25,11 +25,9 @@ MAX_CACHED_LISTS: Final = 32 << 10
 MAX_CONTROL_FRAME: Final = 16 << 10
 #: Pairs in one SETTINGS frame; seven are defined.
 MAX_SETTINGS: Final = 64
-#: Payload of a DATA frame: as much as a stream's window. The rest of a large one is received straight into
-#: the message's memory.
-MAX_DATA_FRAME: Final = 256 << 10
-#: Largest DATA frame sent, whatever the peer accepts: other streams wait for so many bytes at most.
-MAX_SENT_FRAME: Final = (1 << 20) + 5
+#: Largest DATA frame sent, whatever the peer accepts: other streams wait for so many bytes at most. A message
+#: of 1 MiB with something around it is one frame.
+MAX_SENT_FRAME: Final = (1 << 20) + (4 << 10)
 #: Frames that bring nothing (PING, SETTINGS, PRIORITY, empty DATA, unknown types, frames for ended streams,
 #: superfluous WINDOW_UPDATE): a reserve, and how many are added per second. The first PING after DATA of
 #: ours is not counted: grpc-go and grpc-java measure their bandwidth so, after each answer if they can.
@@ -91,6 +89,8 @@ class WireLimits:
 
     max_streams: int = 1000  # calls of the peer at a time on one connection
     max_message: int = 4 << 20  # one received message, also after decompression; grpcio's default
+    # payload of a received DATA frame; the rest of a large one is received straight into the message's memory
+    max_data_frame: int = 256 << 10
     stream_window: int = 256 << 10  # unread bytes per stream; a larger message gets a window of its size
     connection_memory: int = 32 << 20  # unread bytes of all streams of one connection
     total_memory: int = 24 << 20  # unread bytes of all connections, and the whole of one more message
