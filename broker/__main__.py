@@ -131,7 +131,7 @@ _HELP: Final = {
     "heartbeat_ms": "interval of the leader's heartbeats",
     "election_timeout_ms": "range of the election timeout, e.g. 400-800",
     "min_invisible_ms": "shortest time that a consumer may keep a message to itself",
-    "server_transport": "who speaks gRPC on the ports: event_loop, or grpcio, which needs more CPU",
+    "server_transport": "who speaks gRPC on clients' ports: event_loop, or grpcio, which needs more CPU",
     "tls_front": "false: do not look for TLS on the messaging ports, nor limit connections by address",
     "client_tls": "of the messaging ports: plaintext, tls, or both on one port",
     "tls_certificate": "PEM file with the certificate (and its chain) for client_tls",

@@ -121,7 +121,6 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
         scrub_bytes_per_second=config.scrub_bytes_per_second,
         scrub_interval_s=config.scrub_interval_hours * 3600,
         feature_level=SUPPORTED,
-        server_transport=config.server_transport,
     )
 
 

@@ -181,14 +181,26 @@ class HelloReply(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[str] = ..., refusal_kind: _Optional[_Union[RefusalKind, str]] = ..., frames: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class RaftFrame(_message.Message):
-    __slots__ = ("messages", "hello", "entries")
+    __slots__ = ("messages", "hello", "entries", "checksum")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[RaftMessage]
     hello: Hello
     entries: bytes
-    def __init__(self, messages: _Optional[_Iterable[_Union[RaftMessage, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[bytes] = ...) -> None: ...
+    checksum: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[RaftMessage, _Mapping]]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class StreamAnswer(_message.Message):
+    __slots__ = ("reply", "arrived", "checksum")
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    reply: HelloReply
+    arrived: int
+    checksum: int
+    def __init__(self, reply: _Optional[_Union[HelloReply, _Mapping]] = ..., arrived: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class RaftMessage(_message.Message):
     __slots__ = ("term", "request_vote", "request_vote_reply", "append_entries", "append_entries_reply", "heartbeat", "heartbeat_reply", "timeout_now", "resign", "read_index_request", "read_index_reply")

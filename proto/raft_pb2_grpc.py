@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class RaftServiceStub(object):
-    """Served by gRPC on the same port.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -35,6 +34,16 @@ class RaftServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Control = channel.stream_stream(
+                '/ledgermq.v1.RaftService/Control',
+                request_serializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_raft__pb2.StreamAnswer.FromString,
+                _registered_method=True)
+        self.Append = channel.stream_stream(
+                '/ledgermq.v1.RaftService/Append',
+                request_serializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_raft__pb2.StreamAnswer.FromString,
+                _registered_method=True)
         self.Refetch = channel.unary_unary(
                 '/ledgermq.v1.RaftService/Refetch',
                 request_serializer=ledgermq_dot_proto_dot_raft__pb2.RefetchRequest.SerializeToString,
@@ -43,8 +52,21 @@ class RaftServiceStub(object):
 
 
 class RaftServiceServicer(object):
-    """Served by gRPC on the same port.
-    """
+    """Missing associated documentation comment in .proto file."""
+
+    def Control(self, request_iterator, context):
+        """Votes, heartbeats, acknowledgements: messages of at most 1 MiB.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Append(self, request_iterator, context):
+        """AppendEntries with log bytes: messages of at most a quarter of a segment and 1 MiB.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Refetch(self, request, context):
         """Committed entries for a member whose copy of them is damaged. It writes the same bytes at the same
@@ -57,6 +79,16 @@ class RaftServiceServicer(object):
 
 def add_RaftServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Control': grpc.stream_stream_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_raft__pb2.StreamAnswer.SerializeToString,
+            ),
+            'Append': grpc.stream_stream_rpc_method_handler(
+                    servicer.Append,
+                    request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RaftFrame.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_raft__pb2.StreamAnswer.SerializeToString,
+            ),
             'Refetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Refetch,
                     request_deserializer=ledgermq_dot_proto_dot_raft__pb2.RefetchRequest.FromString,
@@ -71,8 +103,61 @@ def add_RaftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RaftService(object):
-    """Served by gRPC on the same port.
-    """
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Control(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ledgermq.v1.RaftService/Control',
+            ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
+            ledgermq_dot_proto_dot_raft__pb2.StreamAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Append(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ledgermq.v1.RaftService/Append',
+            ledgermq_dot_proto_dot_raft__pb2.RaftFrame.SerializeToString,
+            ledgermq_dot_proto_dot_raft__pb2.StreamAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Refetch(request,

@@ -73,7 +73,6 @@ class RaftConfig:
     scrub_interval_s: float = 7 * 24 * 3600.0  # a pass over the log starts this often, and takes no longer
     seed: int | None = None  # of the election timer; None: from the operating system
     feature_level: int = 1
-    server_transport: str = "event_loop"  # who speaks gRPC on the Raft port: that, or event_loop (D35)
     peers: tuple[Member, ...] = field(init=False)
 
     def __post_init__(self) -> None:

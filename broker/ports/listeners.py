@@ -24,7 +24,7 @@ import grpc.aio
 from ledgermq.raft.ports.counts import PortCounts, PortMetrics
 from ledgermq.raft.ports.front import FrontLimits, Judge, PortFront, PortVerdict, take_port
 from ledgermq.raft.ports.handover import EventLoopFront
-from ledgermq.raft.transport.frame_stream import set_options
+from ledgermq.raft.ports.peer_sockets import set_options
 from ledgermq.rpc.grpc_options import limits_of
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.shared_memory import SharedMemory

@@ -60,7 +60,7 @@ from ..metrics import RaftMetrics
 from ..state_machine import Proposal
 from ..transport.hello import Hello
 from ..transport.links import Transport
-from ..transport.wire import AppendFrames, decode
+from ..transport.wire import AppendFrames, SealedAppend, decode
 from ..types import LogIndex, NodeId
 from .applier import Applier
 from .copies import Copies
@@ -68,7 +68,7 @@ from .copies import Copies
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-RaftTransport = Transport[Message | Hello, tuple[bytes, bytes]]
+RaftTransport = Transport[Message | Hello, SealedAppend]
 
 
 class DriverOwner(Protocol):

@@ -35,7 +35,7 @@ from ..metrics import RaftMetrics
 from ..repair.care import LogCare
 from ..reset.decision import Resets
 from ..transport.hello import Hello, Refusal, RefusalKind
-from ..transport.out_stream import StreamKind
+from ..transport.stream_kind import StreamKind
 from ..types import NodeId
 from .status_view import StatusView
 

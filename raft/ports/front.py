@@ -57,6 +57,7 @@ class PortVerdict(Enum):
     """Judgement on the first bytes of a connection."""
 
     PASS_ON = "pass on"  # to the server behind
+    PASS_ON_UNSETTLED = "pass on unsettled"  # to the server behind, which says later what it is for
     PASS_ON_TLS = "pass on tls"  # to its TLS socket, once the hello is complete
     WAIT = "wait"  # too few bytes to tell
     TAKEN = "taken"  # the judge closed the connection, or gave it another protocol
@@ -71,7 +72,7 @@ class FrontLimits:
 
     max_connections: int = 10_000
     per_address: int = 0  # 0: no limit per address
-    reserve: int = 0  # places for connections that the judge takes; none of them is passed on
+    reserve: int = 0  # places for connections that the judge takes, or that are not settled
 
 
 class UnixDoor:
@@ -172,7 +173,7 @@ class PortFront:
         self._acceptor: Acceptor | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[Inbound] = set()
-        # connections in `_open` that are not judged yet, oldest first
+        # connections in `_open` that are not judged or not settled yet, oldest first
         self._silent: dict[Inbound, None] = {}
         self._greeting: dict[Inbound, None] = {}  # silent ones that have sent part of a TLS hello
         self._held = 0  # bytes received and not passed on yet; invariant: at most MAX_HELD_BYTES
@@ -266,17 +267,29 @@ class PortFront:
         """Judge a connection. One that is passed on or taken is not judged again."""
         verdict = self._judge(transport, first)
         if verdict is PortVerdict.PASS_ON:
-            if len(self._open) - len(self._silent) >= self._limits.max_connections - self._limits.reserve:
-                self.counts.refuse(Refused.LIMIT, inbound.host)
-                transport.abort()
+            if not self.settle(inbound):
                 return PortVerdict.TAKEN
-            self.greeted(inbound)
+            self.pass_on(inbound, transport)
+        elif verdict is PortVerdict.PASS_ON_UNSETTLED:
             self.pass_on(inbound, transport)
         elif verdict is PortVerdict.PASS_ON_TLS:
             self._greeting[inbound] = None
         elif verdict is PortVerdict.TAKEN:
             self.left(inbound)
         return verdict
+
+    def settle(self, inbound: Inbound) -> bool:
+        """Give a connection a place that it keeps. False: there was none, and the connection is closed."""
+        if len(self._open) - len(self._silent) >= self._limits.max_connections - self._limits.reserve:
+            self.counts.refuse(Refused.LIMIT, inbound.host)
+            inbound.drop()
+            return False
+        self.greeted(inbound)
+        return True
+
+    def is_settled(self, inbound: Inbound) -> bool:
+        """Return whether a connection keeps its place."""
+        return inbound not in self._silent
 
     def hold(self, inbound: Inbound, size: int) -> bool:
         """Record bytes that cannot be passed on yet. False: there was no room, and the connection is closed.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from .counts import PortCounts
@@ -40,6 +39,7 @@ class EventLoopFront(PortFront):
         self._serve = serve
         self._tls = tls
         self._turn = asyncio.Lock()
+        self._unsettled: dict[asyncio.BufferedProtocol, Inbound] = {}
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
 
@@ -79,11 +79,31 @@ class EventLoopFront(PortFront):
         self._hand_over(inbound, secured, bytes(inbox.received))
 
     def _hand_over(self, inbound: Inbound, transport: asyncio.Transport, first: bytes) -> None:
-        protocol = self._serve(partial(self.left, inbound))
+        protocol = self._serve(lambda: self._lost(protocol, inbound))
+        if not self.is_settled(inbound):
+            self._unsettled[protocol] = inbound
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         transport.resume_reading()  # before the server, which may pause it
         feed(protocol, first)
+
+    def _lost(self, protocol: asyncio.BufferedProtocol, inbound: Inbound) -> None:
+        self._unsettled.pop(protocol, None)
+        self.left(inbound)
+
+    def settle_served(self, protocol: asyncio.BufferedProtocol) -> bool:
+        """Give the connection of a server's protocol a place that it keeps, if it has none yet.
+
+        False: there was none, and the connection is closed.
+        """
+        inbound = self._unsettled.pop(protocol, None)
+        return inbound is None or self.settle(inbound)
+
+    def release(self, protocol: asyncio.BufferedProtocol) -> None:
+        """Count the connection of a server's protocol no longer, as one that the judge takes."""
+        inbound = self._unsettled.pop(protocol, None)
+        if inbound is not None:
+            self.left(inbound)
 
 
 class _Inbox(asyncio.BufferedProtocol):

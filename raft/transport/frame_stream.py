@@ -1,4 +1,4 @@
-"""Frames on a TCP connection between two nodes: length and frame, with checksums after the greeting.
+"""Plain frames on a TCP connection, for peers of the version before: length and frame, then with checksums.
 
 Owns: the buffers of one connection. Must not: know what a frame means, or who the peer is. A large frame is
 received into its own memory and stays there: its entries are staged and cached without a copy. That memory
@@ -9,7 +9,6 @@ corrupted on the way.
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -20,6 +19,7 @@ from ledgermq.proto.entry import Buffer
 
 from ..errors import DamagedFrameError
 from .checked_frame import HEADER_SIZE, check_body, header_of, read_header
+from .stream_kind import REPORT_AFTER_S
 from .stream_watch import StreamWatch
 
 _LENGTH: Final = struct.Struct("<I")
@@ -30,18 +30,6 @@ _FIRST_PIECE: Final = 2 << 20
 _HIGH_WATER: Final = 1 << 20
 #: Smaller frames are joined with their length: one buffer costs less than two.
 _JOIN_BELOW: Final = 16 << 10
-#: Delay in seconds before received bytes are reported, so that one report covers all of them.
-REPORT_AFTER_S: Final = 0.025
-#: A peer that acknowledges nothing for so many ms is gone. Idle ones are probed after 2 s.
-_VANISHED_MS: Final = 3_500
-_SOCKET_OPTIONS: Final = (
-    ("IPPROTO_TCP", "TCP_NODELAY", 1),
-    ("SOL_SOCKET", "SO_KEEPALIVE", 1),
-    ("IPPROTO_TCP", "TCP_KEEPIDLE", 2),
-    ("IPPROTO_TCP", "TCP_KEEPINTVL", 1),
-    ("IPPROTO_TCP", "TCP_KEEPCNT", 2),
-    ("IPPROTO_TCP", "TCP_USER_TIMEOUT", _VANISHED_MS),
-)
 
 
 class FrameStream(asyncio.BufferedProtocol):
@@ -313,34 +301,3 @@ class FrameStream(asyncio.BufferedProtocol):
             self.abort(f"a frame began and did not go on for {stood_s:.1f} s")
         else:
             self._watch_timer = loop.call_later(watch.interval_s, self._look)
-
-
-def set_options(stream: socket.socket, options: Sequence[tuple[str, str, int]] = _SOCKET_OPTIONS) -> None:
-    """Set options to send small frames at once and detect vanished peers. Accepted sockets inherit them."""
-    for level, name, value in options:
-        if hasattr(socket, name):  # some exist only on Linux
-            stream.setsockopt(getattr(socket, level), getattr(socket, name), value)
-
-
-async def connect(address: str, stream: FrameStream, timeout_s: float) -> None:
-    """Open a connection to `host:port`. Raises: OSError (also gaierror and TimeoutError)."""
-    loop = asyncio.get_running_loop()
-    host, _, port = address.rpartition(":")
-    async with asyncio.timeout(timeout_s):
-        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        failed: OSError = OSError(f"{address} has no address")
-        for family, kind, protocol, _, where in found:
-            outgoing = socket.socket(family, kind, protocol)
-            try:
-                outgoing.setblocking(False)
-                set_options(outgoing)
-                await loop.sock_connect(outgoing, where)
-                await loop.create_connection(lambda: stream, sock=outgoing)
-                return
-            except OSError as error:
-                outgoing.close()
-                failed = error
-            except BaseException:
-                outgoing.close()
-                raise
-        raise failed

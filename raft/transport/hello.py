@@ -2,10 +2,11 @@
 
 Pure. Both sides check the other's greeting with the same function, so both refuse it and both can log why.
 
-A greeting is the first frame in each direction: a Hello, and the reply to it. Both end with a checksum over
-everything before it: a flipped bit in an incarnation could make a node give up an intact folder. Builds with
-plain frames neither write nor read the checksum. A sender that announces checked frames, or whose frame ends
-like this, must have a valid one. So no single bit flip makes a greeting look like that of an older build.
+A greeting is the first message in each direction: a Hello, and the reply to it. Both end with a checksum over
+everything before it: a flipped bit in an incarnation could make a node give up an intact folder. In plain
+frames the checksum is part of Hello and HelloReply; builds without checked frames neither write nor read it.
+There a sender that announces checked frames, or whose frame ends like this, must have a valid one. So no
+single bit flip makes a greeting look like that of an older build.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Final
 
-from crc32c import crc32c
-
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.foreign_text import safe_text
@@ -26,13 +25,13 @@ from ..core.reign import Claim, Reign, Replication, explain_reign
 from ..errors import DamagedFrameError
 from ..types import LogIndex, NodeId, Term
 from .checked_frame import CHECKED_FRAMES
+from .seal import has_seal, seal_of
 
 FORMAT: Final = 1
 #: Maximum length of a name in characters. Names in settings are shorter, but a greeting may carry any.
 MAX_NAME_SIZE: Final = 255
 #: Far more than any greeting or reply needs.
 MAX_GREETING_SIZE: Final = 1 << 16
-_CHECKSUM_TAG: Final = b"\x95\x01"  # tag of the last field of both: 18, fixed32
 
 
 #: Fields of a Hello that have the same name and value on the wire; the names among them are checked.
@@ -148,23 +147,66 @@ def _reign_from_proto(message: pb.Hello) -> Reign | None:
 
 
 # --- bytes ------------------------------------------------------------------------------------------------
+def reply_of(hello: Hello, refusal: Refusal | None) -> pb.HelloReply:
+    """Return the reply to a greeting."""
+    reply = pb.HelloReply(hello=hello.to_proto())
+    if refusal is not None:
+        reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
+    return reply
+
+
+def encode_first_frame(hello: Hello) -> bytes:
+    """Return the greeting of a call, without its checksum."""
+    return pb.RaftFrame(hello=hello.to_proto()).SerializeToString()
+
+
+def read_first_frame(frame: Buffer) -> Hello:
+    """Decode the greeting of a call. Raises: ValueError, DecodeError."""
+    message = pb.RaftFrame.FromString(bytes(frame))
+    if not message.HasField("hello") or message.messages or message.entries:
+        raise ValueError("the first message of a stream has `hello`, and nothing else")
+    return Hello.from_proto(message.hello)
+
+
+def encode_first_answer(reply: pb.HelloReply) -> bytes:
+    """Return the first answer of a call, without its checksum."""
+    return pb.StreamAnswer(reply=reply).SerializeToString()
+
+
+def read_first_answer(frame: Buffer) -> pb.HelloReply:
+    """Decode the first answer of a call, without looking into its Hello. Raises: ValueError, DecodeError."""
+    answer = pb.StreamAnswer.FromString(bytes(frame))
+    if not answer.HasField("reply"):
+        raise ValueError("the first answer has no `reply`")
+    return answer.reply
+
+
+def encode_arrived(count: int) -> bytes:
+    """Return a report of received bytes, without its checksum."""
+    return pb.StreamAnswer(arrived=count).SerializeToString()
+
+
+def read_arrived(frame: Buffer) -> int:
+    """Decode a report of received bytes. Raises: DecodeError."""
+    return pb.StreamAnswer.FromString(bytes(frame)).arrived
+
+
+# --- bytes of the version before ----------------------------------------------------------------------------
 def encode_greeting(hello: Hello) -> bytes:
     """Return the first frame of a stream."""
     return _sealed(hello.to_proto().SerializeToString())
 
 
-def encode_reply(hello: Hello, refusal: Refusal | None, frames: int) -> bytes:
+def encode_reply(reply: pb.HelloReply, frames: int) -> bytes:
     """Return the reply to a greeting. `frames`: the kind that this node reads from the stream from now on."""
-    reply = pb.HelloReply(hello=hello.to_proto(), frames=frames)
-    if refusal is not None:
-        reply.refusal, reply.refusal_kind = refusal.text, refusal.kind.value
+    reply.frames = frames
     return _sealed(reply.SerializeToString())
 
 
 def read_greeting(frame: Buffer) -> Hello:
     """Decode the first frame of a stream. Raises: DamagedFrameError, ValueError, DecodeError."""
     data = bytes(frame)
-    is_sealed = _check_seal(data)
+    is_sealed = has_seal(data)
     hello = Hello.from_proto(pb.Hello.FromString(data))
     _demand(is_sealed or not hello.frames)
     return hello
@@ -173,7 +215,7 @@ def read_greeting(frame: Buffer) -> Hello:
 def read_reply(frame: Buffer) -> pb.HelloReply:
     """Decode a reply without looking into its Hello. Raises: DamagedFrameError, DecodeError."""
     data = bytes(frame)
-    is_sealed = _check_seal(data)
+    is_sealed = has_seal(data)
     reply = pb.HelloReply.FromString(data)
     _demand(is_sealed or not (reply.frames or reply.hello.frames))
     return reply
@@ -185,15 +227,7 @@ def frames_with(hello: Hello) -> int:
 
 
 def _sealed(data: bytes) -> bytes:
-    data += _CHECKSUM_TAG
-    return data + crc32c(data).to_bytes(4, "little")
-
-
-def _check_seal(data: bytes) -> bool:
-    """Return whether there is a checksum. Raises: DamagedFrameError (it does not match)."""
-    is_sealed = data[-6:-4] == _CHECKSUM_TAG
-    _demand(not is_sealed or crc32c(data[:-4]) == int.from_bytes(data[-4:], "little"))
-    return is_sealed
+    return data + seal_of(data)
 
 
 def _demand(holds: bool) -> None:

@@ -1,6 +1,6 @@
-"""Streams between the nodes of a broker group: accepts the peers', keeps two open to each peer (D10).
+"""Streams between the nodes of a broker group: accepts the peers', keeps two open to each peer (D36).
 
-Owns: the Raft port with the gRPC server that shares it, and one `PeerLink` per peer. Must not: know what
+Owns: the Raft port with its gRPC server, and one `PeerLink` per peer. Must not: know what
 frames mean, or decide which peers to accept: it asks the `Gate`. Frames are delivered only from a stream
 whose greeting was accepted and whose sender still has the known incarnation.
 """
@@ -14,38 +14,32 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 
+from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.foreign_text import safe_text
-from ledgermq.rpc.grpc_options import limits_of
 from ledgermq.rpc.grpc_server import GrpcServer
+from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
 from ledgermq.rpc.wire_limits import WireLimits
 
 from ..config import Member, StreamLimits
 from ..errors import AddressInUseError, DamagedFrameError
 from ..ports.counts import PortCounts
-from ..ports.front import FrontLimits, PortFront, PortVerdict, take_port
+from ..ports.front import FrontLimits, PortVerdict, take_port
 from ..ports.handover import EventLoopFront
+from ..ports.peer_sockets import set_options
 from ..types import NodeId
-from .frame_stream import FrameStream, set_options
-from .hello import (
-    MAX_GREETING_SIZE,
-    Hello,
-    Refusal,
-    RefusalKind,
-    Standing,
-    encode_reply,
-    frames_with,
-    read_greeting,
-    read_reply,
-)
-from .out_stream import GREETING_TIMEOUT_S, PREAMBLE, Gate, LogLimit, MakeFrame, OutStream, StreamKind
+from .call_streams import IncomingCall
+from .former_streams import PREAMBLE_SIZE, FormerIncoming, preamble_of
+from .hello import MAX_GREETING_SIZE, Hello, Refusal, RefusalKind, Standing, reply_of
+from .out_stream import GREETING_TIMEOUT_S, Gate, LogLimit, MakeFrame, OutStream
+from .stream_kind import IncomingStream, StreamKind
 
 logger = logging.getLogger(__name__)
 
@@ -59,22 +53,14 @@ MAX_REFUSAL_SIZE: Final = 2_000
 #: Maximum bytes of one call on the Raft port: a client's request forwarded by another node (130 MiB) plus
 #: overhead.
 MAX_CALL_SIZE: Final = 131 << 20
-SERVER_OPTIONS: Final = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", MAX_CALL_SIZE),
-    # No client compresses with gRPC, and decompressed data would have no bound.
-    ("grpc.compression_enabled_algorithms_bitset", 1),
-    ("grpc.per_message_decompression", 0),
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Connections that speak no gRPC, or stay silent for long, make room.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 600_000),
+#: Connections that speak no gRPC, or stay silent for long, make room.
+_PORT_LIMITS: Final = WireLimits(
+    max_streams=100_000,
+    max_message=MAX_CALL_SIZE,
+    max_data_frame=2 << 20,  # an ordinary append is one
+    handshake_s=10.0,
+    max_idle_s=600.0,
 )
-#: Calls of a peer at a time on one connection to the server in the event loop; grpcio has no limit.
-MAX_CALLS: Final = 100_000
 #: Connections of the Raft port besides the peers' streams, if there are enough descriptors.
 PORT_CONNECTIONS: Final = 256
 
@@ -99,14 +85,25 @@ class _Incoming:
     def __init__(self, transport: Transport[Any, Any], kind: StreamKind) -> None:
         self.incarnation = 0
         self.kind = kind
-        self.stream = FrameStream(
-            self._on_frame, self._on_lost, MAX_GREETING_SIZE, stall_s=transport.limits.whole_frame_s
-        )
+        self.stream: IncomingStream  # set at once, by `take_call` or `take_former`
+        self.connection: Http2Connection | None = None  # of a call
         self._transport = transport
         self._peer: NodeId | None = None  # None until the greeting is accepted
-        self._timer = asyncio.get_running_loop().call_later(
-            GREETING_TIMEOUT_S, self.stream.abort, "no greeting"
+        self._timer = asyncio.get_running_loop().call_later(GREETING_TIMEOUT_S, self._not_greeted)
+
+    def take_call(self, connection: Http2Connection, stream_id: int) -> None:
+        """Use a call that a peer began."""
+        self.connection = connection
+        self.stream = IncomingCall(
+            connection, stream_id, self._on_frame, self._on_lost, self._transport.limits.whole_frame_s
         )
+
+    def take_former(self) -> FormerIncoming:
+        """Return the protocol of a connection that a peer of the version before opened."""
+        stream = self.stream = FormerIncoming(
+            self._on_frame, self._on_lost, MAX_GREETING_SIZE, stall_s=self._transport.limits.whole_frame_s
+        )
+        return stream
 
     def accepted(self, hello: Hello) -> None:
         """Deliver frames from now on."""
@@ -119,6 +116,9 @@ class _Incoming:
         """Deliver nothing more, and end the stream for the peer."""
         self._timer.cancel()
         self.stream.abort()
+
+    def _not_greeted(self) -> None:
+        self.stream.abort("no greeting")
 
     def _on_frame(self, frame: Buffer) -> None:
         if self._peer is not None:
@@ -145,18 +145,16 @@ class Transport(Generic[ControlItem, AppendItem]):
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
         counts: PortCounts | None = None,
         limits: StreamLimits | None = None,
-        server_transport: str = "event_loop",
     ) -> None:
-        """`server_transport`: who speaks gRPC on the port, grpcio or event_loop."""
         self.bind = bind
         self.limits = limits or StreamLimits()
         self._counts = counts
-        self._server_transport = server_transport
         self._rpc_handlers = tuple(rpc_handlers)  # services of the layer above on the Raft port
         self.gate: Gate  # from `listen` on
         self._sockets: list[socket.socket] = []
-        self._server: Any = None
-        self._front: PortFront | None = None
+        self._server: GrpcServer | None = None
+        self._front: EventLoopFront | None = None
+        self.scratch = bytearray(SCRATCH_SIZE)
         self._silent = False
         self._port_limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         # Streams not accepted yet, oldest first; at most as many as the reserve.
@@ -193,19 +191,16 @@ class Transport(Generic[ControlItem, AppendItem]):
         The gate is not given to the constructor because the parts behind it send through this transport.
         """
         self.gate = gate
-        if self._server_transport == "grpcio":
-            self._front = PortFront(self._judge, self._port_limits, self._counts)
-            self._server = grpc.aio.server(options=SERVER_OPTIONS)
-            self._server.add_insecure_port(self._front.inner_address)
-        else:
-            limits = limits_of(SERVER_OPTIONS, WireLimits(max_streams=MAX_CALLS))
-            self._server = GrpcServer(limits, takes_compressed=False)
-            serve = self._server.serve_connection
-            self._front = EventLoopFront(self._judge, serve, self._port_limits, self._counts)
-        self._server.add_generic_rpc_handlers(self._rpc_handlers)
-        await self._server.start()
+        server = self._server = GrpcServer(_PORT_LIMITS, takes_compressed=False, admits=self._admits_calls)
+        for kind in StreamKind:
+            server.add_direct_method(kind.method, partial(self._take_call, kind))
+        server.add_generic_rpc_handlers(self._rpc_handlers)
+        self._front = EventLoopFront(self._judge, server.serve_connection, self._port_limits, self._counts)
         sockets, self._sockets = self._sockets, []
         await self._front.listen(sockets)
+
+    def _admits_calls(self, connection: Http2Connection) -> bool:
+        return self._front is None or self._front.settle_served(connection)
 
     def serve_also(self, handler: grpc.GenericRpcHandler[Any, Any]) -> None:
         """Add a service to the Raft port. Call it before `listen`."""
@@ -270,28 +265,41 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     # --- what comes in --------------------------------------------------------------------------------------
     def _judge(self, connection: asyncio.Transport, first: bytes) -> PortVerdict:
-        """Accept a connection that opens like a stream between nodes. All others speak gRPC."""
-        size = len(PREAMBLE) + 1
-        kind = next((each for each in StreamKind if each.preamble.startswith(first[:size])), None)
+        """Accept a connection that opens like a stream of the version before. All others speak gRPC."""
+        size = PREAMBLE_SIZE
+        kind = next((each for each in StreamKind if preamble_of(each).startswith(first[:size])), None)
         if kind is None:
-            return PortVerdict.PASS_ON
+            return PortVerdict.PASS_ON_UNSETTLED
         if len(first) < size:
             return PortVerdict.WAIT
         if self._silent:
             connection.abort()
             return PortVerdict.TAKEN
-        incoming = _Incoming(self, kind)
+        stream = self._expect_greeting(kind).take_former()
+        connection.set_protocol(stream)
+        stream.connection_made(connection)
+        stream.feed(first[size:])
+        if not stream.is_held:
+            connection.resume_reading()
+        return PortVerdict.TAKEN
+
+    def _take_call(self, kind: StreamKind, connection: Http2Connection, stream_id: int) -> None:
+        """Accept a call of a stream. A connection that did not greet on one opens no other of the kind."""
+        if self._silent or any(
+            each.connection is connection and each.kind is kind for each in self._greeting
+        ):
+            connection.abort("")
+        else:
+            self._expect_greeting(kind).take_call(connection, stream_id)
+
+    def _expect_greeting(self, kind: StreamKind) -> _Incoming:
         if len(self._greeting) >= self._port_limits.reserve:  # the oldest makes room
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
             oldest.end()
+        incoming = _Incoming(self, kind)
         self._greeting[incoming] = None
-        connection.set_protocol(incoming.stream)
-        incoming.stream.connection_made(connection)
-        incoming.stream.feed(first[size:])
-        if not incoming.stream.is_held:
-            connection.resume_reading()
-        return PortVerdict.TAKEN
+        return incoming
 
     def on_frame(self, peer: NodeId, kind: StreamKind, frame: Buffer) -> None:
         """Handle one frame of an accepted stream."""
@@ -314,7 +322,7 @@ class Transport(Generic[ControlItem, AppendItem]):
 
     async def _answer(self, incoming: _Incoming, greeting: bytes) -> None:
         try:
-            hello, answer = await self._judged(greeting)
+            hello, refused = await self._judged(incoming.stream, greeting)
         except OSError as error:
             logger.warning("greeting not settled, it comes again error=%s", error)
             incoming.end()
@@ -328,15 +336,11 @@ class Transport(Generic[ControlItem, AppendItem]):
             incoming.end()
             return
         # in the accepting turn: the peer's folder may be replaced while the reply is sent
-        if hello is not None:
+        if hello is not None and refused is None:
             self._take_in(incoming, hello)
-        stream.send((answer,))
-        if hello is None:
-            stream.close()
-            return
-        if frames_with(hello):
-            stream.check_frames(reports=True)
-        stream.resume()
+        stream.answer(reply_of(self.gate.hello(None), refused), hello)
+        if hello is not None and refused is None:
+            stream.begin(hello)
 
     def _take_in(self, incoming: _Incoming, hello: Hello) -> None:
         """Register a stream. An earlier one of its kind from that peer is dropped with all that is in it."""
@@ -345,23 +349,26 @@ class Transport(Generic[ControlItem, AppendItem]):
             streams.discard(former)
             former.end()
         streams.add(incoming)
+        if incoming.connection is not None and self._front is not None:
+            self._front.release(incoming.connection)
         incoming.accepted(hello)
 
-    async def _judged(self, greeting: bytes) -> tuple[Hello | None, bytes]:
-        """Return the greeting (None: refused) and the reply. Raises: OSError (not now), DamagedFrameError."""
+    async def _judged(self, stream: IncomingStream, greeting: bytes) -> tuple[Hello | None, Refusal | None]:
+        """Return the greeting (None: unreadable) and its refusal.
+
+        Raises: OSError (not now), DamagedFrameError.
+        """
         try:
-            hello = read_greeting(greeting)
+            hello = stream.read_greeting(greeting)
         except (ValueError, DecodeError) as error:
             text = f"the greeting cannot be read: {safe_text(str(error))}"
-            return None, encode_reply(self.gate.hello(None), Refusal(RefusalKind.MALFORMED, text), 0)
+            return None, Refusal(RefusalKind.MALFORMED, text)
         refused = await self.gate.admit(hello)
-        answer = encode_reply(self.gate.hello(None), refused, frames_with(hello))
         self._note_judged(hello.node_id, refused)
-        return (hello if refused is None else None), answer
+        return hello, refused
 
-    async def judge_reply(self, peer: NodeId, answer: Buffer) -> int | None:
+    async def judge_reply(self, peer: NodeId, reply: pb.HelloReply) -> bool:
         """Judge the reply to a greeting of this node. Both sides must agree. See `StreamOwner`."""
-        reply = read_reply(answer)
         if reply.refusal_kind:
             refusal = Refusal(RefusalKind(reply.refusal_kind), safe_text(reply.refusal, MAX_REFUSAL_SIZE))
             self._note(self.refused_by, peer, refusal)
@@ -369,11 +376,11 @@ class Transport(Generic[ControlItem, AppendItem]):
                 self.gate.on_refused(peer, refusal, Hello.from_proto(reply.hello))
             if refusal.kind in (RefusalKind.LEFT_BEHIND, RefusalKind.OTHER_GROUP):
                 self.gate.on_other_generation(Hello.from_proto(reply.hello))
-            return None
+            return False
         self._note(self.refused_by, peer, None)
         mine = await self.gate.admit(Hello.from_proto(reply.hello))
         self._note_judged(peer, mine)
-        return reply.frames if mine is None else None
+        return mine is None
 
     # --- what is noted --------------------------------------------------------------------------------------
     def _note_judged(self, peer: NodeId, refusal: Refusal | None) -> None:

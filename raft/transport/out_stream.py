@@ -1,13 +1,16 @@
 """Outgoing stream to one peer: connect, greet, write frames, notice the end, reconnect.
 
-Owns: one TCP connection (D10) and a bounded queue. Must not: know Raft. Frames are made when the stream is
-ready for them, so buffers hold little that is stale. While the stream is down everything is dropped: Raft
-sends again.
+Owns: one connection with one call on it (D36) and a bounded queue. Must not: know Raft. Frames are made when
+the stream is ready for them, so buffers hold little that is stale. While the stream is down everything is
+dropped: Raft sends again.
 Invariant: nothing is written before the peer has accepted the greeting.
 
 A connection may look healthy although something between the nodes swallows its bytes. The peer therefore
 reports how many bytes have arrived, independently of its disk. A stream that makes no progress while the peer
 talks is reopened.
+
+A peer of the version before does not know the call: then the same attempt goes on with plain frames. So each
+new connection tells anew what the peer understands, and a peer that was upgraded is called at once.
 """
 
 from __future__ import annotations
@@ -19,25 +22,30 @@ import socket
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
 
 from ..config import Member
 from ..errors import DamagedFrameError
+from ..ports.peer_sockets import connect
 from ..types import NodeId
-from .frame_stream import FrameStream, connect
-from .hello import MAX_GREETING_SIZE, Hello, Refusal, encode_greeting
+from .call_streams import OutgoingCall
+from .former_streams import FormerOutgoing
+from .hello import MAX_GREETING_SIZE, Hello, Refusal
+from .stream_kind import OutgoingStream, StreamKind
 from .stream_watch import StreamWatch
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-# Takes at least one item off the queue and returns the parts of a frame.
+# Takes at least one item off the queue and returns the parts of a frame; the last one is its checksum.
 MakeFrame = Callable[["deque[Item]"], Sequence[Buffer]]
+# Takes `on_frame` and `on_lost`.
+MakeStream = Callable[[Callable[[Buffer], None], Callable[[str], None]], OutgoingStream]
 
 CONNECT_TIMEOUT_S: Final = 1.0
 GREETING_TIMEOUT_S: Final = 2.0
@@ -51,22 +59,6 @@ SILENT_TIMES: Final = 3
 #: Each new connection that also stalls doubles the limit of the next one, up to this factor.
 MAX_PATIENCE: Final = 8
 LOG_PERIOD_S: Final = 60.0
-
-
-class StreamKind(Enum):
-    """The two streams to a peer."""
-
-    CONTROL = "Control"
-    APPEND = "Append"
-
-    @property
-    def preamble(self) -> bytes:
-        """Bytes that open a connection: a name, the version of this framing, the kind."""
-        return PREAMBLE + self.value[:1].encode()
-
-
-#: Differs from the start of HTTP/2, which gRPC speaks on the same port.
-PREAMBLE: Final = b"LMQR\x01"
 
 
 _STUCK: Final = "nothing of it arrives at the peer"
@@ -119,12 +111,14 @@ class StreamOwner(Protocol):
     def heard_at(self) -> dict[NodeId, float]:
         """Time of the last bytes from each peer, by the loop's clock."""
 
-    async def judge_reply(self, peer: NodeId, answer: Buffer) -> int | None:
-        """Judge the peer's reply to the greeting.
+    @property
+    def scratch(self) -> bytearray:
+        """Memory that all connections of the loop receive into."""
 
-        Returns the kind of frames that it reads; None: do not use the stream.
+    async def judge_reply(self, peer: NodeId, reply: pb.HelloReply) -> bool:
+        """Judge the peer's reply to the greeting. False: do not use the stream.
 
-        Raises: OSError (storing failed), ValueError, DecodeError (unreadable reply), DamagedFrameError.
+        Raises: OSError (storing failed), ValueError (unreadable reply).
         """
 
     def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
@@ -160,6 +154,10 @@ class _Ended(Exception):
     is_stuck: bool = False
 
 
+class _OlderBuildError(Exception):
+    """The peer does not know the call."""
+
+
 class OutStream(Generic[Item]):
     """Use: `start()`, `put(item)`, `await close()`. All on the loop thread."""
 
@@ -180,7 +178,7 @@ class OutStream(Generic[Item]):
         self._owner = owner
         self._make_frame = make_frame
         self._queue: deque[Item] = deque(maxlen=limit)  # when full, the oldest item is dropped
-        self._stream: FrameStream | None = None  # set once it is greeted
+        self._stream: OutgoingStream | None = None  # set once it is greeted
         self._task: asyncio.Task[None] | None = None
         self._hint: asyncio.TimerHandle | None = None
         self._was_connected = False
@@ -219,10 +217,9 @@ class OutStream(Generic[Item]):
     def put(self, item: Item) -> None:
         """Send one item. It is dropped if the stream is down: Raft sends again."""
         stream = self._stream
-        if self.connected and stream is not None and stream.is_open:
+        if self.connected and stream is not None:
             self._queue.append(item)
-            if stream.may_send:
-                self._write()
+            self._write()
 
     def _write(self) -> None:
         queue, stream = self._queue, self._stream
@@ -247,6 +244,25 @@ class OutStream(Generic[Item]):
 
     async def _session(self) -> None:
         """Run one connection until it ends. Always raises _Ended."""
+        try:
+            await self._use(self._call)
+        except _OlderBuildError:
+            before = self._log_limit.passes(_OlderBuildError, asyncio.get_running_loop().time())
+            if before is not None:
+                logger.info(
+                    "peer speaks plain frames, as the version before stream=%s peer=%s",
+                    self.kind.value, self.peer.address,
+                )  # fmt: skip
+            await self._use(self._former)
+
+    def _call(self, on_frame: Callable[[Buffer], None], on_lost: Callable[[str], None]) -> OutgoingStream:
+        return OutgoingCall(self.peer.address, self._owner.scratch, on_frame, on_lost, self._write)
+
+    def _former(self, on_frame: Callable[[Buffer], None], on_lost: Callable[[str], None]) -> OutgoingStream:
+        return FormerOutgoing(on_frame, on_lost, MAX_GREETING_SIZE, self._write)
+
+    async def _use(self, make: MakeStream) -> None:
+        """Run one connection until it ends. Raises: _Ended, _OlderBuildError; one of them always."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Buffer] = loop.create_future()
         lost: asyncio.Future[str] = loop.create_future()
@@ -261,16 +277,15 @@ class OutStream(Generic[Item]):
             if not lost.done():  # cancelled together with the task that waits for it
                 lost.set_result(reason)
 
-        stream = FrameStream(on_frame, on_lost, MAX_GREETING_SIZE, self._write)
+        stream = make(on_frame, on_lost)
         try:
-            await connect(self.peer.address, stream, CONNECT_TIMEOUT_S)
+            await connect(self.peer.address, stream.protocol, CONNECT_TIMEOUT_S)
         except socket.gaierror as error:
             raise _Ended(f"its name is not known: {error.strerror}") from None
         except OSError as error:  # refused, unreachable, or timed out
             raise _Ended(str(error) or "no connection in time", unreachable=True) from None
         try:
-            stream.send_preamble(self.kind.preamble)
-            stream.send((encode_greeting(self._owner.gate.hello(self.peer.node_id)),))
+            stream.greet(self.kind, self._owner.gate.hello(self.peer.node_id))
             await self._greeted(stream, answered, lost)
             reason = await lost
             if stream.is_damaged:
@@ -281,19 +296,20 @@ class OutStream(Generic[Item]):
             stream.abort()
 
     async def _greeted(
-        self, stream: FrameStream, answered: asyncio.Future[Buffer], lost: asyncio.Future[str]
+        self, stream: OutgoingStream, answered: asyncio.Future[Buffer], lost: asyncio.Future[str]
     ) -> None:
-        """Return once the stream is usable. Raises: _Ended."""
+        """Return once the stream is usable. Raises: _Ended, _OlderBuildError."""
         await asyncio.wait((answered, lost), timeout=GREETING_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if stream.is_unknown_there:
+            raise _OlderBuildError
         if not answered.done():
             raise _Ended(lost.result() if lost.done() else "no answer to the greeting")
-        frames = await self._frames_wanted(answered.result())
-        if frames is None:
+        reply = await self._accepted(stream, answered.result())
+        if reply is None:
             raise _Ended("the peer does not want this stream", not_wanted=True)
         if lost.done():
             raise _Ended(lost.result())
-        if frames:
-            stream.check_frames(reports=False)
+        stream.begin(reply)
         self._queue.clear()
         self._arrived = 0
         self._watch.begin()
@@ -304,9 +320,11 @@ class OutStream(Generic[Item]):
             self._hint = None
         self._owner.gate.on_link_up(self.peer.node_id, self.kind)
 
-    async def _frames_wanted(self, answer: Buffer) -> int | None:
+    async def _accepted(self, stream: OutgoingStream, answer: Buffer) -> pb.HelloReply | None:
+        """Return the reply if both sides agree. Raises: _Ended."""
         try:
-            return await self._owner.judge_reply(self.peer.node_id, answer)
+            reply = stream.read_reply(answer)
+            return reply if await self._owner.judge_reply(self.peer.node_id, reply) else None
         except DamagedFrameError as error:
             self._owner.note_damaged(self.peer.node_id, self.kind, str(error))
             raise _Ended(str(error)) from None
@@ -340,9 +358,13 @@ class OutStream(Generic[Item]):
             self._gone()
 
     # --- what has arrived ----------------------------------------------------------------------------------
-    def _note_arrived(self, stream: FrameStream, report: Buffer) -> None:
+    def _note_arrived(self, stream: OutgoingStream, report: Buffer) -> None:
         """Record the peer's report of how many bytes of this connection it has received."""
-        arrived = int.from_bytes(report, "little")
+        try:
+            arrived = stream.read_arrived(report)
+        except (ValueError, DecodeError):
+            stream.abort("a report of received bytes cannot be read")
+            return
         if not self._arrived <= arrived <= stream.sent:
             stream.abort(f"the peer has {arrived} bytes of {stream.sent}, and had {self._arrived}")
             return

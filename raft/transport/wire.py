@@ -1,8 +1,9 @@
 """Frames of the Raft streams: the core's messages as protobuf, with log bytes beside them (proto/raft.proto).
 
 Pure. A frame is a valid serialized RaftFrame, yet neither side copies the entries through protobuf. `entries`
-is its last field, so the sender writes [rest, tag, length] followed by the log bytes, and the receiver cuts
-there. Control messages leave in batches; an append is encoded once for several peers.
+is its last field before the checksum, so the sender writes [rest, tag, length] followed by the log bytes and
+the checksum (seal.py), and the receiver cuts there. Control messages leave in batches; an append is encoded
+once for several peers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..core.messages import (
 )
 from ..types import LogIndex, NodeId, Term
 from .hello import Hello
+from .seal import seal_of
 
 #: Maximum number of control messages in a frame.
 MAX_CONTROL_BATCH: Final = 64
@@ -73,7 +75,7 @@ def encode_append(message: AppendEntries, entries: bytes) -> tuple[bytes, bytes]
 
 
 def decode(frame: Buffer, from_: NodeId, to: NodeId) -> tuple[list[Message], Hello | None, memoryview]:
-    """Return (messages, sender's greeting, log bytes) of a frame. Raises: CorruptError."""
+    """Return (messages, sender's greeting, log bytes) of an unsealed frame. Raises: CorruptError."""
     cut = _entries_at(frame)
     view = memoryview(frame)
     try:
@@ -201,14 +203,18 @@ def _entries_at(frame: Buffer) -> tuple[int, int] | None:
 
 
 # --- frames of a stream -----------------------------------------------------------------------------------
+#: Head, log bytes, checksum.
+SealedAppend = tuple[bytes, bytes, bytes]
+
+
 class AppendFrames:
     """Encoder of appends. Both followers nearly always get the same one."""
 
     def __init__(self) -> None:
-        self._last: tuple[AppendEntries, tuple[bytes, bytes]] | None = None
+        self._last: tuple[AppendEntries, SealedAppend] | None = None
 
-    def encode(self, message: AppendEntries, entries: bytes) -> tuple[bytes, bytes]:
-        """Return the frame of an append with its log bytes."""
+    def encode(self, message: AppendEntries, entries: bytes) -> SealedAppend:
+        """Return the frame of an append with its log bytes and checksum."""
         if self._last is not None:
             before, frame = self._last
             # The same object was read for the same range, so its entries and the entry before have the same
@@ -221,7 +227,8 @@ class AppendFrames:
                 and before.term == message.term
             ):
                 return frame
-        frame = encode_append(message, entries)
+        head, entries = encode_append(message, entries)
+        frame = head, entries, seal_of(head, entries)
         self._last = message, frame
         return frame
 
@@ -230,7 +237,7 @@ class AppendFrames:
         self._last = None
 
 
-def make_control_frame(queue: deque[Message | Hello]) -> tuple[bytes]:
+def make_control_frame(queue: deque[Message | Hello]) -> tuple[bytes, bytes]:
     """Take control messages off the queue, several into one frame. Only the latest greeting is kept."""
     messages: list[Message] = []
     hello: Hello | None = None
@@ -240,9 +247,10 @@ def make_control_frame(queue: deque[Message | Hello]) -> tuple[bytes]:
             hello = item
         else:
             messages.append(item)
-    return (encode_control(messages, hello),)
+    frame = encode_control(messages, hello)
+    return frame, seal_of(frame)
 
 
-def make_append_frame(queue: deque[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+def make_append_frame(queue: deque[SealedAppend]) -> SealedAppend:
     """Take one append frame off its queue."""
     return queue.popleft()

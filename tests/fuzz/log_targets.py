@@ -59,11 +59,19 @@ from ledgermq.raft.transport.hello import (
     Hello,
     Standing,
     claim_beside,
+    encode_arrived,
+    encode_first_answer,
+    encode_first_frame,
     encode_greeting,
+    read_arrived,
+    read_first_answer,
+    read_first_frame,
     read_greeting,
     read_reply,
     refusal_of,
+    reply_of,
 )
+from ledgermq.raft.transport.seal import seal_of, unsealed
 from ledgermq.raft.transport.wire import decode, encode_append, encode_control
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.broker.entry_log import EntryLog, records, section
@@ -232,7 +240,7 @@ def _frame_seeds() -> list[bytes]:
 
 
 def _greeting(data: bytes) -> None:
-    """A greeting, its reply, and the header of a frame after them."""
+    """A greeting, its reply, and the header of a frame after them, of the version before."""
     for read in (read_header_of, read_reply):
         with suppress(DamagedFrameError, DecodeError):
             read(data)
@@ -241,6 +249,24 @@ def _greeting(data: bytes) -> None:
 
 def read_header_of(data: bytes) -> None:
     read_header(data.ljust(64, b"\0"), 0)
+
+
+def _message(data: bytes) -> None:
+    """A sealed message of a call: a greeting, its answer, a report, or a frame."""
+    message = unsealed(data)
+    for read in (read_first_answer, read_arrived):
+        with suppress(ValueError, DecodeError):
+            read(message)
+    with suppress(CorruptError):
+        _frame(bytes(message))
+    refusal_of(_hello(node_id=_N2, to_node_id=""), read_first_frame(message), frozenset((_N1, _N2)))
+
+
+def _message_seeds() -> list[bytes]:
+    answer, report = encode_first_answer(reply_of(_hello(), None)), encode_arrived(300)
+    first = encode_first_frame(_hello())
+    assert read_first_answer(answer).hello.node_id == _N1 and read_arrived(report) == 300
+    return [first + seal_of(first)]
 
 
 def _seal_greeting(data: bytearray) -> bytes:
@@ -339,6 +365,8 @@ LOG_TARGETS: Final[Sequence[Target]] = (
     Target("raft_frame", _frame, (CorruptError,), _frame_seeds),
     Target("raft_greeting", _greeting, (ValueError, DecodeError, DamagedFrameError),
     lambda: [encode_greeting(_hello())], _seal_greeting),
+    Target("raft_message", _message, (ValueError, DecodeError, DamagedFrameError), _message_seeds,
+    _seal_greeting),
     Target("identity", lambda d: read_identity(one_file(d), _PATH, "n1"), _FOLDER_ERRORS,
     lambda: [_identity()], _record_seal),
     Target("manifest", lambda d: read_manifest(one_file(d), _PATH, "n1"), _FOLDER_ERRORS,

@@ -25,10 +25,10 @@ from ledgermq.rpc.wire_limits import WireLimits
 from .fuzzer import Target
 
 _LIMITS: Final = WireLimits(max_streams=20, max_message=1 << 20)
-_PIECES: Final = (1, 7, 9, 100, 1000, SCRATCH_SIZE)
+PIECES: Final = (1, 7, 9, 100, 1000, SCRATCH_SIZE)
 
 
-class _Transport:
+class FakeTransport:
     """Takes what is written, and is closed when it is told so."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class _Transport:
         return ("127.0.0.1", 1) if name == "peername" else None
 
 
-def _feed(connection: Http2Connection, transport: _Transport, data: bytes, size: int) -> None:
+def feed(connection: Http2Connection, transport: FakeTransport, data: bytes, size: int) -> None:
     position = 0
     while position < len(data) and not transport.closing:
         target = connection.get_buffer(-1)
@@ -68,7 +68,7 @@ def _feed(connection: Http2Connection, transport: _Transport, data: bytes, size:
         position += len(part)
 
 
-async def _until_ended(connection: Http2Connection) -> None:
+async def until_ended(connection: Http2Connection) -> None:
     for _ in range(4):
         await asyncio.sleep(0)
     connection.connection_lost(None)
@@ -84,25 +84,26 @@ async def _serve(data: bytes) -> None:
     server = GrpcServer(_LIMITS)
     server.add_generic_rpc_handlers((_handlers(),))
     server._log = lambda peer, port, reason: None  # type: ignore[method-assign]  # a line per input
-    connection, transport = server.serve_connection(), _Transport()
+    connection, transport = server.serve_connection(), FakeTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]
-    _feed(connection, transport, data[1:], _PIECES[data[0] % len(_PIECES)] if data else 1)
-    await _until_ended(connection)
+    feed(connection, transport, data[1:], PIECES[data[0] % len(PIECES)] if data else 1)
+    await until_ended(connection)
 
 
 async def _call(data: bytes) -> None:
     channel = GrpcChannel("127.0.0.1:1")
     shared = SharedMemory(CLIENT_LIMITS.total_memory)
-    connection, transport = Http2Connection(CLIENT_LIMITS, bytearray(SCRATCH_SIZE), shared), _Transport()
+    connection = Http2Connection(CLIENT_LIMITS, bytearray(SCRATCH_SIZE), shared)
+    transport = FakeTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]
-    _feed(connection, transport, h2.settings_frame([]), 1000)
+    feed(connection, transport, h2.settings_frame([]), 1000)
     channel._connection = connection
     one: Any = channel.unary_unary("/s/One")(b"request")
     many: Any = channel.stream_stream("/s/Many")()
     await many.write(b"request")
-    _feed(connection, transport, data[1:], _PIECES[data[0] % len(_PIECES)] if data else 1)
+    feed(connection, transport, data[1:], PIECES[data[0] % len(PIECES)] if data else 1)
     connection.is_draining = True  # a call that was refused shall not be sent again
-    await _until_ended(connection)
+    await until_ended(connection)
     await channel.close()
     assert one.done() and many.done()
 
@@ -127,7 +128,7 @@ def _handlers() -> Any:
 _loop: Final = asyncio.new_event_loop()
 
 
-def _in_loop(decode: Callable[[bytes], Any]) -> Callable[[bytes], None]:
+def in_loop(decode: Callable[[bytes], Any]) -> Callable[[bytes], None]:
     return lambda data: _loop.run_until_complete(decode(data))
 
 
@@ -235,8 +236,8 @@ def _messages() -> Sequence[bytes]:
 
 
 RPC_TARGETS: Final = (
-    Target("http2_requests", _in_loop(_serve), (), _conversations),
-    Target("http2_answers", _in_loop(_call), (), _answers),
+    Target("http2_requests", in_loop(_serve), (), _conversations),
+    Target("http2_answers", in_loop(_call), (), _answers),
     Target("header_block", _decode_blocks, (HeaderBlockError,), _blocks),
     Target("grpc_messages", _cut_messages, (GrpcMessageError,), _messages),
 )

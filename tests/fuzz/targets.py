@@ -13,7 +13,9 @@ from .client_targets import CLIENT_TARGETS
 from .fuzzer import Target
 from .log_targets import LOG_TARGETS
 from .rpc_targets import RPC_TARGETS
+from .stream_targets import STREAM_TARGETS
 
 TARGETS: Final[dict[str, Target]] = {
-    target.name: target for target in (*LOG_TARGETS, *BROKER_TARGETS, *CLIENT_TARGETS, *RPC_TARGETS)
+    target.name: target
+    for target in (*LOG_TARGETS, *BROKER_TARGETS, *CLIENT_TARGETS, *RPC_TARGETS, *STREAM_TARGETS)
 }

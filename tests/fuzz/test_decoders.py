@@ -75,7 +75,7 @@ EXEMPT: Final = {
     "raft/transport/frame_stream.py FrameStream._read_header": (
         "the older form: a length; tests/raft/transport/test_frame_stream.py"
     ),
-    "raft/transport/out_stream.py OutStream._note_arrived": "one number, compared with what was sent",
+    "raft/transport/former_streams.py FormerOutgoing.read_arrived": "one number, compared with what was sent",
     "raft/reset/receiver.py _next": "catches DecodeError",
     "raft/reset/sender.py ResetSender._admitted": "catches DecodeError; a Hello has a target",
     "broker/cluster/lane.py _Opening._take": "`_run` catches DecodeError",

@@ -4,7 +4,7 @@
         proxy.harm(Harm.SWALLOW, "A", ways=(THERE,))     # the present connections for appends, not new ones
         proxy.heal()
 
-It listens for one peer of one node. A connection that opens like a stream is "A" (appends) or "C" (control),
+It listens for one peer of one node. A connection that calls RaftService is "A" (appends) or "C" (control),
 any other "G".
 THERE is from the node that connects to the one that listens, BACK the other way.
 """
@@ -21,7 +21,9 @@ from enum import Enum
 from typing import Self
 
 _CHUNK = 65_536
-_OPENING = b"LMQR\x01"
+_PATHS = {b"RaftService/Append": "A", b"RaftService/Control": "C"}
+#: Bytes of a connection in which its call must begin.
+_OPENING_SIZE = 4096
 THERE, BACK = "there", "back"
 
 
@@ -49,7 +51,8 @@ class _Pair:
     number: int
     client: socket.socket
     server: socket.socket
-    kind: str = ""
+    kind: str = "G"
+    opening: bytes = b""  # first bytes from the client, while the kind is not known
     holes: set[str] = field(default_factory=set)  # ways whose bytes were swallowed: nothing may follow
 
     def ends(self, way: str) -> tuple[socket.socket, socket.socket]:
@@ -113,9 +116,9 @@ class GrayProxy:
         source, sink = pair.ends(way)
         with suppress(OSError):
             while data := source.recv(_CHUNK):
-                if way == THERE and not pair.kind:
-                    is_stream = data[:6] in (_OPENING + b"A", _OPENING + b"C")
-                    pair.kind = chr(data[5]) if is_stream else "G"
+                if way == THERE and pair.kind == "G" and len(pair.opening) < _OPENING_SIZE:
+                    pair.opening += data[:_OPENING_SIZE]
+                    pair.kind = next((_PATHS[path] for path in _PATHS if path in pair.opening), "G")
                 self._deliver(pair, way, sink, data)
         _close(pair)
         self._open.pop(pair.number, None)

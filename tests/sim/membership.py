@@ -25,6 +25,7 @@ from ledgermq.raft.transport.hello import (
     read_greeting,
     read_reply,
     refusal_of,
+    reply_of,
 )
 from ledgermq.raft.types import LogIndex, NodeId
 
@@ -162,7 +163,8 @@ class Membership(VotingRights):
 
     def _refuse(self, greeting: Greeting, refusal: Refusal) -> None:
         if not greeting.is_answer:
-            self._send(greeting.from_, encode_reply(self.own_hello(), refusal, CHECKED_FRAMES), greeting.run)
+            reply = encode_reply(reply_of(self.own_hello(), refusal), CHECKED_FRAMES)
+            self._send(greeting.from_, reply, greeting.run)
 
     def _store_member(self, greeting: Greeting, hello: Hello) -> None:
         if self._life.disk.broken:
@@ -201,7 +203,7 @@ class Membership(VotingRights):
         if greeting.is_answer:
             self.accepted_by.add(peer)
         else:
-            self._send(peer, encode_reply(self.own_hello(), None, CHECKED_FRAMES), greeting.run)
+            self._send(peer, encode_reply(reply_of(self.own_hello(), None), CHECKED_FRAMES), greeting.run)
         self.learn(hello)
 
     # --- rights ---------------------------------------------------------------------------------------------

@@ -359,5 +359,5 @@ patch_mutant(
     "BelievesGreetingsThatWereChanged",
     "V2",
     "The checksum of a greeting is not compared: a flipped bit of an incarnation gives a healthy folder up.",
-    (hello, "_check_seal", lambda data: True),
+    (hello, "has_seal", lambda data: True),
 )

@@ -21,6 +21,7 @@ from ledgermq.raft.transport.hello import (
     frames_with,
     read_greeting,
     read_reply,
+    reply_of,
 )
 from ledgermq.raft.types import NodeId, Term
 
@@ -38,7 +39,7 @@ def flips(data: bytes) -> list[bytes]:
 def test_a_greeting_and_an_answer_come_back_as_they_were() -> None:
     assert read_greeting(encode_greeting(HELLO)) == HELLO
     assert frames_with(HELLO) == CHECKED_FRAMES
-    reply = read_reply(encode_reply(HELLO, Refusal(RefusalKind.GROUP, "why"), 1))
+    reply = read_reply(encode_reply(reply_of(HELLO, Refusal(RefusalKind.GROUP, "why")), 1))
     assert (reply.frames, reply.refusal, reply.refusal_kind) == (1, "why", RefusalKind.GROUP.value)
     assert Hello.from_proto(reply.hello) == HELLO
 
@@ -51,7 +52,7 @@ def test_no_flipped_bit_of_a_greeting_gives_another_greeting() -> None:
 
 
 def test_no_flipped_bit_of_an_answer_gives_another_answer() -> None:
-    for changed in flips(encode_reply(HELLO, None, 1)):
+    for changed in flips(encode_reply(reply_of(HELLO, None), 1)):
         with pytest.raises((DamagedFrameError, DecodeError)):
             read_reply(changed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ledgermq.raft.core.messages import AppendEntries
+from ledgermq.raft.transport.seal import unsealed
 from ledgermq.raft.transport.wire import AppendFrames, decode
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
@@ -25,7 +26,7 @@ def test_each_follower_hears_what_its_message_says() -> None:
     frames, entries = AppendFrames(), b"entries!"
     said = [append(N2), append(N3, commit_index=3), append(N2, hi=6), append(N3)]
     for message in said:
-        (heard,), _, got = decode(b"".join(frames.encode(message, entries)), N1, message.to)
+        (heard,), _, got = decode(unsealed(b"".join(frames.encode(message, entries))), N1, message.to)
         assert heard == message and bytes(got) == entries
 
 
