@@ -284,7 +284,6 @@ class GrpcServer:
         handler = self._methods.get(head.path) or self._handler_of(head)
         if handler is not None and self._admits is not None and not self._admits(connection):
             return
-        running = self._calls.setdefault(connection, set())
         if handler is None or head.is_refused or is_packed:
             self._refuse(connection, stream_id, head, grpc.StatusCode.UNIMPLEMENTED)
             return

@@ -278,6 +278,16 @@ class Http2Connection(asyncio.BufferedProtocol):
         for stream in list(self._incomplete):
             self._drop(stream, reason)
 
+    def use_budget(self, shared: SharedMemory) -> None:
+        """Count what this connection holds in another budget from now on."""
+        former, self._shared = self._shared, shared
+        for budget, sign in ((former, -1), (shared, 1)):
+            budget.held += sign * self._memory.held
+            budget.incomplete += sign * len(self._incomplete)
+        former.forget(self)
+        if not self._is_reading:
+            self.read_on()
+
     # --- for calls ------------------------------------------------------------------------------------------
     @property
     def may_open(self) -> bool:

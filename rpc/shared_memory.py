@@ -123,9 +123,13 @@ class SharedMemory:
             self._let_read()
 
     def forget(self, user: MemoryUser) -> None:
-        """Note the end of a connection, which holds nothing any more."""
+        """Note that a connection holds nothing of this budget any more: it has ended, or uses another."""
         self.stopped.pop(user, None)
-        self.on_freed(user)
+        self._marks.pop(user, None)
+        if user is self._favoured:
+            self._favour_next()
+        if self.stopped and not self.is_exhausted:
+            self._let_read()
 
     def _mark(self, user: MemoryUser) -> None:
         self._marks[user] = asyncio.get_running_loop().time(), user.received

@@ -18,6 +18,7 @@ from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
 from ledgermq.rpc.direct_call import MadeDirectCall, ServedDirectCall
 from ledgermq.rpc.http2_connection import Http2Connection
+from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 
 from ..errors import DamagedFrameError
@@ -189,7 +190,7 @@ class IncomingCall:
 
     def _look(self) -> None:
         self._watch_timer = None
-        missing, received = self._missing, self._connection.received
+        missing, received = self._missing, self._connection.arrived
         if not self.is_open or self._held or not missing:
             return
         stood_s = self._watch.look(self._loop.time(), received + missing, received)
@@ -206,11 +207,12 @@ class OutgoingCall:
         self,
         address: str,
         scratch: bytearray,
+        budget: SharedMemory,
         on_frame: Callable[[Buffer], None],
         on_lost: Callable[[str], None],
         on_writable: Callable[[], None],
     ) -> None:
-        """`scratch`: see Http2Connection. `on_lost(reason)` is called once, when the connection ends.
+        """`scratch`, `budget`: see Http2Connection. `on_lost(reason)` is called once, when it ends.
 
         `on_writable` is called when the stream accepts frames again.
         """
@@ -224,6 +226,7 @@ class OutgoingCall:
         self.protocol = Http2Connection(
             _CALLER_LIMITS,
             scratch,
+            budget,
             on_lost=lambda connection, reason: on_lost(self._reason or reason),
             on_resumed=self.on_sent,
         )

@@ -26,6 +26,7 @@ from ledgermq.proto.entry import Buffer
 from ledgermq.proto.foreign_text import safe_text
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
+from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 
 from ..config import Member, StreamLimits
@@ -53,9 +54,10 @@ MAX_REFUSAL_SIZE: Final = 2_000
 #: Maximum bytes of one call on the Raft port: a client's request forwarded by another node (130 MiB) plus
 #: overhead.
 MAX_CALL_SIZE: Final = 131 << 20
-#: Connections that speak no gRPC, or stay silent for long, make room.
+#: Connections that speak no gRPC, or stay silent for long, make room. A node forwards up to 4,096 calls of
+#: clients in one call, and large ones in a call each; beyond the limit its channel lets them wait.
 _PORT_LIMITS: Final = WireLimits(
-    max_streams=100_000,
+    max_streams=10_000,
     max_message=MAX_CALL_SIZE,
     max_data_frame=2 << 20,  # an ordinary append is one
     handshake_s=10.0,
@@ -148,13 +150,15 @@ class Transport(Generic[ControlItem, AppendItem]):
     ) -> None:
         self.bind = bind
         self.limits = limits or StreamLimits()
-        self._counts = counts
+        self._counts = counts or PortCounts("raft")
         self._rpc_handlers = tuple(rpc_handlers)  # services of the layer above on the Raft port
         self.gate: Gate  # from `listen` on
         self._sockets: list[socket.socket] = []
         self._server: GrpcServer | None = None
         self._front: EventLoopFront | None = None
         self.scratch = bytearray(SCRATCH_SIZE)
+        # Strangers' requests take nothing of it: every peer has room for a message on each stream.
+        self.budget = SharedMemory(len(peers) * (self.limits.append_frame + self.limits.control_frame))
         self._silent = False
         self._port_limits = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         # Streams not accepted yet, oldest first; at most as many as the reserve.
@@ -191,7 +195,9 @@ class Transport(Generic[ControlItem, AppendItem]):
         The gate is not given to the constructor because the parts behind it send through this transport.
         """
         self.gate = gate
-        server = self._server = GrpcServer(_PORT_LIMITS, takes_compressed=False, admits=self._admits_calls)
+        server = self._server = GrpcServer(
+            _PORT_LIMITS, takes_compressed=False, admits=self._admits_calls, name=self._counts.name
+        )
         for kind in StreamKind:
             server.add_direct_method(kind.method, partial(self._take_call, kind))
         server.add_generic_rpc_handlers(self._rpc_handlers)
@@ -351,6 +357,7 @@ class Transport(Generic[ControlItem, AppendItem]):
         streams.add(incoming)
         if incoming.connection is not None and self._front is not None:
             self._front.release(incoming.connection)
+            incoming.connection.use_budget(self.budget)
         incoming.accepted(hello)
 
     async def _judged(self, stream: IncomingStream, greeting: bytes) -> tuple[Hello | None, Refusal | None]:

@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
+from ledgermq.rpc.shared_memory import SharedMemory
 
 from ..config import Member
 from ..errors import DamagedFrameError
@@ -114,6 +115,10 @@ class StreamOwner(Protocol):
     @property
     def scratch(self) -> bytearray:
         """Memory that all connections of the loop receive into."""
+
+    @property
+    def budget(self) -> SharedMemory:
+        """Budget of received bytes, of all streams to and from the peers."""
 
     async def judge_reply(self, peer: NodeId, reply: pb.HelloReply) -> bool:
         """Judge the peer's reply to the greeting. False: do not use the stream.
@@ -256,7 +261,8 @@ class OutStream(Generic[Item]):
             await self._use(self._former)
 
     def _call(self, on_frame: Callable[[Buffer], None], on_lost: Callable[[str], None]) -> OutgoingStream:
-        return OutgoingCall(self.peer.address, self._owner.scratch, on_frame, on_lost, self._write)
+        owner = self._owner
+        return OutgoingCall(self.peer.address, owner.scratch, owner.budget, on_frame, on_lost, self._write)
 
     def _former(self, on_frame: Callable[[Buffer], None], on_lost: Callable[[str], None]) -> OutgoingStream:
         return FormerOutgoing(on_frame, on_lost, MAX_GREETING_SIZE, self._write)

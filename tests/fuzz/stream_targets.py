@@ -28,6 +28,7 @@ from ledgermq.rpc.grpc_messages import PREFIX
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.header_blocks import encode_block
 from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
+from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 
 from .fuzzer import Target
@@ -65,7 +66,7 @@ async def _serve(data: bytes) -> None:
         calls.append(call)
 
     server = GrpcServer(WireLimits(max_streams=20, max_message=_LIMIT), takes_compressed=False)
-    server._log = lambda peer, reason: None  # type: ignore[method-assign]  # a line per input
+    server._log = lambda peer, port, reason: None  # type: ignore[method-assign]  # a line per input
     for kind in StreamKind:
         server.add_direct_method(kind.method, begin)
     connection, transport = server.serve_connection(), FakeTransport()
@@ -80,7 +81,8 @@ async def _answer(data: bytes) -> None:
     """Call, and read what comes."""
     lost: list[str] = []
     frames: list[Buffer] = []
-    call = OutgoingCall("127.0.0.1:1", bytearray(SCRATCH_SIZE), frames.append, lost.append, lambda: None)
+    scratch, budget = bytearray(SCRATCH_SIZE), SharedMemory(_LIMIT)
+    call = OutgoingCall("127.0.0.1:1", scratch, budget, frames.append, lost.append, lambda: None)
     transport: Any = FakeTransport()
     call.protocol.connection_made(transport)
     call.greet(StreamKind.CONTROL, _HELLO)

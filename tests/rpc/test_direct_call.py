@@ -16,6 +16,7 @@ from ledgermq.rpc.direct_call import DirectCall, MadeDirectCall, ServedDirectCal
 from ledgermq.rpc.grpc_messages import Buffer
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
+from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 
 from .peers import run
@@ -94,7 +95,7 @@ async def serving(*, holds: bool = False, max_message: int = 9 << 20) -> AsyncIt
 @asynccontextmanager
 async def calling(address: str, method: str = METHOD) -> AsyncIterator[User]:
     user = User()
-    connection = Http2Connection(LIMITS, bytearray(SCRATCH_SIZE))
+    connection = Http2Connection(LIMITS, bytearray(SCRATCH_SIZE), SharedMemory(LIMITS.total_memory))
     host, _, port = address.rpartition(":")
     await asyncio.get_running_loop().create_connection(lambda: connection, host, int(port))
     user.call = MadeDirectCall(connection, method, address, user, 9 << 20)

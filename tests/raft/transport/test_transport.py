@@ -43,6 +43,7 @@ from ledgermq.raft.transport.seal import SEAL_SIZE, seal_of, unsealed
 from ledgermq.raft.transport.stream_kind import StreamKind
 from ledgermq.raft.types import NodeId, Term
 from ledgermq.rpc import http2_frames as h2
+from ledgermq.rpc import shared_memory
 from tests.ports import free_port
 from tests.rpc.raw_peer import message, request
 
@@ -662,6 +663,38 @@ async def test_calls_take_no_place_that_is_kept_for_peers(one: Peer, two: Peer) 
             await greeted(stack, CallVisitor, one, two, kind)
         assert one.transport._front is not None
         assert one.transport._front.counts.open == 12
+
+
+async def test_peers_have_memory_however_much_the_requests_of_others_take(
+    one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers that hold all of the port's budget are bounded, and do not slow down appends."""
+    monkeypatch.setattr(shared_memory, "STALL_S", 2 * WAIT_S)
+
+    async def take(request: bytes, context: Any) -> bytes:
+        return b""
+
+    method = grpc.unary_unary_rpc_method_handler(take)
+    one.transport.serve_also(grpc.method_handlers_generic_handler("test.Calls", {"Take": method}))
+    await serve(one)
+    server = one.transport._server
+    assert server is not None
+    strangers = server._shared
+    strangers.limit = 1 << 20
+    head = h2.header_frames(1, request(b"/test.Calls/Take"), False, 1 << 14)
+    part = h2.frame(h2.DATA, 0, 1, message(bytes(4 << 20))[:60_000])
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            visitor = await stack.enter_async_context(Visitor(one.transport.bind))
+            visitor.say(h2.PREFACE + h2.settings_frame(()) + head + part)
+        while not strangers.stopped:  # noqa: ASYNC110 (no event says so)
+            await asyncio.sleep(0.001)
+        await two.start()
+        await two.until(lambda: len(two.up) == 2)
+        two.transport.links[one.id].append.put(bytes(8 << 20))
+        await one.until(lambda: bool(one.frames))
+        assert strangers.stopped and strangers.is_exhausted
+    assert one.transport.budget.held == 0
 
 
 async def greeted(
