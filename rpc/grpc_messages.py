@@ -93,10 +93,16 @@ class MessageCutter:
                 deliver(self._opened(flag, data[position : position + size]))
                 position += size
             else:
-                self._flag, self.size, self.filled = flag, size, 0
-                self.begun += 1
-                self.room = min(size, first_piece)
-                self._memory = memoryview(bytearray(self.room))
+                self.begin(flag, size, first_piece, data[position:])
+                return
+
+    def begin(self, flag: int, size: int, first_piece: int, data: memoryview) -> None:
+        """Begin a message of which `data` is there."""
+        self._flag, self.size, self.filled = flag, size, len(data)
+        self.begun += 1
+        self.room = min(size, max(first_piece, len(data)))
+        self._memory = memoryview(bytearray(self.room))
+        self._memory[: len(data)] = data
 
     def direct(self) -> memoryview:
         """Return where the next bytes of the incomplete message go: at least one, at most what is missing."""

@@ -47,6 +47,9 @@ from .wire_limits import (
 SCRATCH_SIZE: Final = 128 << 10
 #: Rest of a DATA frame that is worth its own read.
 _DIRECT_MIN: Final = 8 << 10
+#: Bytes that are read behind a large message: enough for the begin of the next one, of which the rest is then
+#: read into its own memory.
+_PEEK: Final = 1 << 10
 #: Time in seconds in which a peer may take what was sent before the end, also when this side stops.
 _LINGER_S: Final = 5.0
 _LAST_LINGER_S: Final = 1.0
@@ -130,6 +133,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._data_left = self._data_padding = 0
         self._data_ends = False
         self._is_direct = False
+        self._was_direct = False  # the last message was
         self._block: bytearray | None = None  # of HEADERS without END_HEADERS
         self._block_stream = self._block_frames = 0
         self._block_ends = False
@@ -176,10 +180,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._data_left >= _DIRECT_MIN:
             stream = self._data_stream
             if stream is not None and stream.cutter.size and not stream.closed:
-                self._is_direct = True
+                self._is_direct = self._was_direct = True
                 return stream.cutter.direct()[: self._data_left]
         self._is_direct = False
         if not self._rest:
+            if self._was_direct:
+                self._was_direct = False
+                return self._view[:_PEEK]
             return self._view
         size = len(self._rest)
         self._view[:size] = self._rest
@@ -445,8 +452,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             if kind == h2.DATA and self._settings_seen:
                 if size > self.limits.max_data_frame:
                     raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"DATA of {size} bytes")
-                if not flags and size <= end - body and self._take_whole_message(stream_id, body, size):
-                    position = body + size
+                if not flags and (taken := self._take_message(stream_id, size, body, end)):
+                    position = body + taken
                     continue
                 if flags & h2.PADDED and size and body == end:
                     break  # the length of the padding is not there
@@ -572,23 +579,41 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._data_ends = ended
         return taken
 
-    def _take_whole_message(self, stream_id: int, body: int, size: int) -> bool:
-        """Deliver a DATA frame that is one message of a direct stream. False: take it in the general way."""
+    def _take_message(self, stream_id: int, size: int, body: int, end: int) -> int:
+        """Take a DATA frame that is one message of a direct stream, or its begin.
+
+        Returns how many bytes of it are done with; 0: take it in the general way.
+        """
         stream = self.streams.get(stream_id)
-        if type(stream) is not DirectStream or not stream.is_plain or size <= PREFIX.size:
-            return False
-        flag, length = PREFIX.unpack_from(self._scratch, body)
         start = body + PREFIX.size
-        if flag or start + length != body + size or length > stream.cutter.max_size:
-            return False
-        if size > stream.recv_window:
-            return False
-        self._memory.take(size)
+        if type(stream) is not DirectStream or not stream.is_plain or start > end:
+            return 0
+        flag, length = PREFIX.unpack_from(self._scratch, body)
+        if flag or length != size - PREFIX.size or length > stream.cutter.max_size:
+            return 0
+        if size > stream.recv_window or size > self._memory.window:
+            return 0
+        self._memory.window -= size
         stream.recv_window -= size
-        stream.receive(bytes(self._view[start : body + size]))
+        left = body + size - end
+        if left <= 0:
+            stream.receive(bytes(self._view[start : body + size]))
+        else:
+            data = self._view[start:end]
+            stream.cutter.begin(flag, length, self._first_piece(len(data)), data)
+            self._data_stream, self._data_left, self._data_padding = stream, left, 0
+            self._data_ends = False
+            self._account(stream)
+            self.received += len(data)
         if 2 * stream.recv_window <= stream.window and not stream.closed:
             self._grant_stream(stream)
-        return True
+        return min(size, end - body)
+
+    def _first_piece(self, received: int) -> int:
+        """Return the size of the first memory of a message of which so many bytes came."""
+        if self._shared.incomplete < GENEROUS_MESSAGES:
+            return GENEROUS_PIECE
+        return max(FIRST_PIECE, FIRST_PIECE_TIMES * received)
 
     def _take_data(self, data: memoryview) -> None:
         """Take the next bytes of the DATA frame in progress."""
@@ -599,11 +624,8 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream.discards:
             self._after_data(stream, len(data))
             return
-        piece = GENEROUS_PIECE
-        if self._shared.incomplete >= GENEROUS_MESSAGES:
-            piece = max(FIRST_PIECE, FIRST_PIECE_TIMES * len(data))
         try:
-            stream.cutter.feed(data, stream.deliver, piece)
+            stream.cutter.feed(data, stream.deliver, self._first_piece(len(data)))
         except GrpcMessageError as error:
             self._end_unreadable(stream, error)
         else:
@@ -640,8 +662,8 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._drop(stream, "too many unread messages")
         elif stream.cutter.size and self._shared.must_drop(self):
             self._drop(stream, "there is no memory left for requests")
-        else:
-            self._grant_stream(stream)
+        elif 2 * min(stream.recv_window, stream.window - stream.cutter.size) <= stream.window:
+            self._grant_stream(stream)  # a window is low, or the message is large
 
     def _account(self, stream: Http2Stream) -> None:
         """Count what the stream holds now."""

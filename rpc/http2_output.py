@@ -167,20 +167,33 @@ class Http2Output:
             return 0
         size = sum(map(len, parts))
         total = PREFIX.size + size
-        if total < min(_JOIN_BELOW, stream.send_window, self.window) and not (
-            stream.pending or self._out or self.is_paused or self.is_collecting
-        ):  # nothing else is sent in this turn so far
-            stream.send_window -= total
-            self.window -= total
-            self.frames_due += FRAMES_EXPLAINED
-            self.ping_due = True
-            self._transport.write(b"".join((h2.message_head(size, stream.stream_id), *parts)))
+        if (
+            stream.pending
+            or self.is_paused
+            or total > stream.send_window
+            or total > self.window
+            or total > self.peer_frame_size
+        ):
+            before, self.is_collecting = self.is_collecting, True
+            self._send_parts(stream, (PREFIX.pack(0, size), *parts), total, False)
+            self.is_collecting = before
+            if not before:
+                self.flush()
             return size
-        before, self.is_collecting = self.is_collecting, True
-        self._send_parts(stream, (PREFIX.pack(0, size), *parts), total, False)
-        self.is_collecting = before
-        if not before:
-            self.flush()
+        stream.send_window -= total
+        self.window -= total
+        self.frames_due += FRAMES_EXPLAINED
+        self.ping_due = True
+        head = h2.message_head(size, stream.stream_id)
+        if total >= _JOIN_BELOW:
+            self.flush()  # what was sent before
+            self._transport.writelines((head, *filter(len, parts)))
+        elif self._out or self.is_collecting:
+            self.emit(b"".join((head, *parts)))
+            if not self.is_collecting:
+                self.flush()
+        else:
+            self._transport.write(b"".join((head, *parts)))
         return size
 
     def _send_parts(self, stream: Http2Stream, parts: Sequence[Buffer], size: int, end: bool) -> None:
