@@ -42,12 +42,11 @@ from ledgermq.raft.errors import (
 from ledgermq.raft.folder.opening import view_of
 from ledgermq.raft.folder.storage import RaftStorage
 from ledgermq.raft.log.wire_batch import WireBatch, last_index_of
-from ledgermq.raft.transport.checked_frame import header_of
 from ledgermq.raft.transport.hello import Hello
+from ledgermq.raft.transport.seal import seal_of, unsealed
 from ledgermq.raft.transport.wire import decode, encode_append, encode_control
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
-from ..raft.whole_frame import unframed
 from .disk_work import DiskWork
 from .file_system import ROOMY
 from .loop import finished
@@ -175,7 +174,7 @@ class Life:
         if self.membership.accepted_run.get(packet.from_) != packet.run:
             return
         try:
-            body = unframed(packet.frame)
+            body = unsealed(packet.frame)
         except DamagedFrameError:  # its connection ends and is reopened
             self.world.later(0, packet.from_, "link_lost", self.node.config.node_id)
             return
@@ -405,7 +404,7 @@ class Life:
             self._put(peer, encode_control((), hello))
 
     def _put(self, to: NodeId, frame: bytes) -> None:
-        arrives = self.world.network.spoil(header_of((frame,)) + frame)
+        arrives = self.world.network.spoil(frame + seal_of(frame))
         packet = Packet(self.node.config.node_id, self.node.life_number, arrives)
         self.world.transmit(self.node.name, to, "frame", packet)
 

@@ -14,19 +14,19 @@ from google.protobuf.message import DecodeError
 from ledgermq.raft.drive.voting_rights import VotingRights
 from ledgermq.raft.errors import DamagedFrameError
 from ledgermq.raft.folder.bootstrap import is_vouched_for
-from ledgermq.raft.transport.checked_frame import CHECKED_FRAMES
 from ledgermq.raft.transport.hello import (
     Hello,
     Refusal,
     RefusalKind,
     Standing,
-    encode_greeting,
-    encode_reply,
-    read_greeting,
-    read_reply,
+    encode_first_answer,
+    encode_first_frame,
+    read_first_answer,
+    read_first_frame,
     refusal_of,
     reply_of,
 )
+from ledgermq.raft.transport.seal import seal_of, unsealed
 from ledgermq.raft.types import LogIndex, NodeId
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ class Membership(VotingRights):
             self._life.later(GREET_AGAIN_US, "greet")
 
     def _greet(self, peer: NodeId) -> None:
-        self._send(peer, encode_greeting(self.own_hello()), 0)
+        self._send(peer, encode_first_frame(self.own_hello()), 0)
 
     def _send(self, peer: str, data: bytes, answers: int) -> None:
         node = self._life.node
         heard_by = node.world.nodes[peer].life_number
-        arrives = node.world.network.spoil(data)
+        arrives = node.world.network.spoil(data + seal_of(data))
         greeting = Greeting(node.name, node.life_number, arrives, answers, heard_by)
         node.world.transmit(node.name, peer, "greeting", greeting)
 
@@ -148,9 +148,10 @@ class Membership(VotingRights):
         return refusal_of(mine, hello, self._members) or self._record.refusal_of(hello, vouched=vouched)
 
     def _read(self, greeting: Greeting) -> Hello | None:
+        message = unsealed(greeting.hello)
         if not greeting.is_answer:
-            return read_greeting(greeting.hello)
-        reply = read_reply(greeting.hello)
+            return read_first_frame(message)
+        reply = read_first_answer(message)
         if not reply.refusal_kind:
             return Hello.from_proto(reply.hello)
         kind = RefusalKind(reply.refusal_kind)
@@ -163,7 +164,7 @@ class Membership(VotingRights):
 
     def _refuse(self, greeting: Greeting, refusal: Refusal) -> None:
         if not greeting.is_answer:
-            reply = encode_reply(reply_of(self.own_hello(), refusal), CHECKED_FRAMES)
+            reply = encode_first_answer(reply_of(self.own_hello(), refusal))
             self._send(greeting.from_, reply, greeting.run)
 
     def _store_member(self, greeting: Greeting, hello: Hello) -> None:
@@ -203,7 +204,7 @@ class Membership(VotingRights):
         if greeting.is_answer:
             self.accepted_by.add(peer)
         else:
-            self._send(peer, encode_reply(reply_of(self.own_hello(), None), CHECKED_FRAMES), greeting.run)
+            self._send(peer, encode_first_answer(reply_of(self.own_hello(), None)), greeting.run)
         self.learn(hello)
 
     # --- rights ---------------------------------------------------------------------------------------------

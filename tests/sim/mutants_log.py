@@ -27,11 +27,10 @@ from ledgermq.raft.core.outputs import (
 )
 from ledgermq.raft.core.persist_queue import PersistQueue
 from ledgermq.raft.core.term_runs import TermRuns
-from ledgermq.raft.transport import hello
-from ledgermq.raft.transport.checked_frame import HEADER_SIZE
+from ledgermq.raft.transport.seal import SEAL_SIZE
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 
-from . import life
+from . import life, membership
 from .mutant_list import SendsEarly, core_mutant, patch_mutant
 
 
@@ -343,8 +342,8 @@ class NumbersReadsFromZero(RaftCore):
         self.read_number = 0
 
 
-def _unverified(frame: Buffer) -> memoryview:
-    return memoryview(frame)[HEADER_SIZE:]
+def _unverified(message: Buffer) -> memoryview:
+    return memoryview(message)[:-SEAL_SIZE]
 
 
 patch_mutant(
@@ -352,12 +351,12 @@ patch_mutant(
     "V2",
     "The checksum of a frame between nodes is not compared: a flipped bit of an index or a term is taken "
     "for the sender's word.",
-    (life, "unframed", _unverified),
+    (life, "unsealed", _unverified),
 )
 
 patch_mutant(
     "BelievesGreetingsThatWereChanged",
     "V2",
     "The checksum of a greeting is not compared: a flipped bit of an incarnation gives a healthy folder up.",
-    (hello, "has_seal", lambda data: True),
+    (membership, "unsealed", _unverified),
 )
