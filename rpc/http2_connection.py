@@ -291,6 +291,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         for budget, sign in ((former, -1), (shared, 1)):
             budget.held += sign * self._memory.held
             budget.incomplete += sign * len(self._incomplete)
+        self._output.use_budget(shared.answers)
         former.forget(self)
         if not self._is_reading:
             self.read_on()

@@ -90,6 +90,13 @@ class Http2Output:
         self._hold(-self.unsent)
         self._buffered = 0
 
+    def use_budget(self, memory: UnsentMemory | None) -> None:
+        """Count what is held in another budget from now on, or no longer."""
+        held = self.unsent
+        self._hold(-held)
+        self._memory = memory
+        self._hold(held)
+
     def end_unread(self, reason: str) -> None:
         """End the connection, whose peer does not read."""
         self._on_stuck(reason)
