@@ -17,7 +17,7 @@ from ledgermq.raft.errors import DamagedFolderError, EntryTooLargeError, NotLead
 from ledgermq.raft.folder.opening import check_state_fits
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.transport.hello import RefusalKind
-from ledgermq.raft.transport.out_stream import StreamKind
+from ledgermq.raft.transport.stream_kind import StreamKind
 from ledgermq.raft.transport.wire import encode_control
 from ledgermq.raft.types import LogIndex, NodeId, Term
 
