@@ -133,7 +133,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._data_left = self._data_padding = 0
         self._data_ends = False
         self._is_direct = False
-        self._was_direct = False  # the last message was
+        self._peeks = False  # the last message was a large one of a direct stream
         self._block: bytearray | None = None  # of HEADERS without END_HEADERS
         self._block_stream = self._block_frames = 0
         self._block_ends = False
@@ -180,12 +180,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self._data_left >= _DIRECT_MIN:
             stream = self._data_stream
             if stream is not None and stream.cutter.size and not stream.closed:
-                self._is_direct = self._was_direct = True
+                self._is_direct = True
+                self._peeks = type(stream) is DirectStream
                 return stream.cutter.direct()[: self._data_left]
         self._is_direct = False
         if not self._rest:
-            if self._was_direct:
-                self._was_direct = False
+            if self._peeks:
+                self._peeks = False
                 return self._view[:_PEEK]
             return self._view
         size = len(self._rest)
