@@ -12,7 +12,7 @@ of streams that wait.
 from __future__ import annotations
 
 from .http2_frames import FLOW_CONTROL_ERROR, Http2ConnectionError
-from .wire_limits import DEFAULT_WINDOW
+from .wire_limits import DEFAULT_WINDOW, MAX_WINDOW
 
 #: Window under which a peer is given whatever there is, however little.
 _LOW_WINDOW = 16 << 10
@@ -27,7 +27,7 @@ class ReceiveMemory:
     __slots__ = ("held", "limit", "promised", "window")
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = min(limit, MAX_WINDOW)
         self.window = DEFAULT_WINDOW
         self.held = self.promised = 0
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import grpc
@@ -22,13 +22,15 @@ import grpc.aio
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc
 from ledgermq.proto.grpc_answers import decoded
-from ledgermq.rpc.grpc_channel import GrpcChannel, Reconnects
+from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
 
 logger = logging.getLogger(__name__)
 
 REGISTER_INTERVAL: Final = 30.0  # seconds
 BEAT_INTERVAL: Final = 1.0  # seconds
 CALL_TIMEOUT: Final = 2.0  # seconds
+#: Pings find out that a nameserver's machine is gone, which nothing else tells a stream.
+_LIMITS: Final = replace(CLIENT_LIMITS, keepalive_s=10.0, keepalive_timeout_s=5.0)
 _RECONNECTS: Final = Reconnects(first_s=0.2, most_s=2.0, attempt_s=CALL_TIMEOUT, patience_s=CALL_TIMEOUT)
 
 
@@ -38,7 +40,7 @@ class _Link:
     def __init__(self, address: str, registration: Registration) -> None:
         self.address = address
         self._registration = registration
-        self._channel = GrpcChannel(address, reconnects=_RECONNECTS)
+        self._channel = GrpcChannel(address, limits=_LIMITS, reconnects=_RECONNECTS)
         self._stub = nameserver_pb2_grpc.NameServerServiceStub(self._channel)
         self._answered: bool | None = None  # the last call was answered; None: none since start or withdrawal
         self._gone = False  # the broker group was removed from this nameserver's route

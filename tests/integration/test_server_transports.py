@@ -73,9 +73,10 @@ def test_what_was_acknowledged_survives_kills_and_planned_stops_of_the_leader(
 def test_only_the_transport_grpcio_starts_threads_of_grpc(either_cluster: Cluster) -> None:
     """Nodes call each other and nameservers in their event loops, whatever serves clients."""
     create_topic(either_cluster, "threads")
-    ids = [process.pid for process in either_cluster.nodes.values()]
+    ids = [process.pid for process in (*either_cluster.nodes.values(), *either_cluster.nameservers)]
     names = {each.read_text().strip() for pid in ids for each in Path(f"/proc/{pid}/task").glob("*/comm")}
-    assert ("event_engine" in names) == (either_cluster.transport == "grpcio"), names
+    of_grpc = names & {"event_engine", "grpc_global_tim", "lifeguard"}
+    assert bool(of_grpc) == (either_cluster.transport == "grpcio"), names
 
 
 def test_the_official_client_goes_on_through_a_failover(

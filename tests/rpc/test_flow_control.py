@@ -8,7 +8,7 @@ import pytest
 
 from ledgermq.rpc.flow_control import ReceiveMemory, stream_grant
 from ledgermq.rpc.http2_frames import FLOW_CONTROL_ERROR, Http2ConnectionError
-from ledgermq.rpc.wire_limits import DEFAULT_WINDOW, WireLimits
+from ledgermq.rpc.wire_limits import DEFAULT_WINDOW, MAX_WINDOW, WireLimits
 
 LIMIT = 16 << 20
 
@@ -33,6 +33,12 @@ def test_a_peer_is_never_left_without_window_while_memory_is_free() -> None:
     assert memory.grant() == 0 and memory.is_full
     memory.held -= 1
     assert memory.grant() == 1 and not memory.is_full
+
+
+def test_no_window_is_larger_than_http_2_allows() -> None:
+    memory = ReceiveMemory(1 << 40)
+    memory.grant()
+    assert memory.window == MAX_WINDOW
 
 
 def test_small_increments_are_saved_up() -> None:

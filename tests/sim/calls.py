@@ -2,7 +2,7 @@
 
 Owns: the behaviour of a connection on top of the network. It resends what is lost, never reorders, and breaks
 if it cannot get through or a process at either end dies. Each side notices that some time later. The code
-under test finds its usual names (`insecure_channel`, method handlers, AioRpcError).
+under test finds its usual GrpcChannel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
@@ -70,16 +69,8 @@ class Calls:
         self.rng = rng
         self._open: list[Call] = []
 
-    def grpc_module(self) -> SimpleNamespace:
-        """Return the replacement of the module grpc for the code under test."""
-        return SimpleNamespace(
-            aio=SimpleNamespace(insecure_channel=self._channel, AioRpcError=grpc.aio.AioRpcError),
-            unary_unary_rpc_method_handler=grpc.unary_unary_rpc_method_handler,
-            unary_stream_rpc_method_handler=grpc.unary_stream_rpc_method_handler,
-            method_handlers_generic_handler=grpc.method_handlers_generic_handler,
-        )
-
-    def _channel(self, address: str, options: Any = None) -> Channel:
+    def channel(self, address: str, **_: object) -> Channel:
+        """Return what the code under test gets for a GrpcChannel."""
         loop: Any = asyncio.get_running_loop()
         client = next(node for node in self.world.nodes.values() if node.loop is loop)
         return Channel(self, client, self.world.nodes[address.partition(":")[0]])
@@ -152,7 +143,7 @@ class Calls:
 
 
 class Channel:
-    """Replacement of grpc.aio.Channel."""
+    """Replacement of GrpcChannel."""
 
     def __init__(self, calls: Calls, client: SimNode, server: SimNode) -> None:
         self._calls = calls

@@ -46,7 +46,6 @@ def simulated_modules(world: World) -> tuple[Patch, ...]:
     idle, total = rng.choice(((60.0, 1800.0), (0.3, 1800.0), (1.0, 3.0)))
     head, chunk = rng.choice(((120.0, 30.0), (1.0, 0.5)))
     clock = SimpleNamespace(monotonic=lambda: world.now / 1e6)
-    grpc_module = world.calls.grpc_module()
     secrets = SimpleNamespace(randbits=rng.getrandbits)
 
     def decide(files: FileSystem, folders: LogFolders, plan: ResetPlan) -> None:
@@ -62,13 +61,13 @@ def simulated_modules(world: World) -> tuple[Patch, ...]:
     return (
         (reset_sender, "time", clock),
         (reset_receiver, "time", clock),
-        (reset_receiver, "grpc", grpc_module),
+        (reset_receiver, "GrpcChannel", world.calls.channel),
         (reset_receiver, "decide", decide),
         (reset_receiver, "logger", logger),
         (reset_receiver, "HEAD_TIMEOUT_S", head),
         (reset_receiver, "CHUNK_TIMEOUT_S", chunk),
         (refetch, "time", clock),
-        (refetch, "grpc", grpc_module),
+        (refetch, "GrpcChannel", world.calls.channel),
         (log_repair, "secrets", secrets),
         (reset_sender, "IDLE_SECONDS", idle),
         (reset_sender, "TOTAL_SECONDS", total),
