@@ -57,7 +57,7 @@ MAX_CALL_SIZE: Final = 131 << 20
 #: Connections that speak no gRPC, or stay silent for long, make room. A node forwards up to 4,096 calls of
 #: clients in one call, and large ones in a call each; beyond the limit its channel lets them wait.
 _PORT_LIMITS: Final = WireLimits(
-    max_streams=10_000,
+    max_streams=2_000,
     max_message=MAX_CALL_SIZE,
     max_data_frame=2 << 20,  # an ordinary append is one
     handshake_s=10.0,

@@ -116,7 +116,7 @@ def test_a_group_is_added_to_a_folder_and_not_left_out_again(tmp_path: Path) -> 
     with up(data, "--nodes", "1") as (nameserver, _):
         assert run(["send", "orders", "before", "-n", nameserver]).returncode == 0
     with up(data, "--groups", "2") as (nameserver, output):
-        assert "2 brokers in 2 groups" in output.read_text()
+        assert "2 brokers in 2 broker groups" in output.read_text()
         assert re.search(r"^g1 +n2 +\d+ ", output.read_text(), re.MULTILINE)
         assert "New: g1." in output.read_text()
         made = run(["topic", "create", "orders", "--if-not-exists", "-n", nameserver])

@@ -131,7 +131,7 @@ def test_a_promoted_slave_goes_on_and_the_former_master_is_fenced(tmp_path: Path
         done = promote(cluster, "n2")
         assert done.returncode == 0, done.stdout + done.stderr
         assert "does not answer, so how much that is is not known" in done.stdout
-        assert "n2 is the master of group g0: generation 1" in done.stdout
+        assert "n2 is the master of broker group g0: generation 1" in done.stdout
         send(cluster, b"after")
 
         cluster.start("n1")

@@ -62,7 +62,7 @@ def recover_at_a_terminal(data: Path, answer: str) -> tuple[int, str]:
         if not piece:
             break
         said += piece
-        if b"Type the group's name" in said and not typed:
+        if b"Type the broker group's name" in said and not typed:
             os.write(ours, answer.encode() + b"\n")
             typed = True
     os.close(ours)
@@ -145,7 +145,7 @@ def _check_that_nothing_happens_unasked(data: Path, survivor: str) -> None:
     code, text = recover(data, "--show")
     assert code == 0, text
     for words in (
-        f"{survivor} of group g0",
+        f"{survivor} of broker group g0",
         "last entry",
         "ago)",
         "committed",
@@ -158,7 +158,7 @@ def _check_that_nothing_happens_unasked(data: Path, survivor: str) -> None:
     assert "there is no terminal" in text
     code, text = recover(data, "--yes-lose-data", "g1")
     assert code == 1
-    assert '"g1" is not the name of this group, which is g0; nothing was changed' in text
+    assert '"g1" is not the name of this broker group, which is g0; nothing was changed' in text
     code, text = recover_at_a_terminal(data, "yes")
     assert code == 1
     assert '"yes" is not the name' in text

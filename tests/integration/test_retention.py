@@ -225,8 +225,8 @@ def test_a_simple_consumer_is_told_in_the_log_what_was_deleted(
         asyncio.run(asyncio.wait_for(receive(), 60))
         told = [record.message for record in caplog.records if "retention deleted" in record.message]
         assert told == [
-            f"group=billing: retention deleted {begin} messages of topic t queue 0 before group billing "
-            "had consumed them; "
+            f"group=billing: retention deleted {begin} messages of topic t queue 0 before consumer "
+            "group billing had consumed them; "
             f"the queue begins at offset {begin} now"
         ], "once"
 
