@@ -287,9 +287,8 @@ class GrpcServer:
         if handler is None or head.is_refused or is_packed:
             self._refuse(connection, stream_id, head, grpc.StatusCode.UNIMPLEMENTED)
             return
-        if (
-            len(self._calls.get(connection, ())) >= self.limits.max_streams
-        ):  # streams that were reset, but whose handlers still run
+        # streams that were reset, but whose handlers still run
+        if len(self._calls.get(connection, ())) >= self.limits.max_streams:
             self._refuse(connection, stream_id, head, grpc.StatusCode.RESOURCE_EXHAUSTED)
             return
         call = ServedCall(

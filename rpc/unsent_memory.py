@@ -64,23 +64,21 @@ class UnsentMemory:
             self._timer.cancel()
         self._timer, self._look_at = loop.call_later(delay, self._look), at
 
-    def _excess(self) -> int:
-        """Return how many bytes there are beyond the limit."""
-        if self.held <= self.limit:
-            return 0
-        return self.held - max(each.unsent for each in self._readers) - self.limit
-
     def _check(self) -> None:
         """End connections until the rest fits, those first that have not moved for the longest time."""
-        if self._excess() <= 0:
+        largest = max(self._readers, key=lambda each: each.unsent, default=None)
+        if largest is None or self.held - largest.unsent <= self.limit:
             return
+        # Both orders are made once: there may be thousands, and this is the event loop.
+        by_size = iter(sorted(self._readers, key=lambda each: each.unsent, reverse=True))
         now = asyncio.get_running_loop().time()
         for reader in sorted(self._readers, key=lambda each: each.moved_at):
-            if now - reader.moved_at < UNREAD_S and self._excess() <= self.limit:
+            while largest is not None and not largest.unsent:  # it was ended, so the next one is not counted
+                largest = next(by_size, None)
+            counted = self.held - (largest.unsent if largest is not None else 0)
+            if counted <= self.limit or (now - reader.moved_at < UNREAD_S and counted <= 2 * self.limit):
                 return
             reader.end_unread(_REASON)
-            if self._excess() <= 0:
-                return
 
     def _look(self) -> None:
         self._timer = None

@@ -102,7 +102,9 @@ class WireLimits:
     max_connections: int = 10_000  # of one listening server
 
     def __post_init__(self) -> None:
-        """Raises: ValueError, if a window is smaller than a peer may use before it has seen it."""
+        """Raises: ValueError, if a window or frame is smaller than a peer may use before it has seen it."""
+        if not 1 << 14 <= self.max_data_frame < 1 << 24:  # RFC 9113, 6.5.2
+            raise ValueError("max_data_frame must be 16384 to 16777215 bytes")
         if self.stream_window < DEFAULT_WINDOW or self.connection_memory < 2 * self.stream_window:
             raise ValueError(
                 f"stream_window must be at least {DEFAULT_WINDOW} bytes and connection_memory twice as much"

@@ -77,6 +77,9 @@ def test_grants_of_a_stream(window: int, unread: int, missing: int, increment: i
 def test_limits_that_no_peer_could_keep_are_refused() -> None:
     with pytest.raises(ValueError, match="stream_window"):
         WireLimits(stream_window=1000)
+    for size in ((1 << 14) - 1, 1 << 24):
+        with pytest.raises(ValueError, match="max_data_frame"):
+            WireLimits(max_data_frame=size)
     with pytest.raises(ValueError, match="twice"):
         WireLimits(connection_memory=300_000)
 
