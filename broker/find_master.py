@@ -15,7 +15,6 @@ import grpc
 import grpc.aio
 
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
-from ledgermq.proto.grpc_answers import decoded
 from ledgermq.rpc.grpc_channel import GrpcChannel
 
 from .config import BrokerConfig
@@ -59,9 +58,7 @@ async def _ask(address: str, config: BrokerConfig) -> str:
     async with GrpcChannel(address) as channel:
         stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
         try:
-            answer: nameserver_pb2.RegisterResponse = decoded(
-                await stub.Register(request, timeout=CALL_TIMEOUT_S)
-            )
+            answer: nameserver_pb2.RegisterResponse = await stub.Register(request, timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return ""  # unreachable: the others are asked, then this one again
     return answer.master_id

@@ -1,7 +1,7 @@
 """Something answers a call with bytes that are no message: an error like any other, and the caller goes on.
 
-grpc.aio's calls give None then; those of our channel fail by themselves. Each kind of caller is tried
-against a server whose first answers are such bytes.
+The channel makes it a failed call. Each kind of caller is tried against a server whose first answers are such
+bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ledgermq.client.cluster.routes import Routes
 from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.errors import BrokerUnreachableError, NameserversDownError
 from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, raft_pb2, route_pb2
-from ledgermq.proto.grpc_answers import UndecodableAnswerError, decoded
 from ledgermq.raft.config import Member
 from ledgermq.raft.repair.refetch import RefetchClient, RefetchError
 from ledgermq.raft.types import LogIndex, NodeId
@@ -83,13 +82,6 @@ def against(stranger: Stranger, scenario: Callable[[str], Awaitable[None]]) -> N
 async def until(done: Callable[[], bool]) -> None:
     while not done():  # noqa: ASYNC110 (nothing tells)
         await asyncio.sleep(0.005)
-
-
-def test_an_answer_is_handed_on_and_none_is_an_error() -> None:
-    assert decoded(b"") == b""
-    with pytest.raises(UndecodableAnswerError) as failed:
-        decoded(None)
-    assert failed.value.code() is grpc.StatusCode.INTERNAL
 
 
 def test_a_node_registers_and_beats_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ import grpc.aio
 from ledgermq.proto import admin_pb2, admin_pb2_grpc, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import rocketmq_v2_pb2 as v2
-from ledgermq.proto.grpc_answers import decoded
 from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
 
 from ..wire.route import BrokerGroupQueues, accepted_types
@@ -127,7 +126,7 @@ class OtherBrokerGroups:
             async with GrpcChannel(node.listeners[0].log_address) as channel:
                 try:
                     stub = admin_pb2_grpc.AdminServiceStub(channel)
-                    answer = decoded(await stub.CreateTopic(request, timeout=rest))
+                    answer = await stub.CreateTopic(request, timeout=rest)
                 except grpc.aio.AioRpcError:
                     continue
             if not answer.refusal.code:
@@ -150,5 +149,5 @@ class OtherBrokerGroups:
         )
         async with GrpcChannel(address, limits=_LIMITS, reconnects=_RECONNECTS) as channel:
             async for answer in nameserver_pb2_grpc.NameServerServiceStub(channel).WatchRoutes(request):
-                self.take(list(decoded(answer).groups))
+                self.take(list(answer.groups))
                 await asyncio.sleep(_READ_PAUSE)

@@ -21,7 +21,6 @@ import grpc.aio
 
 from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import nameserver_pb2_grpc
-from ledgermq.proto.grpc_answers import decoded
 from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class _Link:
         request = self._registration.request()
         self._group_id = request.route.group_id
         try:
-            answer = decoded(await self._stub.Register(request, timeout=CALL_TIMEOUT))
+            answer = await self._stub.Register(request, timeout=CALL_TIMEOUT)
         except grpc.aio.AioRpcError as error:
             if self._answered is not False:
                 logger.warning(
@@ -111,7 +110,7 @@ class _Link:
             try:
                 call = self._stub.Heartbeat(self._beats())
                 async for reply in call:
-                    if decoded(reply).register_again and not self._registration.withdrawn():
+                    if reply.register_again and not self._registration.withdrawn():
                         self.wanted.set()
             except grpc.aio.AioRpcError:
                 pass  # the nameserver is down; `_call` logs that once

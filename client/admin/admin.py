@@ -21,7 +21,6 @@ from google.protobuf.message import Message
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc, route_pb2
-from ledgermq.proto.grpc_answers import decoded
 from ledgermq.proto.log_pb2 import QueueOffset
 
 from ..arguments import (
@@ -617,8 +616,8 @@ class Admin:
         address = node if isinstance(node, str) else node.log_address
         stub = Stub(self._channels.get(address))
         try:
-            answer: pb.GetStatusResponse = decoded(
-                await stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_ms / 1000)
+            answer: pb.GetStatusResponse = await stub.GetStatus(
+                pb.GetStatusRequest(), timeout=timeout_ms / 1000
             )
         except grpc.RpcError as error:
             raise unreachable(address, error) from error

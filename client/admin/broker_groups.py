@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import log_pb2, nameserver_pb2, nameserver_pb2_grpc, route_pb2
-from ledgermq.proto.grpc_answers import decoded
 
 from ..arguments import a_flag, a_text, checked, instance_of, texts
 from ..cluster.calls import call_log_service
@@ -532,9 +531,9 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
 
     async def _listed(self, stub: nameserver_pb2_grpc.NameServerServiceStub) -> Listed:
         request = nameserver_pb2.ListGroupsRequest(cluster=self._routes.cluster)
-        listed = decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
+        listed = await stub.ListGroups(request, timeout=ASK_TIMEOUT_S)
         request.gone_too = request.gone_topics = True
-        return listed, decoded(await stub.ListGroups(request, timeout=ASK_TIMEOUT_S))
+        return listed, await stub.ListGroups(request, timeout=ASK_TIMEOUT_S)
 
     async def _check_nodes(self, name: str, found: Iterable[GoneBrokerGroup]) -> None:
         """Query the nodes themselves: they may run without reaching a nameserver. Raises: UsageError."""

@@ -15,7 +15,6 @@ import grpc.aio
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
-from ledgermq.proto.grpc_answers import decoded
 
 from ..cluster.channels import open_channel
 from ..cluster.routes import is_stranger, parse_addresses
@@ -72,8 +71,8 @@ async def ask(address: str) -> pb.GetStatusResponse | None:
     """Return the status of a node; None: it does not answer in time."""
     async with open_channel(address) as channel:
         try:
-            answer: pb.GetStatusResponse = decoded(
-                await AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=ASK_TIMEOUT_S)
+            answer: pb.GetStatusResponse = await AdminServiceStub(channel).GetStatus(
+                pb.GetStatusRequest(), timeout=ASK_TIMEOUT_S
             )
         except grpc.aio.AioRpcError as error:
             if is_stranger(error):
@@ -146,10 +145,8 @@ async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
         async with open_channel(address) as channel:
             stub = nameserver_pb2_grpc.NameServerServiceStub(channel)
             try:
-                listed: nameserver_pb2.ListGroupsResponse = decoded(
-                    await stub.ListGroups(
-                        nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=ASK_TIMEOUT_S
-                    )
+                listed: nameserver_pb2.ListGroupsResponse = await stub.ListGroups(
+                    nameserver_pb2.ListGroupsRequest(gone_too=True), timeout=ASK_TIMEOUT_S
                 )
             except grpc.aio.AioRpcError as error:
                 stranger = address if is_stranger(error) else stranger

@@ -14,7 +14,6 @@ import grpc
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import route_pb2
-from ledgermq.proto.grpc_answers import decoded
 
 from ..arguments import a_consumer_group, a_flag, a_text, a_topic, checked, empty_or
 from ..cluster.every_group import Silent, ask_all
@@ -87,9 +86,7 @@ class ConsumerGroupProgress(Admin):
         async def ask(node: Node) -> Sequence[pb.LiveReading]:
             stub = Stub(self._channels.get(node.log_address))
             try:
-                answer = decoded(
-                    await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=ASK_TIMEOUT_S)
-                )
+                answer = await stub.GetStatus(pb.GetStatusRequest(readers=True), timeout=ASK_TIMEOUT_S)
             except grpc.RpcError:
                 return ()
             return answer.readers if answer.group == broker_group.name else ()

@@ -20,7 +20,6 @@ from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
 from ledgermq.proto.dump_manifest import MANIFEST
 from ledgermq.proto.foreign_text import safe_text
-from ledgermq.proto.grpc_answers import decoded
 
 from ..cluster.channels import open_channel
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
@@ -74,7 +73,7 @@ async def _receive(
     try:
         while True:
             async with asyncio.timeout(_CHUNK_SECONDS):
-                chunk = decoded(await call.read())
+                chunk = await call.read()
             if not isinstance(chunk, pb.DumpChunk):
                 return  # the end of the stream
             if chunk.HasField("refusal") and chunk.refusal.code:

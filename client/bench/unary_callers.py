@@ -16,7 +16,6 @@ import grpc
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
-from ledgermq.proto.grpc_answers import decoded
 
 from ..cluster.channels import Channels, unreachable
 from ..cluster.topic_route import BrokerGroup, Node
@@ -78,8 +77,8 @@ class UnaryCallers:
         system.message_id = self._ids.next(now_ms)[1]
         system.born_timestamp.FromMilliseconds(now_ms)
         try:
-            answer: v2.SendMessageResponse = decoded(
-                await stub.SendMessage(request, timeout=_TIMEOUT_S, metadata=_METADATA)
+            answer: v2.SendMessageResponse = await stub.SendMessage(
+                request, timeout=_TIMEOUT_S, metadata=_METADATA
             )
         except grpc.RpcError as error:
             raise unreachable(address, error) from error

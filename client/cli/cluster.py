@@ -26,7 +26,6 @@ from rich.text import Text
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
-from ledgermq.proto.grpc_answers import decoded
 
 from ..admin import status_report
 from ..admin.cluster_status import collect, groups_asked, log_address_of, until_healthy
@@ -227,8 +226,8 @@ async def _transfer(nameserver: str, nodes: list[str], to_node: str) -> pb.Trans
     async with open_channel(address) as channel:
         request = pb.TransferLeadershipRequest(to_node=to_node)
         try:
-            result: pb.TransferLeadershipResponse = decoded(
-                await AdminServiceStub(channel).TransferLeadership(request, timeout=10)
+            result: pb.TransferLeadershipResponse = await AdminServiceStub(channel).TransferLeadership(
+                request, timeout=10
             )
         except grpc.aio.AioRpcError as error:
             raise BrokerUnreachableError(address, error.details() or error.code().name) from error

@@ -18,7 +18,6 @@ from rich.markup import escape
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
-from ledgermq.proto.grpc_answers import decoded
 
 from ..admin.cluster_status import ask, groups_asked, log_address_of
 from ..admin.log_ends import LogEnd, log_end
@@ -337,7 +336,7 @@ async def _promote(address: str, request: pb.PromoteRequest) -> int:
     channels = Channels()
     try:
         stub = AdminServiceStub(channels.get(address))
-        answer: pb.PromoteResponse = decoded(await stub.Promote(request))
+        answer: pb.PromoteResponse = await stub.Promote(request)
     except grpc.aio.AioRpcError as error:
         raise LedgerMQError(
             f"{request.node_id} has not answered: {error.details() or error.code().name}",

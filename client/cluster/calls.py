@@ -17,7 +17,6 @@ from google.protobuf.message import Message
 
 from ledgermq.proto import log_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
-from ledgermq.proto.grpc_answers import decoded
 
 from ..errors import (
     BrokerUnreachableError,
@@ -140,7 +139,7 @@ async def call_broker_group(
 async def _answer_of(attempt: Awaitable[T]) -> T:
     """Await an answer. Raises: a refusal as an error, ClosedError (channels are closed), grpc.RpcError."""
     try:
-        answer = decoded(await attempt)
+        answer = await attempt
     except asyncio.CancelledError:
         raise_if_closed()
         raise

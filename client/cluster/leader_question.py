@@ -14,7 +14,6 @@ import grpc
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc
-from ledgermq.proto.grpc_answers import decoded
 
 from ..pauses import LEADER_PATIENCE_S, LEADER_TIMEOUT_S
 from .channels import Channels
@@ -42,7 +41,7 @@ async def who_leads(channels: Channels, addresses: Iterable[str]) -> tuple[int, 
 async def _ask(channel: Any) -> tuple[int, str]:
     try:
         stub = admin_pb2_grpc.AdminServiceStub(channel)
-        status = decoded(await stub.GetStatus(pb.GetStatusRequest(), timeout=LEADER_TIMEOUT_S))
+        status = await stub.GetStatus(pb.GetStatusRequest(), timeout=LEADER_TIMEOUT_S)
     except grpc.RpcError:
         return _UNKNOWN
     return status.term, status.leader_id

@@ -24,7 +24,6 @@ from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto import nameserver_pb2_grpc, rocketmq_v2_pb2, rocketmq_v2_pb2_grpc
 from ledgermq.proto import route_pb2 as pb
 from ledgermq.proto.foreign_text import safe_text
-from ledgermq.proto.grpc_answers import decoded
 from ledgermq.rpc.http2_connection import SPEAKS_HTTP_1
 
 from ..arguments import texts
@@ -234,7 +233,7 @@ class Routes:
         for step in range(len(self.nameservers)):
             number = (self._at + step) % len(self.nameservers)
             try:
-                answer = decoded(await call(self._stub(number)))
+                answer = await call(self._stub(number))
             except grpc.RpcError as error:
                 logger.info(
                     "nameserver does not answer address=%s error=%s",
@@ -256,7 +255,7 @@ class Routes:
 
         async def ask(number: int) -> T | LedgerMQError:
             try:
-                return decoded(await call(self._stub(number)))
+                return await call(self._stub(number))
             except grpc.RpcError as error:
                 address = self.nameservers[number]
                 return NotANameserverError(address) if is_stranger(error) else NameserversDownError([address])
@@ -341,8 +340,8 @@ class Routes:
             nonlocal met_strangers_only
             stub = rocketmq_v2_pb2_grpc.MessagingServiceStub(channel)
             try:
-                answer: rocketmq_v2_pb2.QueryRouteResponse = decoded(
-                    await stub.QueryRoute(request, timeout=timeout_s, metadata=metadata)
+                answer: rocketmq_v2_pb2.QueryRouteResponse = await stub.QueryRoute(
+                    request, timeout=timeout_s, metadata=metadata
                 )
             except grpc.RpcError as error:
                 met_strangers_only = met_strangers_only and is_stranger(error)
@@ -433,7 +432,7 @@ class Routes:
         try:
             async for answer in call:
                 for topic in topics:
-                    if (route := route_of(topic, self.cluster, list(decoded(answer).groups))) is not None:
+                    if (route := route_of(topic, self.cluster, list(answer.groups))) is not None:
                         self._keep(route)
         except asyncio.CancelledError:
             # Both may coincide in one turn of the loop: other topics to watch, and close() or the loop's end.

@@ -21,7 +21,6 @@ from grpc import aio
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc
 from ledgermq.proto.call_metadata import CONSUMER_GROUP
-from ledgermq.proto.grpc_answers import decoded
 
 from ..cluster.calls import being_cancelled, raise_if_final
 from ..cluster.channels import Channels, unreachable
@@ -224,7 +223,7 @@ class BrokerGroupFetcher(ABC, Generic[Q]):
             async with asyncio.timeout(GRACE_S):
                 await call.write(request)
             async with asyncio.timeout(poll_ms / 1000 + GRACE_S):
-                response = decoded(await call.read())
+                response = await call.read()
             if not isinstance(response, pb.FetchResponse):
                 raise TimeoutError  # the node ended the stream
             if response.HasField("refusal"):

@@ -29,7 +29,6 @@ import grpc
 
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc
-from ledgermq.proto.grpc_answers import decoded
 
 from ..arguments import (
     a_consumer_group,
@@ -299,8 +298,7 @@ class SimpleConsumer:
         messages: list[LeasedMessage] = []
         call = stub.ReceiveMessage(request, timeout=timeout_s, metadata=self._metadata())
         try:
-            async for each in call:
-                frame = decoded(each)
+            async for frame in call:
                 if frame.HasField("message"):
                     # Use the queue's topic, not the record's: acknowledgements go there.
                     frame.message.topic.name = request.message_queue.topic.name

@@ -19,7 +19,6 @@ import grpc
 from grpc import aio
 
 from ledgermq.proto import log_pb2 as pb
-from ledgermq.proto.grpc_answers import decoded
 from ledgermq.proto.varint import varint
 
 from ..cluster.channels import Channels, unreachable
@@ -214,7 +213,7 @@ class BrokerGroupConnection:
 
     async def _read(self, call: aio.StreamStreamCall[bytes, pb.ProduceResponse]) -> None:
         while True:
-            response = decoded(await call.read())
+            response = await call.read()
             if not isinstance(response, pb.ProduceResponse) or self._call is not call:
                 return  # the end of the stream
             outcome = self.window.on_response(response, now_ms())

@@ -23,7 +23,6 @@ import grpc
 
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import log_pb2_grpc, route_pb2
-from ledgermq.proto.grpc_answers import decoded
 
 from ..cluster.channels import Channels, unreachable
 from ..cluster.leader_question import who_leads
@@ -197,7 +196,7 @@ class PushMembership:
             self._reading.cancel()
 
     async def _read(self, call: Any) -> route_pb2.Refusal | None:
-        while isinstance(response := decoded(await call.read()), pb.MembershipResponse):
+        while isinstance(response := await call.read(), pb.MembershipResponse):
             if response.HasField("refusal"):
                 return response.refusal
             if response.heartbeat_interval_ms:

@@ -19,7 +19,6 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
-from ledgermq.proto.grpc_answers import decoded
 from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel
 from ledgermq.rpc.wire_limits import MAX_MESSAGE
 
@@ -217,7 +216,7 @@ class RefetchClient:
             response_deserializer=pb.RefetchReply.FromString,
         )
         try:
-            reply: pb.RefetchReply = decoded(await call(request, timeout=TIMEOUT_S))
+            reply: pb.RefetchReply = await call(request, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             # A channel in reconnect backoff would delay the next attempt.
             await self._channels.pop(peer.node_id).close(None)
