@@ -26,6 +26,7 @@ from ..local.processes import signals_as_interrupt
 from .output import out, print_error
 
 _MARK = "demo.json"
+_MAX_STORE_BYTES = "64GiB"
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +60,9 @@ def demo(
 
 
 def _run(plan: DemoPlan, display: DemoDisplay, again: str, *, docker: bool) -> int:
+    # On a nearly full disk brokers delete and refuse messages, which is not what this shows. Processes and
+    # containers inherit it.
+    os.environ.setdefault("LEDGERMQ_MAX_STORE_BYTES", _MAX_STORE_BYTES)
     kind = "containers" if docker else "brokers"
     display.title(f"LedgerMQ demo   {plan.nodes} {kind}, Spark", f"data: {_shown(plan.folder)}")
     cluster: DemoCluster | None = None

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from .conftest import ROOT
 
+#: Brokers judge their own logs: on a nearly full disk they would delete and refuse messages.
+MAX_STORE_BYTES = "64GiB"
 LEDGERMQ = [sys.executable, "-m", "ledgermq.client.cli"]
 
 
@@ -21,7 +23,7 @@ def environment(**extra: str) -> dict[str, str]:
     """Return an environment without settings of the person who runs the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LEDGERMQ_")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
-    return {**kept, "PATH": path, "COLUMNS": "160", **extra}
+    return {**kept, "PATH": path, "COLUMNS": "160", "LEDGERMQ_MAX_STORE_BYTES": MAX_STORE_BYTES, **extra}
 
 
 def run(arguments: list[str], *, timeout: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:

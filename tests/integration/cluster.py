@@ -101,7 +101,8 @@ class Cluster:
             f"g{group}": [f"n{group * nodes + i + 1}" for i in range(nodes)] for group in range(groups)
         }
         self.transport = (settings or {}).get("server-transport", "event_loop")
-        self._options = {"segment-size": "64MiB", "auto-create-topics": "true", **(settings or {})}
+        own = {"segment-size": "64MiB", "max-store-bytes": "64GiB", "auto-create-topics": "true"}
+        self._options = {**own, **(settings or {})}  # "64GiB": on a nearly full disk, too, nothing is refused
         self.nodes: dict[str, Process] = {}
         for group in self.groups:
             self._make_nodes(group, ports)

@@ -206,7 +206,7 @@ async def _read_behind(cluster: Cluster, begin: int) -> None:
 def test_a_simple_consumer_is_told_in_the_log_what_was_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Cluster(tmp_path, nodes=1, settings=SETTINGS | {"max-store-bytes": "0"}) as cluster:
+    with Cluster(tmp_path, nodes=1, settings=SETTINGS | {"max-store-bytes": "64GiB"}) as cluster:
         with at(cluster) as group:
             topic = group.topic()
             group.produce_all(topic.topic_id, 40)
@@ -244,7 +244,7 @@ def test_expired_segments_go_at_once_above_75_percent_and_not_before(tmp_path: P
 
 
 def test_what_a_group_has_not_consumed_stays_when_it_is_protected(tmp_path: Path) -> None:
-    settings = SETTINGS | SECONDS | {"max-store-bytes": "0", "protect-unconsumed": "true"}
+    settings = SETTINGS | SECONDS | {"max-store-bytes": "64GiB", "protect-unconsumed": "true"}
     with Cluster(tmp_path, nodes=1, settings=settings) as cluster, at(cluster) as group:
         topic = group.topic()
         group.produce_all(topic.topic_id, 40)
@@ -301,7 +301,7 @@ def test_messages_of_a_topic_are_hidden_when_they_are_old_and_no_failover_shows_
 
 def test_begin_offsets_stay_through_kills_of_all_nodes_while_segments_go(tmp_path: Path) -> None:
     """Nodes die between the decision, their checkpoints and the unlinks; no new leader shows more again."""
-    with Cluster(tmp_path, nodes=3, settings=SETTINGS | {"max-store-bytes": "0"}) as cluster:
+    with Cluster(tmp_path, nodes=3, settings=SETTINGS | {"max-store-bytes": "64GiB"}) as cluster:
         with at(cluster) as group:
             topic = group.topic()
         begin = 0
