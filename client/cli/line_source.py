@@ -19,9 +19,10 @@ _CHUNK: Final = 64 * 1024
 class LineCutter:
     """Cuts chunks into lines. Give every chunk to `feed`, and b"" at the end."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: bytes of the longest line."""
+    def __init__(self, limit: int, name: str = "stdin") -> None:
+        """`limit`: bytes of the longest line. `name`: of the source, for messages."""
         self._limit = limit
+        self._name = name
         self._rest = bytearray()
         self._number = 0  # of the current line, from 1; 0 before the first
         self.blank = 0  # empty lines
@@ -48,7 +49,7 @@ class LineCutter:
     def _check(self) -> None:
         if len(self._rest) > self._limit:
             raise UsageError(
-                f"line {self._number:,} of stdin has more than {self._limit:,} bytes",
+                f"line {self._number:,} of {self._name} has more than {self._limit:,} bytes",
                 "A message cannot be larger. The lines before it were sent, "
                 "this one and those behind it were not",
                 "Split it, or store it elsewhere and send its address",
@@ -56,12 +57,12 @@ class LineCutter:
 
 
 async def lines_of(
-    source: Any, limit: int, blank: Callable[[int], None] = lambda _: None
+    source: Any, limit: int, blank: Callable[[int], None] = lambda _: None, *, name: str = "stdin"
 ) -> AsyncIterator[bytes]:
     """Yield the lines of a binary stream as they come; tell `blank` at the end how many were empty. Raises:
     UsageError (a line above the limit), OSError.
     """
-    cutter = LineCutter(limit)
+    cutter = LineCutter(limit, name)
     async for chunk in _chunks(getattr(source, "raw", source)):
         for line in cutter.feed(chunk):
             yield line
@@ -95,7 +96,7 @@ async def _chunks(source: Any) -> AsyncIterator[bytes]:
                 chunk = error
             going = tell(chunk)
 
-    threading.Thread(target=read, name="ledgermq-stdin", daemon=True).start()
+    threading.Thread(target=read, name="ledgermq-lines", daemon=True).start()
     while True:
         wanted.release()
         chunk = await came.get()

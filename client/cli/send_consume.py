@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,9 +29,11 @@ from ..errors import (
     UsageError,
 )
 from ..interrupts import EXIT_INTERRUPTED
-from ..message import LeasedMessage, SendReceipt
+from ..message import LeasedMessage, Message, SendReceipt
+from ..produce.many import Item
 from ..produce.producer import Producer
 from .line_source import lines_of
+from .message_file import is_table, messages_of
 from .output import (
     DEFAULT_NAMESERVER,
     JsonOption,
@@ -45,6 +48,7 @@ from .standard_streams import close_output
 from .times import position
 
 _DAY = 86_400.0  # s; the longest --timeout
+_MOST_RANGES = 10  # of messages that failed, printed
 _MAX_OPEN_SENDS = 50_000  # unanswered messages; above it `send` reads no more input
 
 
@@ -56,10 +60,11 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What to send: `body` as often as `count` says, or (None) every line of stdin once."""
+    """What to send: `body` as often as `count` says, or (None) every line of `file` or stdin once."""
 
     topic: str
     body: bytes | None
+    file: Path | None
     count: int
     tag: str
     keys: tuple[str, ...]
@@ -77,6 +82,16 @@ def send(
     size: Annotated[
         int, typer.Option("--size", min=0, max=2**31 - 1, help="Send a body of so many bytes instead.")
     ] = 0,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            dir_okay=False,
+            exists=True,
+            help="Send the lines of a file; of .parquet and .arrow the rows (column body; tag, keys, "
+            "message_group).",
+        ),
+    ] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Tag for filters.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Key for look-ups; may be repeated.")] = None,
     message_group: Annotated[
@@ -91,9 +106,13 @@ def send(
     as_json: JsonOption = False,
 ) -> None:
     """Send messages and wait until they are committed."""
-    given = _body(body, size)
+    if file is not None:
+        _check_file(
+            file, alone=body is None and not size, rate=rate, has_fields=bool(tag or key or message_group)
+        )
+    given = None if file is not None else _body(body, size)
     if given is None and count != 1:
-        raise typer.BadParameter("--count goes with BODY or --size; the lines of stdin are sent once each")
+        raise typer.BadParameter("--count goes with BODY or --size; lines are sent once each")
     try:
         check_name("topic", topic)
     except InvalidNameError as error:
@@ -102,11 +121,12 @@ def send(
         check_text("tag", tag)
     if message_group is not None:
         check_text("message_group", message_group)
-    plan = _Plan(topic, given, count, tag or "", tuple(key or ()), message_group or "", rate)
+    plan = _Plan(topic, given, file, count, tag or "", tuple(key or ()), message_group or "", rate)
     started = time.monotonic()
     report = _JsonReport() if as_json else _Report()
     try:
-        run(_send(plan, nameserver, int(timeout * 1000), report))
+        sending = _send if file is None else _send_file
+        run(sending(plan, nameserver, int(timeout * 1000), report))
     except BrokenPipeError:
         close_output()
         raise LedgerMQError(
@@ -127,8 +147,20 @@ def _body(body: str | None, size: int) -> bytes | None:
     if body == "-":
         return None
     if not body:
-        raise typer.BadParameter("nothing to send: give BODY, - for stdin, or --size BYTES")
+        raise typer.BadParameter("nothing to send: give BODY, - for stdin, --file FILE, or --size BYTES")
     return os.fsencode(body)
+
+
+def _check_file(file: Path, *, alone: bool, rate: int, has_fields: bool) -> None:
+    """Check what does not go with --file. Raises: typer.BadParameter."""
+    if not alone:
+        raise typer.BadParameter("give --file, BODY or --size, not two of them")
+    if rate:
+        raise typer.BadParameter("--rate goes with stdin: ledgermq send TOPIC - --rate N < FILE")
+    if has_fields and is_table(file):
+        raise typer.BadParameter(
+            "--tag, --key and --message-group go with lines; a table has columns for them"
+        )
 
 
 class _Report:
@@ -142,6 +174,11 @@ class _Report:
         """One more message is stored; called in the order of sending."""
         self.stored += 1
         self._last = receipt
+
+    def add_all(self, receipts: Sequence[SendReceipt]) -> None:
+        """Do the same with many."""
+        self.stored += len(receipts)
+        self._last = receipts[-1]
 
     def end(self, seconds: float) -> None:
         """All are stored."""
@@ -162,6 +199,11 @@ class _JsonReport(_Report):
         print_json_line(receipt._asdict())
         sys.stdout.flush()  # a reader may wait for it before the next line
         super().add(receipt)
+
+    def add_all(self, receipts: Sequence[SendReceipt]) -> None:
+        """Print them."""
+        for receipt in receipts:
+            self.add(receipt)
 
     def end(self, seconds: float) -> None:
         """Every line is printed already."""
@@ -230,6 +272,41 @@ async def _send(plan: _Plan, nameserver: str, timeout_ms: int, report: _Report) 
         if (total := report.stored + len(failures)) > 1:
             err.print(f"{len(failures):,} of {total:,} messages were not acknowledged; the first error:")
         raise failures[0]
+
+
+async def _send_file(plan: _Plan, nameserver: str, timeout_ms: int, report: _Report) -> None:
+    """Send a file in large parts. After the first failure nothing more is read, and it is raised."""
+    read = 0
+    has_fields = bool(plan.tag or plan.keys or plan.message_group)
+
+    async def items(file: Path) -> AsyncIterator[Item]:
+        nonlocal read
+        async for item in messages_of(file, plan.topic, _tell_blank):
+            read += 1
+            if has_fields and isinstance(item, bytes):
+                yield Message(plan.topic, item, plan.tag, plan.keys, message_group=plan.message_group)
+            else:
+                yield item
+
+    def stored(_first: int, receipts: Sequence[SendReceipt]) -> None:
+        report.add_all(receipts)
+
+    assert plan.file is not None
+    async with Producer(nameserver, timeout_ms=timeout_ms) as producer:
+        try:
+            await producer.produce_many(items(plan.file), topic=plan.topic, on_stored=stored)
+        except LedgerMQError as error:
+            if error.failed_messages:
+                failed = ", ".join(_from_one(each) for each in error.failed_messages[:_MOST_RANGES])
+                more = ", ..." * (len(error.failed_messages) > _MOST_RANGES)
+                err.print(f"{read:,} messages were read; of these were not acknowledged: {failed}{more}")
+            raise
+
+
+def _from_one(positions: range) -> str:
+    """Return the numbers of messages, counted from 1 as lines are: "5" or "5-9"."""
+    first, last = positions[0] + 1, positions[-1] + 1
+    return f"{first}-{last}" if last > first else f"{first}"
 
 
 def consume(
