@@ -28,6 +28,7 @@ from .history import read_topic
 TOPIC = "full"
 DISK_SIZE = 96 << 20
 SETTINGS = {
+    "max-store-bytes": "0",  # what counts is the disk
     "segment-size": "1MiB",
     "max-message-bytes": "128KiB",
     "delete-unexpired": "false",  # else a log would never fill its disk
