@@ -112,7 +112,7 @@ image: $(STAMP) ## container images ledgermq:dev and ledgermq-spark:dev; works w
 up: setup ## a cluster of three brokers and a nameserver on this machine
 	@$(BIN)/ledgermq up
 
-demo: spark ## watch a group lose its leader and no message (NODES=5 KILLS=10, DOCKER=1)
+demo: spark ## watch a broker group lose its leader and no message (NODES=5 KILLS=10, DOCKER=1)
 	@if [ "$(DOCKER)" = 1 ]; then deploy/build_images.sh; fi
 	@$(BIN)/ledgermq demo --nodes $(NODES) --kills $(KILLS) --messages $(MESSAGES) $(if $(filter 1,$(DOCKER)),--docker)
 

@@ -79,7 +79,7 @@ def _recover(folder: StoppedFolder, name_given: str, as_json: bool) -> None:
         {**facts(survivor, folder), "new_group_id": f"{made.group_id:016x}", "to_clone": others}
         if as_json
         else [
-            f"broker group {made.group} begins anew in {folder.data}: group id {made.group_id:016x},"
+            f"broker group {made.group} begins anew in {folder.data}: broker group id {made.group_id:016x},"
             f" {_count(survivor.last_index, 'entry', 'entries')}.",
             f"Do not start {made.node_id} yet. Next, for each of {', '.join(others)}:",
             f"  1. copy {folder.data} to its machine, for example: rsync -a {folder.data}/ HOST:DATA/",
@@ -100,7 +100,7 @@ def _clone(folder: StoppedFolder, node_id: NodeId, as_json: bool) -> None:
         else [
             f"{folder.data} is the folder of {node_id} now: "
             f"{_count(survivor.last_index, 'entry', 'entries')}, equal to those of the recovered folder "
-            f"(group id {made.group_id:016x}).",
+            f"(broker group id {made.group_id:016x}).",
             f"Next: start {node_id} with its usual flags when every node has its folder.",
         ]
     )
@@ -120,7 +120,7 @@ def describe(survivor: Survivor, now: datetime) -> list[str]:
     nodes = [f"{node} (this one)" if node == identity.node_id else node for node in sorted(identity.members)]
     rows = [
         ("node", f"{identity.node_id} of broker group {identity.group}, cluster {identity.cluster_id}"),
-        ("group id", f"{identity.group_id:016x}" if identity.group_id else "never known"),
+        ("broker group id", f"{identity.group_id:016x}" if identity.group_id else "never known"),
         ("term", f"{survivor.term:,}"),
         ("last entry", _last_entry(survivor, now)),
         ("committed", f"at least to entry {survivor.commit_hint:,}; {behind} behind it"),
@@ -201,7 +201,8 @@ def _how_recovered(survivor: Survivor) -> str:
     recovery = survivor.identity.recovery
     assert recovery is not None
     state = "it works as such" if recovery.counted else "its folder may be copied for the other nodes"
-    return f"from group id {recovery.replaced_group_id:016x}, up to entry {recovery.last_index:,}; {state}"
+    replaced = f"from broker group id {recovery.replaced_group_id:016x}"
+    return f"{replaced}, up to entry {recovery.last_index:,}; {state}"
 
 
 def consequences(survivor: Survivor) -> list[str]:

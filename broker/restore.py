@@ -263,8 +263,8 @@ def _dispute(first: NodeLog, other: NodeLog, index: int) -> str:
     if len(ids) > 1 and 0 not in ids:
         return (
             f"{differ} One was made before this broker group was restored or recovered, the other one after "
-            f"it (group ids {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name "
-            "only dumps of the same id"
+            f"it (ids {first.manifest.group_id:016x} and {other.manifest.group_id:016x}): name only dumps of "
+            "the same id"
         )
     return (
         f"{differ} That is never so in a broker group that is well: run ledgermq check on them, and then "
@@ -510,7 +510,8 @@ def report(dumped: DumpedLog, target: Target, made: Made) -> list[str]:
     left_out, unconfirmed = _left_out(dumped, found), _unconfirmed(dumped, found)
     lines = [
         f"broker group {target.broker_group} of cluster {target.cluster} is restored in {target.data}: up to "
-        f"entry {found.end.index:,}{_written(found.last)}, group id {identity.group_id:016x}, all verified.",
+        f"entry {found.end.index:,}{_written(found.last)}, broker group id {identity.group_id:016x}, all "
+        "verified.",
     ]
     if left_out:
         lines.append(f"Left out: {left_out:,} entries behind it.")

@@ -207,7 +207,7 @@ def check_tag_filter(expression: str) -> None:
     if _SQL.search(expression):
         raise UsageError(
             f"{expression!r} is an SQL filter, and messages are filtered by tags only",
-            "As a tag it would match nothing, and the group would pass all messages over",
+            "As a tag it would match nothing, and the consumer group would pass all messages over",
             'Name tags joined by ||, for example "a || b"; properties can be looked at by the listener',
         )
     foreign = next((sign for tag in tags for sign in ("&&", "|") if sign in tag), "")

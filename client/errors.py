@@ -126,7 +126,7 @@ class InvalidNameError(UsageError):
         super().__init__(
             f"{name!r} is not a valid {kind} name: {reason}",
             "Allowed are letters, digits, _ - % | and (but not in the first place) a dot, "
-            "at most 127 characters for topics and 120 for groups",
+            "at most 127 characters for topics and 120 for consumer groups",
         )
         self.kind = kind
         self.name = name

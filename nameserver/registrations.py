@@ -1,8 +1,8 @@
-"""Checks of registrations: printable names, callable addresses, a bounded total size, matching group ids.
+"""Checks of registrations: printable names, callable addresses, total size, matching broker group ids.
 
 Every client that reaches the port can register. Its data goes to every other client, into logs and onto
 terminals.
-Owns: the checks, a bounded list of nodes refused because of their group id.
+Owns: the checks, a bounded list of nodes refused because of their broker group id.
 Must not: know what is registered (callers say how much), read clocks (callers pass `now` in ms), send.
 """
 
@@ -39,7 +39,7 @@ def problem_of(request: ns.RegisterRequest) -> str:
     """Return why a registration is refused; "" if it is acceptable."""
     route = request.route
     if not (request.node_id and route.cluster and route.group):
-        return "a registration needs cluster, group and node id. This is a defect of the broker: report it."
+        return "a registration needs cluster, broker group and node id: a defect of the broker, report it."
     if len(route.topics) > MAX_TOPICS:
         return f"{len(route.topics):,} topics in one registration; at most {MAX_TOPICS:,} are taken. {_HINT}"
     for what, text in _texts(request):
@@ -185,9 +185,9 @@ def refusal_of_stranger(node_id: str, route: pb.GroupRoute, rivals: Iterable[str
         code=pb.OTHER_GROUP,
         message=(
             f"{node_id} belongs to another {broker_group} than the one that is registered here, with "
-            f"{', '.join(rivals)}: two groups were made under one name. No client is sent to {node_id}. Stop "
-            "it, or the others; a group that is to stay beside the other one needs a name of its own, which "
-            "it gets when it is made. This node goes on asking"
+            f"{', '.join(rivals)}: two broker groups were made under one name. No client is sent to "
+            f"{node_id}. Stop it, or the others; the one that is to stay beside the other needs a name of "
+            "its own, which it gets when it is made. This node goes on asking"
         ),
         retryable=True,
     )

@@ -26,8 +26,8 @@ EXPIRY_MS = 10_000
 #: Number of broker groups without nodes to remember. One more evicts the one that left first.
 MAX_GONE_BROKER_GROUPS = 64
 
-BrokerGroupKey = tuple[str, str]  # cluster, group
-NodeKey = tuple[str, str, str]  # cluster, group, node id
+BrokerGroupKey = tuple[str, str]  # cluster, broker group
+NodeKey = tuple[str, str, str]  # cluster, broker group, node id
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class RouteTable:
         return self._bump_if_changed(key[:2], before)
 
     def take_back(self, node_id: str, incarnation: str, route: pb.GroupRoute) -> bool:
-        """Forget what a node reported before it knew its group id. Returns whether a view changed."""
+        """Forget what a node reported before it knew its broker group id. Returns whether a view changed."""
         key = (route.cluster, route.group, node_id)
         record = self._nodes.get(key)
         if record is None or record.incarnation != incarnation:
@@ -330,8 +330,8 @@ class RouteTable:
     # --- views ----------------------------------------------------------------------------------------------
 
     def _record(self, key: NodeKey, group_id: int) -> NodeRecord | None:
-        """Return a node's record; None if it belongs to another node of that name, with another group id or
-        none so far.
+        """Return a node's record; None if it belongs to another node of that name, with another broker group
+        id or none so far.
         """
         record = self._nodes.get(key)
         if record is None or record.route.group_id in (0, group_id):

@@ -117,8 +117,8 @@ class NameServerService:
                 "not listed any more: another broker group of its name leads group=%s nodes=%s leader=%s",
                 route.group, ",".join(rivals), request.node_id,
             )  # fmt: skip
-        # A node that does not know its group id yet is not listed beside nodes that do: it may belong to
-        # another broker group.
+        # A node that does not know its broker group id yet is not listed beside nodes that do: it may belong
+        # to another broker group.
         if (
             route.group_id
             or not request.knows_group_ids
@@ -138,7 +138,7 @@ class NameServerService:
         refusal = refusal_of_stranger(request.node_id, request.route, rivals)
         if self._table.strangers.note(request.node_id, request.route, now_ms()):
             logger.error("registration refused: %s", refusal.message)
-        # It registered before it knew its group id.
+        # It registered before it knew its broker group id.
         if self._table.take_back(request.node_id, request.incarnation, request.route):
             self._changes.tell()
         return pb.RegisterResponse(refusal=refusal)
@@ -154,7 +154,7 @@ class NameServerService:
                 if problem := text_problem("the leader id", beat.leader_id):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
                 if last is not None and _key(last) != _key(beat):
-                    self._forget_stream(last, stream)  # a node may learn its group id; the names stay
+                    self._forget_stream(last, stream)  # a node may learn its broker group id; the names stay
                 last = beat
                 self._beating[_key(beat)] = stream
                 revision = self._table.revision

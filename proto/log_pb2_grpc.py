@@ -28,7 +28,7 @@ if _version_not_supported:
 class LogServiceStub(object):
     """A call may name the broker group that it addresses in the metadata `ledgermq-group-id`: GroupRoute.group_id
     as 16 hex digits. A node of another broker group that has taken over the name and address refuses it with
-    OTHER_GROUP, because topic ids, offsets and epochs of one group mean nothing in the other. A fetch stream
+    OTHER_GROUP, because topic ids, offsets and epochs of one mean nothing in the other. A fetch stream
     may name the consumer group that it reads for in `x-ledgermq-consumer-group`.
     """
 
@@ -73,7 +73,7 @@ class LogServiceStub(object):
 class LogServiceServicer(object):
     """A call may name the broker group that it addresses in the metadata `ledgermq-group-id`: GroupRoute.group_id
     as 16 hex digits. A node of another broker group that has taken over the name and address refuses it with
-    OTHER_GROUP, because topic ids, offsets and epochs of one group mean nothing in the other. A fetch stream
+    OTHER_GROUP, because topic ids, offsets and epochs of one mean nothing in the other. A fetch stream
     may name the consumer group that it reads for in `x-ledgermq-consumer-group`.
     """
 
@@ -163,7 +163,7 @@ def add_LogServiceServicer_to_server(servicer, server):
 class LogService(object):
     """A call may name the broker group that it addresses in the metadata `ledgermq-group-id`: GroupRoute.group_id
     as 16 hex digits. A node of another broker group that has taken over the name and address refuses it with
-    OTHER_GROUP, because topic ids, offsets and epochs of one group mean nothing in the other. A fetch stream
+    OTHER_GROUP, because topic ids, offsets and epochs of one mean nothing in the other. A fetch stream
     may name the consumer group that it reads for in `x-ledgermq-consumer-group`.
     """
 

@@ -78,10 +78,13 @@ class RaftConfig:
     def __post_init__(self) -> None:
         ids = [member.node_id for member in self.members]
         if len(set(ids)) != len(ids):
-            raise ConfigurationError(f"two members of group {self.group} have the same id: {', '.join(ids)}")
+            raise ConfigurationError(
+                f"two members of broker group {self.group} have the same id: {', '.join(ids)}"
+            )
         if self.node_id not in ids:
             raise ConfigurationError(
-                f"node {self.node_id} is not among the members of group {self.group} ({', '.join(ids)})"
+                f"node {self.node_id} is not among the members of broker group {self.group} "
+                f"({', '.join(ids)})"
             )
         self._check_master(ids)
         if not 0 < self.heartbeat_ms * 2 <= self.election_ms_min < self.election_ms_max:
@@ -95,13 +98,14 @@ class RaftConfig:
     def _check_master(self, ids: list[NodeId]) -> None:
         if self.master and not self.replication.has_master:
             raise ConfigurationError(
-                f"group {self.group} has replication quorum, where the nodes elect a leader, and a master is "
-                f"named ({self.master}): leave `master` out, or set `replication` to async_master or "
-                "sync_master"
+                f"broker group {self.group} has replication quorum, where the nodes elect a leader, and a "
+                f"master is named ({self.master}): leave `master` out, or set `replication` to async_master "
+                "or sync_master"
             )
         if self.master and self.master not in ids:
             raise ConfigurationError(
-                f"the master {self.master} is not among the members of group {self.group} ({', '.join(ids)})"
+                f"the master {self.master} is not among the members of broker group {self.group} "
+                f"({', '.join(ids)})"
             )
 
     @property

@@ -136,18 +136,18 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
     for dump in dumps[1:]:
         if (dump.cluster, dump.group) != (first.cluster, first.group):
             raise SparkJobError(
-                f"{first.folder} is of group {first.group} in cluster {first.cluster}, {dump.folder} of "
-                f"group {dump.group} in cluster {dump.cluster}. Only replicas of one group can be compared: "
-                "put each group's dumps into a sub-folder of their own."
+                f"{first.folder} is of broker group {first.group} in cluster {first.cluster}, {dump.folder} "
+                f"of broker group {dump.group} in cluster {dump.cluster}. Only replicas of one broker group "
+                "can be compared: put the dumps of each into a sub-folder of their own."
             )
     for i, dump in enumerate(dumps):
         for other in dumps[:i]:
             if not are_related(dump.group_id, dump.former_group_ids, other.group_id, other.former_group_ids):
                 raise SparkJobError(
-                    f"{other.folder} and {dump.folder} are of two groups that are both called {dump.group} "
-                    f"in cluster {dump.cluster} (ids {other.group_id:016x} and {dump.group_id:016x}): two "
-                    "deployments, or the group was made anew in between. Only replicas of one group can be "
-                    "compared: remove the dumps of the other one."
+                    f"{other.folder} and {dump.folder} are of two broker groups that are both called "
+                    f"{dump.group} in cluster {dump.cluster} (ids {other.group_id:016x} and "
+                    f"{dump.group_id:016x}): two deployments, or the broker group was made anew in between. "
+                    "Only replicas of one broker group can be compared: remove the dumps of the other one."
                 )
             if dump.incarnation == other.incarnation or dump.node == other.node:
                 same = "incarnation" if dump.incarnation == other.incarnation else "node"

@@ -39,7 +39,7 @@ def check_group(dumps: Sequence[NodeDump]) -> Iterator[Finding]:
     voters = sorted({voter for dump in dumps for voter in dump.voters})
     for voter in voters:
         if voter not in present:
-            text = f"{voter} is a voter of group {dumps[0].group}, but there is no dump of it here"
+            text = f"{voter} is a voter of broker group {dumps[0].group}, but there is no dump of it here"
             yield Finding(voter, NO_INDEX, NO_INDEX, Kind.MISSING_VOTER, Severity.INCOMPLETE, text)
     named = {dump.node: ", ".join(dump.voters) for dump in dumps}
     yield from _odd_manifests(named, Kind.MANIFEST, "voters")

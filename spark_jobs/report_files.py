@@ -1,4 +1,4 @@
-"""Output files of a verification: findings, blocks and groups as Parquet, `report.json`, `report.html`.
+"""Output files of a verification: findings, blocks, broker groups as Parquet, `report.json`, `report.html`.
 
 Owns: their names and schemas. The page needs no network: it is one file that includes styles and drawing.
 """

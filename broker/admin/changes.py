@@ -61,7 +61,7 @@ def known_consumer_group(state: BrokerState, name: str) -> ConsumerGroup:
         return consumer_group
     hint = _hint(name, [each.name for each in state.groups])
     name = safe_text(name)
-    text = f'consumer group "{name}" does not exist.{hint} Groups come into being by use, or: '
+    text = f'consumer group "{name}" does not exist.{hint} Consumer groups come into being by use, or: '
     raise RefusedError(route_pb2.GROUP_NOT_FOUND, f"{text}ledgermq group create {name}")
 
 
@@ -230,6 +230,6 @@ class ConsumerGroupChanges:
         applied = await self._pipeline.run(CommitOffsets(consumer_group.group_id, position_rows(rows), True))
         if not applied.result.accepted.all():
             raise RefusedError(
-                route_pb2.STALE_ROUTE, f'topic "{topic.name}" or the group was deleted meanwhile'
+                route_pb2.STALE_ROUTE, f'topic "{topic.name}" or the consumer group was deleted meanwhile'
             )
         return log_pb2.CommitOffsetsResponse()

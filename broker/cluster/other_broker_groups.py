@@ -131,7 +131,7 @@ class OtherBrokerGroups:
                     continue
             if not answer.refusal.code:
                 return
-        logger.warning("topic not created in another group topic=%s group=%s", topic, view.group)
+        logger.warning("topic not created in another broker group topic=%s group=%s", topic, view.group)
 
     async def _run(self) -> None:
         at = 0
@@ -139,7 +139,7 @@ class OtherBrokerGroups:
             try:
                 await self._watch(self._nameservers[at % len(self._nameservers)])
             except grpc.aio.AioRpcError as error:
-                logger.debug("watch of the other groups broke reason=%s", error.details())
+                logger.debug("watch of the other broker groups broke reason=%s", error.details())
             at += 1
             await asyncio.sleep(_PAUSE)
 

@@ -200,7 +200,7 @@ class Coordination:
             counts[group_id] = len(names - {command.member} if group_id == command.group_id else names)
         here, limits = counts.get(command.group_id, 0), (MEMBERS_PER_GROUP, MEMBERS_PER_NODE)
         for what, count, limit in zip(
-            ("the group", "the broker group"), (here, sum(counts.values())), limits, strict=True
+            ("the consumer group", "the broker group"), (here, sum(counts.values())), limits, strict=True
         ):
             if count >= limit:
                 raise RefusedError(

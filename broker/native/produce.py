@@ -163,7 +163,7 @@ class ProduceStreams:
 
         A deposed leader that does not know it misses what its successor stored: it sees a gap before the
         producer's next section. The producer would renumber that section, and store again what the successor
-        has. In a quorum group, a committed entry of this turn is proof enough (`timestamp`); otherwise a
+        has. With a quorum, a committed entry of this turn is proof enough (`timestamp`); otherwise a
         majority is asked. A master is its own majority. As sync_master it asks its slaves. As async_master it
         has no slave whose silence would prove anything (D24). Raises: NotLeaderError, ProposalLostError.
         """

@@ -119,7 +119,7 @@ class Refusals:
         self._metrics.refusals.labels(code).inc()
 
     def without_master(self) -> str:
-        """Return the text for a broker group with a master and without a leader; "" in a quorum group."""
+        """Return the text for a broker group with a master and without a leader; "" with a quorum."""
         config = self._raft.config
         if config.reign is None:
             return ""

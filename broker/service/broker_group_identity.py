@@ -59,7 +59,7 @@ class BrokerGroupIdentity:
             route_pb2.OTHER_GROUP,
             f'node {config.node_id} at this address belongs to another broker group "{config.group}" (id '
             f"{own:016x}) than the one that is meant (id {broker_group_id:016x}): it was made anew, or two "
-            "groups were made under one name. Nothing was done. Refresh the route and repeat it. See: "
+            "broker groups were made under one name. Nothing was done. Refresh the route and repeat it. See: "
             "ledgermq cluster status",
             retryable=True,
             retry_after_ms=RETRY_AFTER_MS,

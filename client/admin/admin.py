@@ -88,7 +88,7 @@ _DELETE_AGAIN: Final = (
     'It may be repeated as it is; "does not exist" then means that it is deleted everywhere'
 )
 _RESET_AGAIN: Final = (
-    "It may be repeated as it is; groups that are changed move once more, to where it says by then"
+    "It may be repeated as it is; broker groups that are changed move once more, to where it says by then"
 )
 
 T = TypeVar("T")
@@ -641,9 +641,9 @@ class Admin:
             what = (
                 f'broker group "{broker_group}" does not exist'
                 if broker_group
-                else "which group is not clear"
+                else "which broker group is not clear"
             )
-            raise UsageError(what, f"Known: {known}", "Name the group")
+            raise UsageError(what, f"Known: {known}", "Name the broker group")
         request = pb.TransferLeadershipRequest(to_node=to_node)
         answer = await self._call(meant[0], lambda stub: stub.TransferLeadership, request)
         leader: str = answer.leader_id

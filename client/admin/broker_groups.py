@@ -112,7 +112,7 @@ class Left:
 
 def reading_text(each: pb.LiveReading) -> str:
     """Describe a reader, its topic and how far it is behind."""
-    who = f'consumer group "{each.group}"' if each.group else "a consumer without a group"
+    who = f'consumer group "{each.group}"' if each.group else "a consumer without a consumer group"
     return f'{who} reads topic "{each.topic}", {each.behind:,} messages behind'
 
 
@@ -167,7 +167,7 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
                 await self._set_mode(broker_group, route_pb2.MODE_ACTIVE)
         except LedgerMQError as error:
             raise RouteError(
-                f"{name} is being drained, and whether another group still takes its topics is not "
+                f"{name} is being drained, and whether another broker group still takes its topics is not "
                 f"certain: {error.what}",
                 "It was so before the drain",
                 f"See: ledgermq cluster status. {undo}",
@@ -175,7 +175,7 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
         if alone is not None:
             raise UsageError(
                 f"{name} was drained and taken back: {alone.what}",
-                "That was not so before the drain: another group is being drained, or fell silent. "
+                "That was not so before the drain: another broker group is being drained, or fell silent. "
                 f"{name} takes messages again",
                 alone.next_step,
             )
@@ -192,15 +192,15 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
             return UsageError(
                 f'no other broker group takes messages than "{name}"{others_are}',
                 "Drained, it would leave producers nowhere to send to. Nothing was changed",
-                "Add a group first (docs/runbook.md, Grow and shrink), or insist: --even-the-last",
+                "Add a broker group first (docs/runbook.md, Grow and shrink), or insist: --even-the-last",
             )
         if alone := left_alone(await self._topics_in(broker_group), others):
             named = shortened([f"{topic} ({why})" for topic, why in alone.items()])
             return UsageError(
                 f"no other broker group takes messages of: {named}",
                 f'Drained, "{name}" would leave their producers nowhere to send to. Nothing was changed',
-                f"Give another group what it lacks (ledgermq cluster add-group {takers[0]}) and repeat it, "
-                "or insist: --even-the-last",
+                f"Give another broker group what it lacks (ledgermq cluster add-group {takers[0]}) and "
+                "repeat it, or insist: --even-the-last",
             )
         return None
 
@@ -341,7 +341,7 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
         if found:
             raise UsageError(
                 f"ordered topics have messages that are not consumed: {shortened(found)}",
-                f"To {what} a group moves message groups to other queues, where later messages could "
+                f"To {what} a broker group moves message groups to other queues, where later messages could "
                 "overtake those. Nothing was changed",
                 "Stop who sends to these topics, wait until they are consumed (ledgermq group lag), and try "
                 "again; or let it happen: --allow-reordering",
@@ -373,9 +373,7 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
         known = await (self.groups() if source else self._every_group())
         names = [each.name for each in known if each.name != name]
         if source and source not in names:
-            raise UsageError(
-                f'broker group "{source}" is not another group', f"The others: {', '.join(names)}"
-            )
+            raise UsageError(f'broker group "{source}" is not another one', f"The others: {', '.join(names)}")
         sources = [source] if source else names
         if not sources:
             raise UsageError(f'"{name}" is the only broker group', "There is nothing to take topics from")
@@ -391,7 +389,7 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
         found = compare_topics(name, await self._topics_of(name), theirs, topics)
         unknown = set(topics) - {info.name for infos in theirs.values() for info in infos}
         if unknown:
-            raise UsageError(f"no other group has {', '.join(sorted(unknown))}", "Nothing was changed")
+            raise UsageError(f"no other broker group has {', '.join(sorted(unknown))}", "Nothing was changed")
         groups = {each: await self._consumer_groups_of(each) for each in sources}
         consumers = compare_consumer_groups(name, await self._consumer_groups_of(name), groups)
         added = AddedBrokerGroup(name, found, consumers, dry_run, draining)
@@ -422,7 +420,7 @@ class BrokerGroupAdmin(ConsumerGroupProgress):
             await self._begin_all(broker_group, names)
         except BaseException:
             logger.error(
-                "broken off, the group takes no messages yet broker_group=%s; repeat add-group, "
+                "broken off, the broker group takes no messages yet broker_group=%s; repeat add-group, "
                 "then undrain it",
                 broker_group.name,
             )
@@ -583,7 +581,7 @@ def _not_heard(what: str, silent: Silent, insist: str) -> RouteError:
     return RouteError(
         f"{what} in every broker group is not known: {groups} does not answer, or has no leader ({why})",
         "Nothing was changed",
-        f"Repeat it when the group answers again (ledgermq cluster status), or {insist}",
+        f"Repeat it when the broker group answers again (ledgermq cluster status), or {insist}",
     )
 
 
@@ -592,7 +590,7 @@ def _lives(name: str, how: str) -> UsageError:
         f'broker group "{name}" is not lost: {how}',
         "Nothing was changed",
         "A nameserver drops a node that has just died within seconds: repeat it then. To take a living "
-        f"group out: ledgermq cluster drain {name}, then ledgermq cluster remove-group {name}",
+        f"broker group out: ledgermq cluster drain {name}, then ledgermq cluster remove-group {name}",
     )
 
 
@@ -607,7 +605,7 @@ def _not_remembered(name: str, answers: Iterable[Listed]) -> UsageError:
 
 def _too_old(address: str) -> LedgerMQError:
     return LedgerMQError(
-        f"the nameserver {address} is of an older version, which cannot forget a group",
+        f"the nameserver {address} is of an older version, which cannot forget a broker group",
         "",
         "Start it again: then it remembers none",
     )

@@ -121,7 +121,7 @@ class BrokerGroupReport:
     mode_since_ms: int = 0  # ms since 1970; 0: active
 
     def headline(self) -> str:
-        """Return `GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
+        """Return `BROKER GROUP g0   HEALTHY   leader n2   term 7 (3 m 12 s)   quorum 3/3   flush sync`."""
         text = self.verdict.text
         if self.master_id and self.verdict is BrokerGroupVerdict.NO_QUORUM:
             text = "TOO FEW SLAVES" if self.leader_id else "NO MASTER"

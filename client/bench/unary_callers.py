@@ -38,7 +38,7 @@ def targets(groups: Sequence[BrokerGroup], target: str) -> list[Node]:
         usable = [node for node in nodes if node.messaging_address]
         if not usable:
             raise LedgerMQError(
-                f"group {group.name} has no {target} that can be called",
+                f"broker group {group.name} has no {target} that can be called",
                 "It has no leader now" if not group.leader else "No such node is alive with a messaging port",
                 "See: ledgermq cluster status",
             )

@@ -70,7 +70,8 @@ def add_to(cluster: typer.Typer) -> None:
 def add_group(
     group: BrokerGroupArgument,
     from_group: Annotated[
-        str, typer.Option("--from-group", help="Take them from this group alone. Default: from all others.")
+        str,
+        typer.Option("--from-group", help="Take them from this broker group alone. Default: all others."),
     ] = "",
     topics: Annotated[
         str, typer.Option("--topics", help="Only these topics, comma-separated. Default: all.")
@@ -134,7 +135,8 @@ def drain(
     even_the_last: Annotated[
         bool,
         typer.Option(
-            "--even-the-last", help="Although no other group takes messages then, of all topics or of some."
+            "--even-the-last",
+            help="Although no other broker group takes messages then, of all topics or of some.",
         ),
     ] = False,
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
@@ -202,7 +204,8 @@ async def _left(group: str, seconds: float, admin: BrokerGroupAdmin, *, quiet: b
     """Return what is not consumed, as soon as consumers have all that they want, at the latest after so many
     seconds.
 
-    Ends also when the group is drained no longer. Raises: RouteError: it is still not known at the end.
+    Ends also when the broker group is drained no longer. Raises: RouteError: it is still not known at the
+    end.
     """
     end, told, known = time.monotonic() + seconds, "", None
     while True:
@@ -227,7 +230,7 @@ async def _left(group: str, seconds: float, admin: BrokerGroupAdmin, *, quiet: b
 
 
 async def _newest(admin: BrokerGroupAdmin, name: str, known: BrokerGroup | None) -> BrokerGroup:
-    """Return the group with the nodes that it has now;
+    """Return the broker group with the nodes that it has now;
     with those that it had when no nameserver lists it any more.
     """
     try:
@@ -321,7 +324,8 @@ def undrain(
     group: BrokerGroupArgument,
     allow_reordering: ReorderingOption = False,
     node: Annotated[
-        str, typer.Option("--node", help="host:port of a node's log port, of a group that was removed.")
+        str,
+        typer.Option("--node", help="host:port of a node's log port, of a broker group that was removed."),
     ] = "",
     nameserver: NameserverOption = DEFAULT_NAMESERVER,
     as_json: JsonOption = False,
@@ -428,13 +432,13 @@ def forget_group(
     print_error(
         f"{len(forgotten.silent)} of {len(forgotten.silent) + len(forgotten.nameservers)} nameservers may "
         f"still remember {group}. It may be repeated: ledgermq cluster forget-group {group}. A nameserver "
-        "that starts again remembers no group that is down"
+        "that starts again remembers no broker group that is down"
     )
     return 1
 
 
 def consequences(lost: LostBrokerGroup) -> list[str]:
-    """Return in plain words what is lost with a group, and what is not."""
+    """Return in plain words what is lost with a broker group, and what is not."""
     gone = lost.gone
     heard = f"was heard last {gone.since[gone.name]}" if gone.since else "is down"
     nodes = ", ".join(node.node_id for node in gone.group.nodes) or "none that is known"
@@ -447,7 +451,8 @@ def consequences(lost: LostBrokerGroup) -> list[str]:
     ]
     if lost.alone:
         lines.append(
-            f"* No other group has {shortened(lost.alone)}: as if deleted, until they are created again."
+            f"* No other broker group has {shortened(lost.alone)}: as if deleted, until they are created "
+            "again."
         )
     return [
         *lines,

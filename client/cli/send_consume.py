@@ -95,7 +95,7 @@ def send(
     tag: Annotated[str | None, typer.Option("--tag", help="Tag for filters.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Key for look-ups; may be repeated.")] = None,
     message_group: Annotated[
-        str | None, typer.Option("--message-group", help="Messages of one group stay in order.")
+        str | None, typer.Option("--message-group", help="Messages of one message group stay in order.")
     ] = None,
     rate: Annotated[int, typer.Option("--rate", min=0, help="At most so many messages per second.")] = 0,
     timeout: Annotated[
@@ -324,7 +324,7 @@ def consume(
         ),
     ] = 0,
     start: Annotated[
-        str, typer.Option("--from", help="Where a new group starts: earliest, latest, or a time.")
+        str, typer.Option("--from", help="Where a new consumer group starts: earliest, latest, or a time.")
     ] = "earliest",
     tag: Annotated[str, typer.Option("--tag", help='Only these tags, for example "a || b".')] = "*",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only how many came.")] = False,

@@ -368,7 +368,7 @@ class PullConsumer:
         self._check_open()
         if not self.group:
             raise UsageError(
-                "this consumer has no group name", "Offsets are stored per consumer group", "Give group=NAME"
+                "this consumer has no consumer group", "Offsets are stored for each one", "Give group=NAME"
             )
         check_timeout(timeout_ms, least=1)
         beyond = self._reader.beyond if offsets is None else {}

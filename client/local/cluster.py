@@ -161,10 +161,10 @@ class LocalCluster:
         """Refuse to start a folder in a different shape. Raises: UsageError."""
         as_it_is = f"Start it as it is: ledgermq up --data {self.folder}"
         if wanted not in (None, known.nodes_per_group):
-            what = "a cluster" if len(known.groups) == 1 else f"{len(known.groups)} groups"
+            what = "a cluster" if len(known.groups) == 1 else f"{len(known.groups)} broker groups"
             raise UsageError(
                 f"{self.folder} holds {what} of {known.nodes_per_group} nodes, not of {wanted}",
-                "The number of nodes of a group does not change by a restart. Nothing was changed",
+                "The number of nodes of a broker group does not change by a restart. Nothing was changed",
                 as_it_is,
             )
         if groups is not None and groups < len(known.groups):
@@ -177,15 +177,15 @@ class LocalCluster:
             )
         if replication is not None and (replication == "quorum") != (known.replication == "quorum"):
             raise UsageError(
-                f"{self.folder} holds groups with replication {known.replication}, not {replication}",
-                "The choice between a majority and a master is fixed when a group is made. "
+                f"{self.folder} holds broker groups with replication {known.replication}, not {replication}",
+                "The choice between a majority and a master is fixed when a broker group is made. "
                 "Nothing was changed",
                 as_it_is,
             )
 
         if (replication or known.replication) == "sync_master" and known.nodes_per_group == 1:
             raise UsageError(
-                f"{self.folder} holds groups of one node, and a sync_master needs at least one slave",
+                f"{self.folder} holds broker groups of one node, and a sync_master needs at least one slave",
                 "Nothing was changed",
                 f"Start it without: ledgermq up --data {self.folder} --replication async_master",
             )
@@ -195,7 +195,7 @@ class LocalCluster:
         if self.joins is not None and self.joins[0] != known.joins:
             whose = f"the cluster at {known.joins}" if known.joins else "a cluster of their own"
             raise UsageError(
-                f"the groups in {self.folder} belong to {whose}, not to that at {self.joins[0]}",
+                f"the broker groups in {self.folder} belong to {whose}, not to that at {self.joins[0]}",
                 "Nothing was changed",
                 "Use another folder: ledgermq up --data OTHER --join HOST:PORT",
             )
@@ -245,8 +245,8 @@ class LocalCluster:
                 f"{named} belongs to this cluster already, from another folder: "
                 f"{self.folder} cannot get {', '.join(self.added)}",
                 "Nothing was made",
-                f"Start the cluster as it is (ledgermq up --data {self.folder}), and let more groups join "
-                f"it from a folder of their own: ledgermq up --data OTHER --join {plan.nameserver}",
+                f"Start the cluster as it is (ledgermq up --data {self.folder}), and let more broker groups "
+                f"join it from a folder of their own: ledgermq up --data OTHER --join {plan.nameserver}",
             )
 
     def wait_ready(

@@ -104,7 +104,7 @@ def _plan_of(found: dict[str, Any]) -> LocalPlan:
         group: {name: NodePorts(**ports) for name, ports in nodes.items()} for group, nodes in stored.items()
     }
     if not groups or len({len(nodes) for nodes in groups.values()}) > 1 or not all(groups.values()):
-        raise ValueError("its groups have no nodes, or not the same number of them")
+        raise ValueError("its broker groups have no nodes, or not the same number of them")
     return LocalPlan(
         found["nameserver_port"],
         groups,
@@ -199,9 +199,9 @@ def _numbered(
         }
     except LookupError:
         raise UsageError(
-            f"there are not enough free ports for {groups} groups of {nodes} nodes",
+            f"there are not enough free ports for {groups} broker groups of {nodes} nodes",
             "Nothing was started",
-            "Start fewer groups, or end what listens on the others",
+            "Start fewer broker groups, or end what listens on the others",
         ) from None
 
 

@@ -268,7 +268,8 @@ class MemberGroup(QueueGroup):
                 if not error.retryable:
                     self.fail(error)
                     return
-                logger.info("group cannot be joined yet broker_group=%s reason=%s", self.group.name, error)
+                text = "consumer group cannot be joined yet broker_group=%s reason=%s"
+                logger.info(text, self.group.name, error)
                 await shared.refresh(self._topics)
                 await asyncio.sleep(RETRY_PAUSE_S)
                 await self._listed.wait()  # do not keep asking a broker group that no route names
@@ -352,5 +353,5 @@ class MemberGroup(QueueGroup):
             logger.info("in contact again broker_group=%s", name)
             calls.resume(name, self.queues.values())
         else:
-            logger.warning("no contact to the group's leader, waiting broker_group=%s", name)
+            logger.warning("no contact to the broker group's leader, waiting broker_group=%s", name)
             calls.pause(name)

@@ -114,7 +114,7 @@ class VotingRights:
         """Return what a FRESH node waits for, in words, and the members not met yet; or "" and none."""
         if self.standing is not Standing.FRESH or self._promotion_seq is not None:
             return "", []
-        kind = "recovered group" if self._record.recovery is not None else "new group"
+        kind = "recovered broker group" if self._record.recovery is not None else "new broker group"
         return kind, sorted(self._others - self.hellos.keys())
 
     def was_met(self, peer: NodeId) -> bool:
@@ -196,8 +196,8 @@ class VotingRights:
     def weigh_refusal(self, peer: NodeId, refusal: Refusal, hello: Hello) -> None:
         """Handle a peer that does not know this node's data folder: the node may have to stop."""
         known = hello.node_id in self._refusers.known
-        # A node without a group id has promised little, so one refusal is enough. If its broker group was
-        # recovered, the first member that it meets tells it so.
+        # A node without a broker group id has promised little, so one refusal is enough. If its broker group
+        # was recovered, the first member that it meets tells it so.
         if self._refusers.are_right(hello) or not self.group_id:
             self._on_outdated(refusal.text)
         elif self._refusers.is_outdated(hello.node_id) and not known:
@@ -364,9 +364,9 @@ class VotingRights:
         if len(known_group_ids(self.hellos.values())) > 1 and not self._mixed_up:
             self._mixed_up = True
             logger.error(
-                "two groups with the same names (cluster %s, group %s) answer at the members' addresses, so "
-                "this node cannot tell which is its own node=%s group_ids=%s; check the addresses and ports "
-                "of the members",
+                "two broker groups with the same names (cluster %s, broker group %s) answer at the members' "
+                "addresses, so this node cannot tell which is its own node=%s group_ids=%s; check the "
+                "addresses and ports of the members",
                 self._config.cluster_id, self._config.group, self._config.node_id,
                 {node: f"{hello.group_id:016x}" for node, hello in sorted(self.hellos.items())},
             )  # fmt: skip
@@ -385,11 +385,11 @@ class VotingRights:
                     return
                 await in_thread(lambda: self._storage.learn_group_id(group_id))
         except OSError as error:
-            logger.warning("group id not stored, trying again at the next greeting error=%s", error)
+            logger.warning("broker group id not stored, trying again at the next greeting error=%s", error)
             return
         finally:
             self._identifying = None
-        logger.info("group id known node=%s group_id=%016x", self._config.node_id, group_id)
+        logger.info("broker group id known node=%s group_id=%016x", self._config.node_id, group_id)
         self._announce()
 
     def _promote(self, why: str) -> None:

@@ -59,11 +59,11 @@ class MemberRecord:
         kind = RefusalKind.GROUP if hello.group_id else RefusalKind.INCARNATION
         return Refusal(
             kind,
-            f"group {self.broker_group} was recovered without the data folder of {hello.node_id} (ledgermq "
-            "cluster recover), after its majority was lost: what stands in that folder, incarnation "
-            f"{hello.incarnation:016x}, is no part of the group any more. Keep the folder if messages may be "
-            "in it that are missed, then let the node fetch everything from the others: ledgermq broker "
-            "--rejoin",
+            f"broker group {self.broker_group} was recovered without the data folder of {hello.node_id} "
+            "(ledgermq cluster recover), after its majority was lost: what stands in that folder, "
+            f"incarnation {hello.incarnation:016x}, is no part of the broker group any more. Keep the folder "
+            "if messages may be in it that are missed, then let the node fetch everything from the others: "
+            "ledgermq broker --rejoin",
         )
 
     def refusal_of(self, hello: Hello, *, vouched: bool = False) -> Refusal | None:
@@ -81,13 +81,13 @@ class MemberRecord:
         if hello.standing is Standing.FRESH:
             return Refusal(
                 RefusalKind.INCARNATION,
-                f"{hello.node_id} is a known voter of group {self.broker_group} and its data folder is empty:"
-                " a node that forgot its votes must not vote. Give it its data back, or let it fetch "
-                "everything from the others: ledgermq broker --rejoin",
+                f"{hello.node_id} is a known voter of broker group {self.broker_group} and its data folder "
+                "is empty: a node that forgot its votes must not vote. Give it its data back, or let it "
+                "fetch everything from the others: ledgermq broker --rejoin",
             )
         return Refusal(
             RefusalKind.INCARNATION,
-            f"{hello.node_id} of group {self.broker_group} has another data folder (incarnation "
+            f"{hello.node_id} of broker group {self.broker_group} has another data folder (incarnation "
             f"{hello.incarnation:016x}) than it is known by ({known:016x}): one of the two is an old copy. "
             f"If most members say so, it is that of {hello.node_id}; else that of who says it. Let that node "
             "fetch everything from the others: ledgermq broker --rejoin",
@@ -174,9 +174,9 @@ def find_group_id(
     """Return the id of this node's broker group, which it does not know yet; 0: cannot be determined yet.
 
     A peer's id is taken over only if all peers have been heard, none has a different id, and all that have it
-    know this node: a peer that refuses it belongs to another group. Store the id durably before telling it,
-    and do not let the member record change in between. `hellos`: see `may_become_voter`. Without `may_make`,
-    ids are only taken over: a slave asks only its master.
+    know this node: a peer that refuses it belongs to another broker group. Store the id durably before
+    telling it, and do not let the member record change in between. `hellos`: see `may_become_voter`. Without
+    `may_make`, ids are only taken over: a slave asks only its master.
     """
     heard = [hellos[other] for other in others if other in hellos]
     if len(heard) < len(others):
@@ -194,7 +194,7 @@ def find_group_id(
 
 
 def known_group_ids(hellos: Iterable[Hello]) -> set[int]:
-    """Return the group ids that the senders know. More than one: broker groups of one name are mixed up."""
+    """Return the broker group ids that the senders know. More than one: some of one name are mixed up."""
     return {hello.group_id for hello in hellos if hello.group_id}
 
 

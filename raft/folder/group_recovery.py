@@ -3,9 +3,10 @@
 Owns: the changes to a stopped node's folder, and their order on disk.   Must not: prompt; decide who
 survives.
 
-`recover_folder` gives the folder a new group id, a new incarnation and a higher term. `clone_folder` turns a
-copy of that folder into another member's. Neither folder votes yet: each is a FRESH member that begins with a
-log (bootstrap.py). The broker group works again once all members have met, and nodes left out are refused.
+`recover_folder` gives the folder a new broker group id, a new incarnation and a higher term. `clone_folder`
+turns a copy of that folder into another member's. Neither folder votes yet: each is a FRESH member that
+begins with a log (bootstrap.py). The broker group works again once all members have met, and nodes left out
+are refused.
 
 `promote_folder` does the same with the folder of a slave whose master is gone (reign.py). That folder votes
 at once, because it is the only voter. The other nodes get no copies: they find out that they were superseded
@@ -159,7 +160,7 @@ def stopped_folder(data: Path, files: FileSystem) -> Iterator[StoppedFolder]:
     except LockedError as error:
         raise LockedFolderError(
             f"{data} is in use ({error.strerror}). Stop that node first (SIGTERM), and make sure that no "
-            "majority of its group can come back: ledgermq cluster status; nothing was changed."
+            "majority of its broker group can come back: ledgermq cluster status; nothing was changed."
         ) from None
     try:
         with _readable(data):
@@ -269,19 +270,19 @@ def check_recoverable(folder: StoppedFolder) -> None:
     identity, recovery = folder.identity, folder.recovery
     if identity.reign is not None:
         raise BrokerGroupRecoveryError(
-            f"group {identity.group} has a master ({identity.reign.master}), so no majority was lost. If the "
-            f"master does not come back, start {identity.node_id} as it is, and make it the master: ledgermq "
-            f"cluster promote {identity.node_id}; nothing was changed."
+            f"broker group {identity.group} has a master ({identity.reign.master}), so no majority was lost. "
+            f"If the master does not come back, start {identity.node_id} as it is, and make it the master: "
+            f"ledgermq cluster promote {identity.node_id}; nothing was changed."
         )
     if len(identity.members) < 2:
         raise BrokerGroupRecoveryError(
-            f"{identity.node_id} has never met another member of group {identity.group}, so it needs none to "
-            "work. Start it as usual; nothing was changed."
+            f"{identity.node_id} has never met another member of broker group {identity.group}, so it needs "
+            "none to work. Start it as usual; nothing was changed."
         )
     if recovery is not None and not recovery.counted:
         raise BrokerGroupRecoveryError(
-            f"group {identity.group} was recovered in this folder already. Next: copy the folder to the "
-            "other nodes and run `ledgermq cluster recover --data COPY --clone-for NODE` on each copy; "
+            f"broker group {identity.group} was recovered in this folder already. Next: copy the folder to "
+            "the other nodes and run `ledgermq cluster recover --data COPY --clone-for NODE` on each copy; "
             "nothing was changed."
         )
 
@@ -315,7 +316,7 @@ def _new_incarnation() -> int:
 class PromotionPlan:
     """Generation that a folder is about to begin.
 
-    It fixes the group id, so other nodes can be told first (`claim_of`).
+    It fixes the broker group id, so other nodes can be told first (`claim_of`).
     """
 
     incarnation: int = field(default_factory=_new_incarnation)
@@ -333,8 +334,8 @@ def promote_folder(folder: StoppedFolder, survivor: Survivor, plan: PromotionPla
     plan, identity = plan or PromotionPlan(), folder.identity
     if identity.reign is None or not identity.group_id or identity.successor is not None:
         raise BrokerGroupRecoveryError(
-            f"{identity.node_id} cannot be promoted: its folder is not that of a node of a group with a "
-            "master, or was never part of one; nothing was changed."
+            f"{identity.node_id} cannot be promoted: its folder is not that of a node of a broker group with "
+            "a master, or was never part of one; nothing was changed."
         )
     claim = claim_of(identity, plan, survivor.last_index)
     return _begin_anew(folder, survivor, plan.incarnation, claim.reign)
@@ -433,19 +434,19 @@ def check_cloneable(folder: StoppedFolder, node_id: NodeId) -> Recovery:
     identity, recovery = folder.identity, folder.recovery
     if recovery is None:
         raise BrokerGroupRecoveryError(
-            f"group {identity.group} was not recovered in this folder: a copy of a voter's folder must not "
-            "vote as another node. Run `ledgermq cluster recover --data DIR` on the survivor's folder first; "
-            "nothing was changed."
+            f"broker group {identity.group} was not recovered in this folder: a copy of a voter's folder "
+            "must not vote as another node. Run `ledgermq cluster recover --data DIR` on the survivor's "
+            "folder first; nothing was changed."
         )
     if recovery.counted:
         raise BrokerGroupRecoveryError(
-            f"{identity.node_id} votes in the recovered group {identity.group} by now, so a copy of its "
-            f"folder must not become {node_id}'s. Start {node_id} with an empty folder: ledgermq broker "
+            f"{identity.node_id} votes in the recovered broker group {identity.group} by now, so a copy of "
+            f"its folder must not become {node_id}'s. Start {node_id} with an empty folder: ledgermq broker "
             "--rejoin; nothing was changed."
         )
     if node_id not in identity.members:
         raise BrokerGroupRecoveryError(
-            f"there is no node {node_id} in group {identity.group} (its nodes are "
+            f"there is no node {node_id} in broker group {identity.group} (its nodes are "
             f"{', '.join(sorted(identity.members))}); nothing was changed."
         )
     if node_id == identity.node_id:

@@ -57,8 +57,8 @@ def open_node_storage(
         if not config.peers:
             without = f"after you removed {wanted.data_dir / MARKER}" if asked else "without --rejoin"
             raise DataFolderError(
-                f"{config.node_id} cannot rejoin: it is alone in group {config.group}, so no other node has "
-                f"its data. Start it {without}; nothing was changed."
+                f"{config.node_id} cannot rejoin: it is alone in broker group {config.group}, so no other "
+                f"node has its data. Start it {without}; nothing was changed."
             )
         return _open_for_rejoin(wanted, files, install_state, asked=asked)
     if not is_initialized(wanted.data_dir, files, wanted.node_id):
@@ -121,8 +121,8 @@ def _open_as_successor_wants(
     assert identity.successor is not None
     moved = rejoin(replace(wanted, reign=identity.successor), files, seen=identity)
     logger.warning(
-        "left behind: this folder's log is kept, the group goes on without what it has behind entry %d "
-        "node=%s master=%s generation=%d old_data=%s; to read it: ledgermq dump --data %s DIR",
+        "left behind: this folder's log is kept, the broker group goes on without what it has behind entry "
+        "%d node=%s master=%s generation=%d old_data=%s; to read it: ledgermq dump --data %s DIR",
         identity.successor.began_after, wanted.node_id, identity.successor.master,
         identity.successor.generation, moved,
         moved,
@@ -134,8 +134,8 @@ def _check_master_known(wanted: StorageConfig) -> None:
     """Check that a folder may be created now. Raises: ConfigurationError."""
     if wanted.reign is not None and not wanted.reign.master:
         raise ConfigurationError(
-            f"{wanted.node_id} will not start: group {wanted.group} has a master, and who that is was not "
-            "told. Set `master` to the id of that node; nothing was changed"
+            f"{wanted.node_id} will not start: broker group {wanted.group} has a master, and who that is was "
+            "not told. Set `master` to the id of that node; nothing was changed"
         )
 
 
@@ -152,24 +152,24 @@ def _may_be_made_anew(config: RaftConfig, identity: Identity) -> bool:
 def check_reign(config: RaftConfig, identity: Identity) -> None:
     """Check that a folder was created for the configured mode of replication. Raises: ForeignFolderError."""
     reign, mode = identity.reign, config.replication
-    stays = "The choice between a majority and a master is fixed when a group is made"
+    stays = "The choice between a majority and a master is fixed when a broker group is made"
     if reign is None and mode.has_master:
         raise ForeignFolderError(
-            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with "
-            f"replication quorum, and {mode.value} is configured. {stays}: set replication = quorum; nothing "
-            "was changed."
+            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a broker group "
+            f"with replication quorum, and {mode.value} is configured. {stays}: set replication = quorum; "
+            "nothing was changed."
         )
     if reign is not None and not mode.has_master:
         raise ForeignFolderError(
-            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a group with a "
-            f"master ({reign.master}), and replication quorum is configured. {stays}: set replication = "
-            "async_master or sync_master; nothing was changed."
+            f"{config.node_id} will not start: its data folder {config.data_dir} belongs to a broker group "
+            f"with a master ({reign.master}), and replication quorum is configured. {stays}: set replication "
+            "= async_master or sync_master; nothing was changed."
         )
     if reign is not None and not reign.generation and config.master not in ("", reign.master):
         raise ForeignFolderError(
-            f"{config.node_id} will not start: the master of group {config.group} is {reign.master}, and "
-            f"{config.master} is configured. Set master = {reign.master}, and make another node the master "
-            f"with: ledgermq cluster promote {config.master}; nothing was changed."
+            f"{config.node_id} will not start: the master of broker group {config.group} is {reign.master}, "
+            f"and {config.master} is configured. Set master = {reign.master}, and make another node the "
+            f"master with: ledgermq cluster promote {config.master}; nothing was changed."
         )
 
 

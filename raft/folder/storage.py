@@ -232,7 +232,7 @@ class RaftStorage:
         self._writer.commit_index = index
 
     def learn_group_id(self, group_id: int) -> None:
-        """Store the group id durably.
+        """Store the broker group id durably.
 
         It never changes afterwards. Blocking; call it in a thread. Raises: OSError.
         """

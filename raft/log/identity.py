@@ -199,16 +199,17 @@ def check_identity(
         )
     if identity.group != broker_group or identity.node_id != node_id:
         raise ForeignFolderError(
-            f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of group "
-            f"{identity.group}, as the file {folder / 'identity'} says. {keep} If only that file was put "
-            f"there, put back the one of {node_id}; without it move the folder away, and start with: "
-            "ledgermq broker --rejoin"
+            f"{node_id} will not start: its data folder {folder} belongs to node {identity.node_id} of "
+            f"broker group {identity.group}, as the file {folder / 'identity'} says. {keep} If only that "
+            f"file was put there, put back the one of {node_id}; without it move the folder away, and start "
+            "with: ledgermq broker --rejoin"
         )
     if identity.segment_size != segment_size:
         raise ForeignFolderError(
-            f"{node_id} will not start: group {broker_group} was made with segments of "
+            f"{node_id} will not start: broker group {broker_group} was made with segments of "
             f"{identity.segment_size} bytes ({folder}), this start asks for {segment_size}. The size is "
-            f"fixed when a group is made: set segment_size = {identity.segment_size}; nothing was changed."
+            f"fixed when a broker group is made: set segment_size = {identity.segment_size}; nothing was "
+            "changed."
         )
 
 

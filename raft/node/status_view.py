@@ -78,8 +78,8 @@ class StatusView:
             self._clock_warned = log_time.is_off
             if log_time.is_off:
                 logger.warning(
-                    "the clock of this node is %.1f s away from the group's log time node=%s; check its "
-                    "time service",
+                    "the clock of this node is %.1f s away from the broker group's log time node=%s; check "
+                    "its time service",
                     log_time.offset_ms / 1000, self.config.node_id,
                 )  # fmt: skip
         for progress in self.core.progress():

@@ -68,7 +68,7 @@ class StartRepair:
         """Open the data folder, repairing its log for as long as that takes.
 
         Raises: DataFolderError subclasses; DamagedLogError if no peer can help: a node without peers, a
-        folder that does not know its group id yet, or `rejoin` is set.
+        folder that does not know its broker group id yet, or `rejoin` is set.
         """
         try:
             while True:

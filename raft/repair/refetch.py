@@ -148,17 +148,17 @@ class RefetchService:
         if request.version != VERSION:
             return f"{config.node_id} repairs with protocol version {VERSION}, not {request.version}"
         if (request.cluster_id, request.group) != (config.cluster_id, config.group):
-            return f"{config.node_id} belongs to cluster {config.cluster_id}, group {config.group}"
+            return f"{config.node_id} belongs to cluster {config.cluster_id}, broker group {config.group}"
         if request.group_id != mine or not mine:
             return (
-                f"{config.node_id} is not known to belong to the same group (group ids "
+                f"{config.node_id} is not known to belong to the same broker group (broker group ids "
                 f"{request.group_id:016x} and {mine:016x}, 0: not known); another cluster may have the same "
                 "names"
             )
         if request.to_node_id != config.node_id:
             return f"this is {config.node_id}, not {request.to_node_id}"
         if request.node_id not in {peer.node_id for peer in config.peers}:
-            return f"{request.node_id} is no member of group {config.group} for {config.node_id}"
+            return f"{request.node_id} is no member of broker group {config.group} for {config.node_id}"
         if request.segment_size != config.segment_size:
             return f"{config.node_id} has segments of {config.segment_size} bytes"
         return ""

@@ -141,8 +141,8 @@ class Succession:
             await self.rights.store_successor(reign)
         except OSError as error:
             self.fail(
-                f"the group goes on without this node's folder ({reign.master} was promoted), and that "
-                f"cannot be stored in {self.config.data_dir}: {error}. Nothing was changed. Check that "
+                f"the broker group goes on without this node's folder ({reign.master} was promoted), and "
+                f"that cannot be stored in {self.config.data_dir}: {error}. Nothing was changed. Check that "
                 "disk, then start the node again"
             )
         else:

@@ -263,7 +263,7 @@ def _of_another_group(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
         yield Refusal(RefusalKind.CLUSTER, text)
     if theirs.group != mine.group:
         text = (
-            f"{who} belongs to group {theirs.group}, {mine.node_id} to group {mine.group}. "
+            f"{who} belongs to broker group {theirs.group}, {mine.node_id} to broker group {mine.group}. "
             "Check the member addresses in the configuration of both"
         )
         yield Refusal(RefusalKind.GROUP, text)
@@ -273,8 +273,8 @@ def _of_another_generation(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
     who = _name(theirs)
     if successor_of(theirs, mine) is not None:
         text = (
-            f"group {mine.group} goes on without the data folder of {who}: {_promoted(mine)}. {who} never "
-            "leads again with that folder. It moves it aside, whole, and fetches everything from the "
+            f"broker group {mine.group} goes on without the data folder of {who}: {_promoted(mine)}. {who} "
+            "never leads again with that folder. It moves it aside, whole, and fetches everything from the "
             "master, by itself"
         )
         yield Refusal(RefusalKind.LEFT_BEHIND, text)
@@ -287,16 +287,16 @@ def _of_another_generation(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
         return
     if _are_rivals(mine, theirs):
         text = (
-            f"{who} and {mine.node_id} are of generations of group {mine.group} that began beside each "
-            f"other: {_said(theirs)}; {_said(mine)}. One of the two must be given up: "
+            f"{who} and {mine.node_id} are of generations of broker group {mine.group} that began beside "
+            f"each other: {_said(theirs)}; {_said(mine)}. One of the two must be given up: "
             f"{_choice(mine, theirs)}; nothing was changed"
         )
         yield Refusal(RefusalKind.OTHER_GROUP, text)
     text = (
-        f"another group with the same names (cluster {mine.cluster_id}, group {mine.group}) answers at that "
-        f"address: {who} has group id {theirs.group_id:016x}, {mine.node_id} has {mine.group_id:016x}. Two "
-        "clusters on one machine, or ports mixed up? Check the addresses and ports of the members in the "
-        "configuration of both; nothing was changed"
+        f"another broker group with the same names (cluster {mine.cluster_id}, broker group {mine.group}) "
+        f"answers at that address: {who} has broker group id {theirs.group_id:016x}, {mine.node_id} has "
+        f"{mine.group_id:016x}. Two clusters on one machine, or ports mixed up? Check the addresses and "
+        "ports of the members in the configuration of both; nothing was changed"
     )
     yield Refusal(RefusalKind.OTHER_GROUP, text)
 
@@ -305,7 +305,7 @@ def _of_no_member(mine: Hello, theirs: Hello, members: frozenset[NodeId]) -> Ite
     who = _name(theirs)
     if theirs.node_id not in members or theirs.node_id == mine.node_id:
         text = (
-            f"{who} is not another member of group {mine.group} for {mine.node_id} "
+            f"{who} is not another member of broker group {mine.group} for {mine.node_id} "
             f"(members: {', '.join(sorted(members))}). Use the same member list on every node"
         )
         yield Refusal(RefusalKind.NOT_A_MEMBER, text)
@@ -322,15 +322,15 @@ def _of_other_settings(mine: Hello, theirs: Hello) -> Iterator[Refusal]:
     if theirs.segment_size != mine.segment_size:
         text = (
             f"{who} has segments of {theirs.segment_size} bytes, {mine.node_id} of {mine.segment_size}. "
-            "The segment size must be equal on every node of a group"
+            "The segment size must be equal on every node of a broker group"
         )
         yield Refusal(RefusalKind.SEGMENT_SIZE, text)
     if theirs.replication is not mine.replication or _is_other_reign(mine, theirs):
         text = (
             f"{who} has {_said(theirs)}, {mine.node_id} has {_said(mine)}. Set `replication` and `master` "
-            "alike on every node of a group; another node becomes the master only by: ledgermq cluster "
-            "promote NODE. A folder that was never part of this generation starts with: ledgermq broker "
-            "--rejoin"
+            "alike on every node of a broker group; another node becomes the master only by: ledgermq "
+            "cluster promote NODE. A folder that was never part of this generation starts with: ledgermq "
+            "broker --rejoin"
         )
         yield Refusal(RefusalKind.REPLICATION, text)
 
@@ -385,7 +385,7 @@ def _are_rivals(mine: Hello, theirs: Hello) -> bool:
 def successor_of(mine: Hello, theirs: Hello) -> Reign | None:
     """Return the reign that superseded the sender of `mine`, or None.
 
-    A learner that does not know its group id yet holds nothing to be superseded: it follows the newest
+    A learner that does not know its broker group id yet holds nothing to be superseded: it follows the newest
     generation. If two masters were promoted beside each other and one of them is such a learner, a person
     gave it up. It follows the other one, and its slaves, given up with it, accept that.
     """

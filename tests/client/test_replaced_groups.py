@@ -387,7 +387,7 @@ async def test_a_push_consumer_that_lost_contact_to_the_group_before_goes_on_in_
         await consumer.subscribe("orders")
         await until_committed(old, 1)
         await cluster.nodes["g0", "n1"].stop()
-        await until_logged("no contact to the group's leader")
+        await until_logged("no contact to the broker group's leader")
         await cluster.replace(old, new)
         cluster.register(new)
         await fill(cluster, [b"b"])

@@ -165,7 +165,10 @@ def test_an_empty_disk_is_replaced_by_the_command_that_the_refusal_names(tmp_pat
     shutil.rmtree(data / "n2")
     refused = run(["up", "--data", str(data)])
     assert refused.returncode == 1
-    assert "n2 is a known voter of group g0 and its data folder is empty" in refused.stdout + refused.stderr
+    assert (
+        "n2 is a known voter of broker group g0 and its data folder is empty"
+        in refused.stdout + refused.stderr
+    )
     assert not left_behind(data)
     command = f"up --data {data} --rejoin n2"
     assert f"ledgermq {command}" in refused.stdout

@@ -37,7 +37,7 @@ def send(cluster: Cluster, *bodies: bytes) -> None:
 
 
 def knows_its_group(cluster: Cluster, name: str) -> bool:
-    return "group id known" in cluster.nodes[name].log(1000)
+    return "broker group id known" in cluster.nodes[name].log(1000)
 
 
 def shows_both_slaves(cluster: Cluster) -> subprocess.CompletedProcess[str] | None:
@@ -190,7 +190,9 @@ def test_a_master_that_was_cut_off_is_fenced_while_it_runs(tmp_path: Path) -> No
     with cluster_of(tmp_path, "async_master") as cluster:
         with Load(cluster.nameserver, TOPIC, in_flight=8, timeout_ms=60_000).running() as load:
             wait_until(lambda: load.count > 500, "messages")
-            wait_until(lambda: "group id known" in cluster.nodes["n3"].log(1000), "n3 belongs to the group")
+            wait_until(
+                lambda: "broker group id known" in cluster.nodes["n3"].log(1000), "n3 belongs to the group"
+            )
             cluster.pause("n1")
             wait_until(
                 lambda: all(

@@ -181,7 +181,7 @@ def _check_old_folder_is_refused(cluster: Cluster, name: str) -> None:
     (cluster.folder / f"{name}-old").rename(data)
     cluster.nodes[name].log_path.write_bytes(b"")
     cluster.start(name)
-    words = f"group g0 was recovered without the data folder of {name}"
+    words = f"broker group g0 was recovered without the data folder of {name}"
     wait_until(lambda: words in cluster.nodes[name].log(1000), "the old folder is refused")
     others = [other for other in cluster.nodes if other != name]
     wait_until(lambda: all(words in cluster.nodes[n].log(1000) for n in others), "the others say so, too")

@@ -127,7 +127,9 @@ def test_what_was_confirmed_survives_the_master_when_a_slave_is_promoted(tmp_pat
     with cluster_of(tmp_path, "sync_master", 2, **{"slave-timeout-ms": "2000"}) as cluster:
         with Load(cluster.nameserver, TOPIC, in_flight=32, timeout_ms=60_000).running() as load:
             wait_until(lambda: load.count > 1000, "messages")
-            wait_until(lambda: "group id known" in cluster.nodes["n2"].log(1000), "n2 belongs to the group")
+            wait_until(
+                lambda: "broker group id known" in cluster.nodes["n2"].log(1000), "n2 belongs to the group"
+            )
             cluster.kill("n1")
             done = promote(cluster, "n2")
             assert done.returncode == 0, done.stdout + done.stderr

@@ -49,7 +49,7 @@ def test_two_dumps_of_one_node_are_refused(tmp_path: Path) -> None:
 def test_dumps_of_different_groups_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     take_dump(Log(), tmp_path / "dumps", "n1")
     take_dump(Log(), tmp_path / "dumps", "n2", **change)
-    assert "Only replicas of one group can be compared" in refusal(tmp_path / "dumps")
+    assert "Only replicas of one broker group can be compared" in refusal(tmp_path / "dumps")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_dumps_of_two_groups_of_one_name_are_refused(
     edit_manifest(tmp_path / "dumps" / "n1", group_id="0000000000000007")
     edit_manifest(tmp_path / "dumps" / "n2", **change)
     if is_refused:
-        assert "two groups that are both called" in refusal(tmp_path / "dumps")
+        assert "two broker groups that are both called" in refusal(tmp_path / "dumps")
     else:
         assert len(find_dumps(tmp_path / "dumps")) == 2
 

@@ -182,7 +182,7 @@ async def test_members_are_bounded_in_a_group_and_in_all(monkeypatch: pytest.Mon
     monkeypatch.setattr(coordination_module, "MEMBERS_PER_NODE", 3)
     leader = Leader()
     await asyncio.gather(leader.join("a"), leader.join("b"))
-    with pytest.raises(RefusedError, match="the group has 2 members; the limit is 2") as refused:
+    with pytest.raises(RefusedError, match="the consumer group has 2 members; the limit is 2") as refused:
         await leader.join("c")
     assert refused.value.refusal.retryable
     await leader.join("a")

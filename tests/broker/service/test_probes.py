@@ -52,8 +52,8 @@ def routes(node: FakeNode, *, stopping: bool = False) -> Routes:
             b"no leader is known: waits for a majority: 1 of 3 voters are connected, not n2, n3\n",
         ),
         (
-            "new group: waits for n3, which has never been reached",
-            b"no leader is known: new group: waits for n3, which has never been reached\n",
+            "new broker group: waits for n3, which has never been reached",
+            b"no leader is known: new broker group: waits for n3, which has never been reached\n",
         ),
     ],
 )

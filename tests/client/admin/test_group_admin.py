@@ -71,9 +71,9 @@ async def test_only_some_topics_of_one_group_are_taken() -> None:
         added = await admin.add_group("g1", source="g0", topics=["orders"])
         assert not added.conflicts
         assert new.topics.keys() == {"orders"}
-        with pytest.raises(UsageError, match="no other group has order"):
+        with pytest.raises(UsageError, match="no other broker group has order"):
             await admin.add_group("g1", topics=["order"])
-        with pytest.raises(UsageError, match="not another group"):
+        with pytest.raises(UsageError, match="not another one"):
             await admin.add_group("g1", source="g1")
         with pytest.raises(UsageError, match="Known: g0, g1, g2"):
             await admin.add_group("g7")
@@ -365,7 +365,7 @@ async def test_a_removed_group_is_not_filled_and_its_return_is_a_change_of_queue
         groups[1].queues[1, 0] = FakeQueue(end=2)
         groups[1].committed["billing", "orders", 0] = 1
         node = cluster.node("n1", "g0").address
-        with pytest.raises(UsageError, match="To take back a group moves message groups"):
+        with pytest.raises(UsageError, match="To take back a broker group moves message groups"):
             await admin.undrain("g0", node=node)
         groups[1].committed["billing", "orders", 0] = 2
         assert (await admin.undrain("g0", node=node)).changed

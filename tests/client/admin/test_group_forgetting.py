@@ -188,7 +188,7 @@ def test_it_is_told_what_is_lost_before_the_question(
     assert "FORGETTING BROKER GROUP g1" in printed.out
     assert "Its nodes (n1) do not answer" in printed.out
     assert "stored there alone, of 2 topics: news, orders" in printed.out
-    assert "No other group has news" in printed.out
+    assert "No other broker group has news" in printed.out
     assert "stopped by the user" in printed.err
     assert [gone.view.group for gone in cluster.cluster.second.table.remembered("local")] == ["g1"]
 

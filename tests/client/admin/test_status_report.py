@@ -175,7 +175,7 @@ def test_disk_steps_are_told_of_every_node_and_deleting_unexpired_messages_is_no
 
 def test_what_is_protected_is_told() -> None:
     leader = answer("n2", "leader")
-    leader.protection = "2 expired segments (2,048 bytes) are kept for group billing in topic orders"
+    leader.protection = "2 expired segments (2,048 bytes) are kept for consumer group billing in topic orders"
     report = status_report.report(asked(answer("n1", "follower"), leader, answer("n3", "follower")))
     assert report.notes == (f"n2: {leader.protection}",)
 
@@ -206,7 +206,7 @@ def test_a_scrubbed_log_without_damage_is_not_mentioned() -> None:
 
 
 def test_a_new_group_names_the_node_that_was_never_reached() -> None:
-    waits = "new group: waits for n3, which has never been reached"
+    waits = "new broker group: waits for n3, which has never been reached"
     one, two = answer("n1", "learner", term=0), answer("n2", "learner", term=0)
     one.held_back = two.held_back = waits
     report = status_report.report(asked(one, two))
@@ -215,7 +215,7 @@ def test_a_new_group_names_the_node_that_was_never_reached() -> None:
 
 
 def test_a_refused_node_is_shown_as_refused_and_not_as_down() -> None:
-    why = "group g0 was recovered without the data folder of n3: ledgermq broker --rejoin"
+    why = "broker group g0 was recovered without the data folder of n3: ledgermq broker --rejoin"
     leader = answer("n2", "leader", contact=2, down=("n3",), state="refused")
     next(node for node in leader.nodes if node.node_id == "n3").refused = why
     lost = answer("n3", "candidate", term=9)

@@ -119,10 +119,10 @@ async def test_unary_callers_say_what_a_node_refuses() -> None:
 def test_there_must_be_somebody_to_call() -> None:
     node = Node("n1", "127.0.0.1:1", "127.0.0.1:2", True)
     with pytest.raises(
-        LedgerMQError, match=r"group g0 has no leader that can be called. It has no leader now"
+        LedgerMQError, match=r"broker group g0 has no leader that can be called. It has no leader now"
     ):
         targets([BrokerGroup("local", "g0", 1, "", (node,), True)], "leader")
-    with pytest.raises(LedgerMQError, match="group g0 has no follower that can be called"):
+    with pytest.raises(LedgerMQError, match="broker group g0 has no follower that can be called"):
         targets([BrokerGroup("local", "g0", 1, "n1", (node,), True)], "follower")
 
 

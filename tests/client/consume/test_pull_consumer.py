@@ -199,7 +199,7 @@ async def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
         with pytest.raises(TopicNotFoundError):
             await consumer.subscribe("order")
         await consumer.subscribe("orders")
-        with pytest.raises(UsageError, match="no group"):
+        with pytest.raises(UsageError, match="no consumer group"):
             await consumer.commit()
         with pytest.raises(UsageError, match="not assigned"):
             consumer.seek(MessageQueue("orders", "g0", 9), 0)

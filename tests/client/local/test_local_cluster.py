@@ -208,7 +208,7 @@ def test_a_folder_keeps_its_replication_and_its_first_nodes_are_the_masters(tmp_
     again = LocalCluster(tmp_path)
     assert again.prepare(None, replication="sync_master").replication == "sync_master"
     again.stop()
-    with pytest.raises(UsageError, match="fixed when a group is made"):
+    with pytest.raises(UsageError, match="fixed when a broker group is made"):
         made(tmp_path, None, replication="quorum")
 
 

@@ -48,7 +48,7 @@ async def test_who_was_away_for_too_long_starts_nothing_until_it_knows_what_it_o
             node = cluster.node()
             port = int(node.address.rpartition(":")[2])
             await node.stop()
-            await until_logged("no contact to the group's leader")
+            await until_logged("no contact to the broker group's leader")
             seen.gate.set()
             coordinator = group.coordinators["billing"]
             (member,) = coordinator.members
@@ -100,7 +100,7 @@ async def test_who_was_away_for_too_long_waits_for_a_leader_and_not_only_for_nod
         node = cluster.node()
         port = int(node.address.rpartition(":")[2])
         await node.stop()
-        await until_logged("no contact to the group's leader")
+        await until_logged("no contact to the broker group's leader")
         seen.gate.set()
         monkeypatch.setattr(group_membership, "who_leads", noted)
         group.leader = ""

@@ -68,7 +68,7 @@ def test_an_empty_disk_under_a_known_id_is_refused_with_the_way_out() -> None:
     refusal = record.refusal_of(hello(N3, 4))
     assert refusal is not None
     assert refusal.kind is RefusalKind.INCARNATION
-    assert "n3 is a known voter of group g0 and its data folder is empty" in refusal.text
+    assert "n3 is a known voter of broker group g0 and its data folder is empty" in refusal.text
     assert "ledgermq broker --rejoin" in refusal.text
 
 
@@ -207,7 +207,7 @@ def test_another_group_with_the_same_names_is_refused_without_the_advice_to_rejo
         refusal = refusal_of(mine, theirs, members)
         assert refusal is not None
         assert refusal.kind is RefusalKind.OTHER_GROUP
-        assert "another group with the same names" in refusal.text
+        assert "another broker group with the same names" in refusal.text
         assert "nothing was changed" in refusal.text
         assert "rejoin" not in refusal.text
     for known, told in ((7, 7), (7, 0), (0, 8)):
@@ -257,7 +257,7 @@ def test_whoever_was_left_behind_by_a_recovery_is_refused_with_the_way_back(
     refusal = MemberRecord("g0", {}, RECOVERY).refusal_of_lost(left_behind)
     assert refusal is not None
     assert refusal.kind is kind
-    assert "group g0 was recovered without the data folder of n2" in refusal.text
+    assert "broker group g0 was recovered without the data folder of n2" in refusal.text
     assert "ledgermq broker --rejoin" in refusal.text
 
 

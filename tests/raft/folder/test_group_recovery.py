@@ -268,7 +268,9 @@ def test_a_folder_that_votes_in_the_recovered_group_makes_no_clones(again: bool)
     recover(disk)
     _vote(disk, again=again)
     before = disk.contents()
-    with pytest.raises(BrokerGroupRecoveryError, match=r"votes in the recovered group g0 by now.*--rejoin"):
+    with pytest.raises(
+        BrokerGroupRecoveryError, match=r"votes in the recovered broker group g0 by now.*--rejoin"
+    ):
         clone(disk, N2)
     assert disk.contents() == before
 
@@ -483,7 +485,7 @@ def _recovered() -> SimulatedDisk:
     ("make", "node", "words"),
     [
         (lambda: survivor_disk()[0], N2, "was not recovered in this folder"),
-        (_recovered, NodeId("n9"), r"there is no node n9 in group g0 \(its nodes are n1, n2, n3\)"),
+        (_recovered, NodeId("n9"), r"there is no node n9 in broker group g0 \(its nodes are n1, n2, n3\)"),
         (_recovered, N1, "this folder is n1's already"),
     ],
     ids=["not recovered", "unknown node", "its own"],

@@ -222,7 +222,7 @@ def test_a_folder_without_an_identity_is_still_that_of_its_node() -> None:
     before = disk.contents(DATA)
     with pytest.raises(ForeignFolderError, match="belongs to cluster local"):
         finish_rejoin(replace(storage_config(), cluster_id="other"), disk)
-    with pytest.raises(ForeignFolderError, match="node n1 of group g0"):
+    with pytest.raises(ForeignFolderError, match="node n1 of broker group g0"):
         finish_rejoin(replace(storage_config(), node_id=N2), disk)
     assert disk.contents(DATA) == before
 

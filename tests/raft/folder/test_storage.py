@@ -205,9 +205,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     [
         (
             {"node_id": NodeId("n2")},
-            "belongs to node n1 of group g0, as the file .*/identity says.*put back the one of n2.*--rejoin",
+            "belongs to node n1 of broker group g0, as the file .*/identity says.*put back the one of n2"
+            ".*--rejoin",
         ),
-        ({"group": "g1"}, "belongs to node n1 of group g0"),
+        ({"group": "g1"}, "belongs to node n1 of broker group g0"),
         ({"cluster_id": "other"}, "belongs to cluster local"),
         ({"segment_size": 1 << 17}, "segment_size = 65536"),
     ],

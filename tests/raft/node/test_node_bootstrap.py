@@ -31,7 +31,7 @@ async def test_new_nodes_wait_for_all_members_before_any_of_them_votes(cluster: 
         node in cluster.nodes.items())
     )  # fmt: skip
     assert {standing(cluster, name) for name in ("n1", "n2")} == {Standing.FRESH}
-    never = "new group: waits for n3, which has never been reached (all of its nodes must meet once)"
+    never = "new broker group: waits for n3, which has never been reached (all of its nodes must meet once)"
     assert {node.status().held_back for node in cluster.nodes.values()} == {never}
     assert not any(peer.catching_up for node in cluster.nodes.values() for peer in node.status().peers)
     await cluster.start("n3")
@@ -46,8 +46,8 @@ async def test_a_new_node_that_starts_again_tells_whom_it_has_met_before(cluster
     await cluster.kill("n1", "n2")
     await cluster.start("n1")
     assert cluster.nodes["n1"].status().held_back == (
-        "new group: waits for n3, which has never been reached, and for n2, which has not been reached "
-        "since this node started (all of its nodes must meet once)"
+        "new broker group: waits for n3, which has never been reached, and for n2, which has not been "
+        "reached since this node started (all of its nodes must meet once)"
     )
 
 
@@ -59,7 +59,7 @@ async def test_an_empty_disk_under_a_voters_id_stops_with_the_way_out(
     shutil.rmtree(tmp_path / "n3")
     await cluster.start("n3")
     reason = await cluster.nodes["n3"].wait_fatal()
-    assert "n3 is a known voter of group g0 and its data folder is empty" in reason
+    assert "n3 is a known voter of broker group g0 and its data folder is empty" in reason
     assert "ledgermq broker --rejoin" in reason
     assert cluster.fatal["n3"] == reason
     await cluster.kill("n3")

@@ -105,7 +105,7 @@ def test_a_node_of_another_group_at_a_members_address_counts_as_unreachable_and_
 
     with caplog.at_level(logging.ERROR):
         run_two(tmp_path, scenario)
-    assert all("another group with the same names" in line for line in refusals(caplog))
+    assert all("another broker group with the same names" in line for line in refusals(caplog))
     assert not any("rejoin" in record.getMessage() for record in caplog.records)
     assert len(refusals(caplog)) == 4, "once per pair and side"
 
@@ -136,7 +136,7 @@ def test_a_node_that_rejoins_does_not_vote_while_two_groups_answer_at_its_peers_
         await other.kill("n1")
         await other.start("n1", members=mine.members)
         await mine.start("n5", rejoin=True)
-        await mine.until(lambda: "two groups with the same names" in caplog.text, "n5 tells")
+        await mine.until(lambda: "two broker groups with the same names" in caplog.text, "n5 tells")
         await mine.send(b"two")
         await mine.settle()
         greeting = mine.nodes["n5"].hello(None)

@@ -303,7 +303,7 @@ async def test_a_folder_that_was_never_finished_is_not_bound_to_the_first_master
     create_data_folder(storage_config(cluster.config("n1", master="n3")), files)
     made = read_identity(files, path, "n1")
     assert made.reign is not None and made.reign.master == "n3"
-    with pytest.raises(ForeignFolderError, match="the master of group g0 is n3"):
+    with pytest.raises(ForeignFolderError, match="the master of broker group g0 is n3"):
         await cluster.start("n1")
     write_identity(files, path, replace(made, complete=False))
     await cluster.begin()
@@ -313,7 +313,7 @@ async def test_a_folder_that_was_never_finished_is_not_bound_to_the_first_master
 async def test_a_folder_does_not_change_between_a_majority_and_a_master(cluster: Masters) -> None:
     await cluster.begin()
     await cluster.kill("n1", "n2", "n3")
-    with pytest.raises(ForeignFolderError, match="fixed when a group is made"):
+    with pytest.raises(ForeignFolderError, match="fixed when a broker group is made"):
         await cluster.start("n1", replication=Replication.QUORUM, master="")
     with pytest.raises(ForeignFolderError, match="cluster promote n2"):
         await cluster.start("n1", master="n2")

@@ -228,7 +228,7 @@ async def test_a_node_of_another_group_is_refused_and_both_sides_say_why_once(
     assert not one.up and not two.up
     lines = [line for line in caplog.messages if line.startswith("peer refused")]
     assert len(lines) == 2
-    assert all("belongs to group" in line for line in lines)
+    assert all("belongs to broker group" in line for line in lines)
 
 
 async def test_what_is_sent_while_the_peer_is_away_is_dropped_not_kept(one: Peer, two: Peer) -> None:
