@@ -229,7 +229,7 @@ def _go_back(self: Consumption, offset: int) -> Consumption:
 
 
 broker_mutant(
-    "OffsetsGoBack", "B5", "A late commit of an old offset sets the position of a group back.",
+    "OffsetsGoBack", "B5", "A late commit of an old offset sets the position of a consumer group back.",
     (Consumption, "advance", _go_back),
 )  # fmt: skip
 
@@ -252,7 +252,7 @@ def _commit_without_release(
 
 broker_mutant(
     "ResetsKeepLeases", "B5.2",
-    "Leases outlive a reset of the group's position, and positions never go back.",
+    "Leases outlive a reset of the consumer group's position, and positions never go back.",
     (ConsumptionTable, "commit", _commit_without_release),
 )  # fmt: skip
 

@@ -39,7 +39,8 @@ def _by_anybody(self: Majority, match: Mapping[NodeId, LogIndex]) -> LogIndex:
 patch_mutant(
     "SlavesCommit",
     "V1, P8",
-    "In a group with a master what a slave has acknowledged is committed, before the master has flushed it.",
+    "In a broker group with a master what a slave has acknowledged is committed, before the master has "
+    "flushed it.",
     (Majority, "committed_index", _by_anybody),
 )
 
@@ -53,7 +54,8 @@ def _make_it(
 patch_mutant(
     "SlavesMakeTheGroupsId",
     "V1",
-    "A slave, which asks its master only, makes the group's id itself: another one than the master makes.",
+    "A slave, which asks its master only, makes the broker group's id itself: another one than the master "
+    "makes.",
     (voting_rights, "find_group_id", _make_it),
 )
 

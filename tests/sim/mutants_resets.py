@@ -132,7 +132,7 @@ def _below_what_is_covered(self: Retention) -> int:
 patch_mutant(
     "DeletesAboveItsCheckpoint",
     "R4, I13",
-    "Segments go as soon as the group agreed, whether or not this node's checkpoint covers them.",
+    "Segments go as soon as the broker group agreed, whether or not this node's checkpoint covers them.",
     (Retention, "deletable_below", _below_what_was_agreed),
 )
 patch_mutant(

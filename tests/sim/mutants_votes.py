@@ -211,7 +211,7 @@ class CountsARepeatedVoteTwice(RaftCore):
 
 @core_mutant("E13")
 class TakesStrangersForMembers(RaftCore):
-    """What a node outside the group says counts like the word of a member."""
+    """What a node outside the broker group says counts like the word of a member."""
 
     def step(self, message: Message) -> None:
         if message.from_ not in self.peers and self.peers:
