@@ -136,6 +136,12 @@ _HELP: Final = {
     "client_tls": "of the messaging ports: plaintext, tls, or both on one port",
     "tls_certificate": "PEM file with the certificate (and its chain) for client_tls",
     "tls_private_key": "PEM file with its key",
+    "peer_tls": (
+        "between the nodes of the broker group: plaintext, tls, or both, for the way from one to the other"
+    ),
+    "peer_tls_certificate": "PEM file with this node's certificate (and its chain) for peer_tls",
+    "peer_tls_private_key": "PEM file with its key",
+    "peer_tls_ca": "PEM file with the authority that signed the certificates of all nodes",
     "max_connections": (
         "connections that each client port takes; fewer when there are too few file descriptors"
     ),

@@ -259,6 +259,12 @@ class BrokerConfig(BaseModel):
     client_tls: Literal["plaintext", "both", "tls"] = "plaintext"  # of the messaging ports
     tls_certificate: Path | None = None
     tls_private_key: Path | None = None
+    peer_tls: Literal["plaintext", "both", "tls"] = (
+        "plaintext"  # of the Raft port, and towards those of others
+    )
+    peer_tls_certificate: Path | None = None
+    peer_tls_private_key: Path | None = None
+    peer_tls_ca: Path | None = None
     max_connections: int = Field(default=10_000, ge=1)  # of each client port
     max_connections_per_address: int = Field(default=0, ge=0)  # 0: as many as the port takes
     connection_idle_seconds: Finite = Field(default=600, ge=0, le=_LONGEST_IDLE_S)  # 0: for ever
@@ -284,13 +290,18 @@ class BrokerConfig(BaseModel):
 
     def _fit_tls(self) -> None:
         """TLS needs a certificate, its key, and the front that tells it from plaintext."""
+        if self.peer_tls != "plaintext":
+            self._need_files("peer_tls", "peer_tls_certificate", "peer_tls_private_key", "peer_tls_ca")
         if self.client_tls == "plaintext":
             return
-        for key in ("tls_certificate", "tls_private_key"):
-            if getattr(self, key) is None:
-                raise ValueError(f"{key}: client_tls is {self.client_tls}, so a PEM file is needed")
+        self._need_files("client_tls", "tls_certificate", "tls_private_key")
         if not self.tls_front:
             raise ValueError(f"tls_front: client_tls is {self.client_tls}, which needs the front")
+
+    def _need_files(self, setting: str, *keys: str) -> None:
+        for key in keys:
+            if getattr(self, key) is None:
+                raise ValueError(f"{key}: {setting} is {getattr(self, setting)}, so a PEM file is needed")
 
     def _check_disk_steps(self) -> None:
         """Check the order of the steps: deletion must start before messages are refused."""

@@ -22,6 +22,7 @@ from ledgermq.raft.disk.files import FileSystem, RealFileSystem, make_private
 from ledgermq.raft.errors import NotLeaderError, TransferFailedError
 from ledgermq.raft.folder.group_recovery import PromotionPlan
 from ledgermq.raft.node.raft_node import RaftNode
+from ledgermq.raft.peer_tls import NO_TLS, PeerTls, load_peer_tls
 from ledgermq.raft.ports.counts import PortCounts
 from ledgermq.raft.repair.scrub_plan import ScrubPlan
 from ledgermq.raft.types import NodeId
@@ -47,7 +48,7 @@ from .cluster.members import Members
 from .cluster.other_broker_groups import OtherBrokerGroups
 from .cluster.registration import Registration
 from .cluster.slaves import SlaveGate
-from .config import BrokerConfig
+from .config import BrokerConfig, split_address
 from .errors import ConsumeQueueError
 from .leader.coordination import Coordination
 from .leader.pipeline import AppendPipeline
@@ -121,6 +122,19 @@ def raft_config(config: BrokerConfig) -> RaftConfig:
         scrub_bytes_per_second=config.scrub_bytes_per_second,
         scrub_interval_s=config.scrub_interval_hours * 3600,
         feature_level=SUPPORTED,
+        tls=peer_tls(config),
+    )
+
+
+def peer_tls(config: BrokerConfig) -> PeerTls:
+    """Return what the settings say of TLS between nodes. Raises: PeerCertificateError."""
+    files = (config.peer_tls_certificate, config.peer_tls_private_key, config.peer_tls_ca)
+    certificate, private_key, authority = files
+    if config.peer_tls == "plaintext" or certificate is None or private_key is None or authority is None:
+        return NO_TLS
+    own_host = split_address(config.peers[config.node_id])[0] if config.peers else ""
+    return load_peer_tls(
+        certificate, private_key, authority, own_host, takes_plaintext=config.peer_tls == "both"
     )
 
 
@@ -212,7 +226,7 @@ class BrokerNode:
         self._is_assembled = False
         self._pipeline = pipeline
         self._unclaimed = UnclaimedGrants(self._replica.releases, self._metrics)
-        self._forwarder = Forwarder(config.node_id, config.voters, self._unclaimed.take)
+        self._forwarder = Forwarder(config.node_id, config.voters, self._unclaimed.take, raft.tls)
         self._calls = LeaderCalls(
             self._leadership, self._forwarder, lambda result: self._metrics.forwards.labels(result).inc()
         )

@@ -12,6 +12,7 @@ from typing import Final
 from .core.config import CoreConfig
 from .core.reign import Reign, Replication, first_term_of
 from .errors import ConfigurationError
+from .peer_tls import NO_TLS, PeerTls
 from .types import NO_TERM, NodeId
 
 #: Observed lateness is forgotten after one to two of these windows.
@@ -73,6 +74,7 @@ class RaftConfig:
     scrub_interval_s: float = 7 * 24 * 3600.0  # a pass over the log starts this often, and takes no longer
     seed: int | None = None  # of the election timer; None: from the operating system
     feature_level: int = 1
+    tls: PeerTls = NO_TLS
     peers: tuple[Member, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 RaftError                     base; `retryable` tells whether the same call may be repeated elsewhere or later
 ├── ConfigurationError        settings that cannot work
 ├── AddressInUseError         the Raft port is taken
+├── PeerCertificateError      the files for TLS between nodes cannot be used
 ├── NotLeaderError            this node does not lead; carries the leader if known (definite: no append)
 ├── BusyError                 too many uncommitted bytes (definite)
 ├── TransferringError         leadership is being transferred (definite)
@@ -62,6 +63,17 @@ class AddressInUseError(RaftError):
             "address"
         )
         self.address = address
+
+
+class PeerCertificateError(RaftError):
+    """The files for TLS between nodes cannot be used; `key` is the setting that names the file."""
+
+    def __init__(self, key: str, path: str, reason: str) -> None:
+        super().__init__(
+            f"{path} ({key}) cannot be used for TLS between nodes: {reason}. Correct file or setting, "
+            "then start again"
+        )
+        self.key = key
 
 
 class NotLeaderError(RaftError):

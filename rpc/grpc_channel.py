@@ -71,6 +71,7 @@ class GrpcChannel:
         *,
         tls: ssl.SSLContext | None = None,
         server_name: str | None = None,
+        takes_plaintext: bool = False,
         limits: WireLimits = CLIENT_LIMITS,
         reconnects: Reconnects = Reconnects(),  # frozen
         compression: grpc.Compression = grpc.Compression.NoCompression,
@@ -79,6 +80,7 @@ class GrpcChannel:
     ) -> None:
         """`tls` gets ALPN h2; `server_name` is checked against the certificate in place of the host.
 
+        `takes_plaintext`: a server with which TLS fails is spoken to without, which protects from nobody.
         `compression`: of requests. `lends_memory`: hand large messages on as memoryview, without a copy.
         """
         self.max_message = limits.max_message
@@ -88,6 +90,7 @@ class GrpcChannel:
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
         self._server_name = server_name
+        self._takes_plaintext = takes_plaintext
         self._limits = limits
         self._reconnects = reconnects
         self._compression = compression
@@ -268,14 +271,24 @@ class GrpcChannel:
 
     async def _open(self) -> Http2Connection:
         """Return a connection whose settings have come. Raises: OSError, ValueError, OverflowError."""
+        try:
+            return await self._open_with(self._tls)
+        except TimeoutError:
+            raise
+        except OSError:
+            if self._tls is None or not self._takes_plaintext:
+                raise
+        return await self._open_with(None)
+
+    async def _open_with(self, context: ssl.SSLContext | None) -> Http2Connection:
         loop = asyncio.get_running_loop()
         path = self._target.removeprefix("unix:")
         if path != self._target:
-            tls = self._tls_arguments("localhost")
+            tls = self._tls_arguments(context, "localhost")
             return await self._greeted(lambda make: loop.create_unix_connection(make, path, **tls))
         host, _, port = self._target.rpartition(":")
         host = host.strip("[]")
-        tls = self._tls_arguments(host)
+        tls = self._tls_arguments(context, host)
         return await first_open(
             await addresses_of(host, int(port)),
             lambda address: self._greeted(
@@ -284,8 +297,8 @@ class GrpcChannel:
             lambda connection: connection.abort("another address has answered"),
         )
 
-    def _tls_arguments(self, host: str) -> dict[str, Any]:
-        return {} if self._tls is None else {"ssl": self._tls, "server_hostname": self._server_name or host}
+    def _tls_arguments(self, context: ssl.SSLContext | None, host: str) -> dict[str, Any]:
+        return {} if context is None else {"ssl": context, "server_hostname": self._server_name or host}
 
     async def _greeted(
         self, connect: Callable[..., Awaitable[tuple[Any, Http2Connection]]]

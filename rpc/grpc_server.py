@@ -251,11 +251,12 @@ class GrpcServer:
     def _on_lost(self, connection: Http2Connection, reason: str) -> None:
         self._connections.discard(connection)
         if reason not in _ORDINARY and not reason.startswith(CLOSED_BY_PEER):
-            self._log(connection.peer, self._name or connection.address, reason)
+            host = connection.peer.rpartition(":")[0]
+            self.log_ended(host, connection.peer, reason, self._name or connection.address)
 
-    def _log(self, peer: str, port: str, reason: str) -> None:
-        """Log once per kind of reason, host and minute."""
-        host, kind = peer.rpartition(":")[0], re.sub(r"\d+", "", reason)
+    def log_ended(self, host: str, peer: str, reason: str, port: str = "") -> None:
+        """Log why a connection ended, once per kind of reason, host and minute."""
+        kind, port = re.sub(r"\d+", "", reason), port or self._name
         now = asyncio.get_running_loop().time()
         last = self._logged.get((host, kind))
         if last is None or now - last >= _LOG_PAUSE_S:

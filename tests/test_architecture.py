@@ -184,7 +184,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
 #: Modules of a package's top folder that its rooms may import. The others import rooms, and no room imports
 #: them.
 ROOT_MODULES = {
-    "raft": {"config", "damage", "errors", "metrics", "state_machine", "node_status", "types"},
+    "raft": {"config", "damage", "errors", "metrics", "peer_tls", "state_machine", "node_status", "types"},
     "broker": {"config", "errors", "metrics", "refusals", "replica"},
     "client": {"arguments", "durations", "errors", "event_loop", "interrupts", "message", "pauses"},
 }

@@ -8,3 +8,24 @@ from typing import Final
 _FOLDER: Final = Path(__file__).parent / "fixtures" / "tls"
 CERTIFICATE: Final = _FOLDER / "certificate.pem"
 KEY: Final = _FOLDER / "key.pem"
+
+#: Certificates of nodes, for 127.0.0.1 unless said otherwise: `NODE` and the ones that are of no use.
+PEERS: Final = _FOLDER.parent / "peer_tls"
+AUTHORITY: Final = PEERS / "authority.pem"
+FOREIGN_AUTHORITY: Final = PEERS / "foreign.pem"  # of `stranger`
+
+
+def files_of(name: str) -> tuple[Path, Path]:
+    """Return certificate and key: node, elsewhere (another host), expired, stranger (another authority)."""
+    return PEERS / f"{name}.pem", PEERS / f"{name}.key"
+
+
+def peer_tls_settings(value: str, name: str = "node") -> dict[str, str]:
+    """Return the flags of a broker for TLS between nodes."""
+    certificate, key = files_of(name)
+    return {
+        "peer-tls": value,
+        "peer-tls-certificate": str(certificate),
+        "peer-tls-private-key": str(key),
+        "peer-tls-ca": str(AUTHORITY),
+    }

@@ -20,6 +20,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto.call_metadata import GROUP_ID
+from ledgermq.raft.peer_tls import NO_TLS, PeerTls
 from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
 from ledgermq.rpc.wire_limits import MAX_MESSAGE
 
@@ -52,11 +53,16 @@ class Forwarder:
     """Calls other nodes of the broker group by id. `addresses` are their Raft addresses."""
 
     def __init__(
-        self, own_id: str, addresses: Mapping[str, str], on_unclaimed: Callable[[bytes], None]
+        self,
+        own_id: str,
+        addresses: Mapping[str, str],
+        on_unclaimed: Callable[[bytes], None],
+        tls: PeerTls = NO_TLS,
     ) -> None:
         """`on_unclaimed` gets the answer to a poll whose caller is gone: the leases in it have no holder."""
         self._own_id = own_id
         self._addresses = dict(addresses)
+        self._tls = tls
         self._channels: dict[str, GrpcChannel] = {}
         self._lanes: dict[str, ForwardLane] = {}
         self._poll_lanes: dict[str, list[ForwardLane]] = {}
@@ -70,8 +76,13 @@ class Forwarder:
         """Return the cached channel to a node."""
         channel = self._channels.get(node_id)
         if channel is None:
-            channel = GrpcChannel(self._addresses[node_id], limits=_LIMITS, reconnects=_RECONNECTS)
-            self._channels[node_id] = channel
+            channel = self._channels[node_id] = GrpcChannel(
+                self._addresses[node_id],
+                tls=self._tls.calling,
+                takes_plaintext=self._tls.takes_plaintext,
+                limits=_LIMITS,
+                reconnects=_RECONNECTS,
+            )
         return channel
 
     def metadata(self, received: Metadata, listener: str) -> Metadata:

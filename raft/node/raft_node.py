@@ -116,6 +116,7 @@ class RaftNode:
             self._rpc_handlers,
             self.metrics.ports.add("raft"),
             config.stream_limits(),
+            config.tls,
         )
         self._transport.open_port()  # first: if the port is in use, nothing must change
         try:

@@ -319,6 +319,11 @@ class PortFront:
         """Note that the purpose of a connection is known, so it need not make room any more."""
         self._silent.pop(inbound, None)
 
+    def secured(self, inbound: Inbound) -> None:
+        """Note that a TLS handshake has ended. Where there is a reserve, the server settles connections."""
+        if not self._limits.reserve:
+            self.greeted(inbound)
+
     # --- passing on -----------------------------------------------------------------------------------------
     def pass_on(self, inbound: Inbound, client: asyncio.Transport) -> None:
         """Give a plaintext connection to the server behind."""
@@ -494,7 +499,7 @@ class Inbound(_Pipe):
         """Note that the TLS handshake has ended."""
         self._records = None
         self._timer.cancel()
-        self._front.greeted(self)
+        self._front.secured(self)
 
     def connected(self, inner: asyncio.Transport) -> None:
         """Splice to the inner connection: send what has arrived so far, then let the rest flow."""

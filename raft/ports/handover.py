@@ -33,11 +33,16 @@ class EventLoopFront(PortFront):
         limits: FrontLimits | None = None,
         counts: PortCounts | None = None,
         tls: ssl.SSLContext | None = None,
+        on_tls_failed: Callable[[str, OSError], None] = lambda host, error: None,
     ) -> None:
-        """`tls`: for connections that the judge passes on as TLS; offers HTTP/2 from now on."""
+        """`tls`: for connections that the judge passes on as TLS; offers HTTP/2 from now on.
+
+        `on_tls_failed` gets the client's address, and why there was no handshake.
+        """
         super().__init__(judge, limits, counts)
         self._serve = serve
         self._tls = tls
+        self._on_tls_failed = on_tls_failed
         self._turn = asyncio.Lock()
         self._unsettled: dict[asyncio.BufferedProtocol, Inbound] = {}
         if tls is not None:
@@ -68,7 +73,8 @@ class EventLoopFront(PortFront):
                 raise
         try:
             secured = await handshake
-        except OSError:  # no TLS after all, or the client left, or the front ended it
+        except OSError as error:  # no TLS after all, or the client left, or the front ended it
+            self._on_tls_failed(inbound.host, error)
             inbound.drop()
             return
         inbound.secured()
@@ -112,9 +118,9 @@ class _Inbox(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self.received = bytearray()
         self.is_lost = False
-        self._buffer = bytearray(64 << 10)
+        self._buffer = memoryview(bytearray(64 << 10))  # asyncio reads several records into slices of it
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

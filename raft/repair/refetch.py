@@ -209,7 +209,10 @@ class RefetchClient:
     async def _call(self, peer: Member, request: pb.RefetchRequest) -> pb.RefetchReply:
         channel = self._channels.get(peer.node_id)
         if channel is None:
-            channel = self._channels[peer.node_id] = GrpcChannel(peer.address, limits=_LIMITS)
+            tls = self.config.tls
+            channel = self._channels[peer.node_id] = GrpcChannel(
+                peer.address, tls=tls.calling, takes_plaintext=tls.takes_plaintext, limits=_LIMITS
+            )
         call = channel.unary_unary(
             _METHOD,
             request_serializer=pb.RefetchRequest.SerializeToString,

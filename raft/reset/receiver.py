@@ -132,7 +132,14 @@ class ResetReceiver:
     # --- fetching -------------------------------------------------------------------------------------------
     async def _fetch(self, offer: ResetOffered) -> ResetPlan:
         """Store the leader's state. Raises: StateTransferError, DiskFullError, OSError, AioRpcError."""
-        channel = GrpcChannel(self._addresses[offer.leader_id], limits=_LIMITS, reconnects=_RECONNECTS)
+        tls = self._config.tls
+        channel = GrpcChannel(
+            self._addresses[offer.leader_id],
+            tls=tls.calling,
+            takes_plaintext=tls.takes_plaintext,
+            limits=_LIMITS,
+            reconnects=_RECONNECTS,
+        )
         try:
             request = pb.ResetRequest(
                 format=FORMAT, hello=self._hello(offer.leader_id).to_proto(), term=offer.term

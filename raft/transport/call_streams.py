@@ -251,7 +251,14 @@ class OutgoingCall:
     def greet(self, kind: StreamKind, hello: Hello) -> None:
         """Begin the call with the greeting."""
         if self.protocol.is_open:
-            self._call = MadeDirectCall(self.protocol, kind.method, self._address, self, MAX_GREETING_SIZE)
+            self._call = MadeDirectCall(
+                self.protocol,
+                kind.method,
+                self._address,
+                self,
+                MAX_GREETING_SIZE,
+                is_tls=self.protocol.transport.get_extra_info("sslcontext") is not None,
+            )
             frame = encode_first_frame(hello)
             self._call.send((frame, seal_of(frame)))
 

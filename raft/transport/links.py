@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.proto.entry import Buffer
 from ledgermq.proto.foreign_text import safe_text
+from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
 from ledgermq.rpc.shared_memory import SharedMemory
@@ -31,10 +32,12 @@ from ledgermq.rpc.wire_limits import WireLimits
 
 from ..config import Member, StreamLimits
 from ..errors import AddressInUseError, DamagedFrameError
+from ..peer_tls import NO_TLS, ONLY_PLAINTEXT, ONLY_TLS, PeerTls, serving_failed
 from ..ports.counts import PortCounts
 from ..ports.front import FrontLimits, PortVerdict, take_port
 from ..ports.handover import EventLoopFront
 from ..ports.peer_sockets import set_options
+from ..ports.tls_records import HANDSHAKE
 from ..types import NodeId
 from .call_streams import IncomingCall
 from .former_streams import PREAMBLE_SIZE, FormerIncoming, preamble_of
@@ -147,8 +150,10 @@ class Transport(Generic[ControlItem, AppendItem]):
         rpc_handlers: Sequence[grpc.GenericRpcHandler[Any, Any]] = (),
         counts: PortCounts | None = None,
         limits: StreamLimits | None = None,
+        tls: PeerTls = NO_TLS,
     ) -> None:
         self.bind = bind
+        self.tls = tls
         self.limits = limits or StreamLimits()
         self._counts = counts or PortCounts("raft")
         self._rpc_handlers = tuple(rpc_handlers)  # services of the layer above on the Raft port
@@ -201,7 +206,14 @@ class Transport(Generic[ControlItem, AppendItem]):
         for kind in StreamKind:
             server.add_direct_method(kind.method, partial(self._take_call, kind))
         server.add_generic_rpc_handlers(self._rpc_handlers)
-        self._front = EventLoopFront(self._judge, server.serve_connection, self._port_limits, self._counts)
+        self._front = EventLoopFront(
+            self._judge,
+            server.serve_connection,
+            self._port_limits,
+            self._counts,
+            self.tls.serving,
+            self._note_handshake,
+        )
         sockets, self._sockets = self._sockets, []
         await self._front.listen(sockets)
 
@@ -272,6 +284,15 @@ class Transport(Generic[ControlItem, AppendItem]):
     # --- what comes in --------------------------------------------------------------------------------------
     def _judge(self, connection: asyncio.Transport, first: bytes) -> PortVerdict:
         """Accept a connection that opens like a stream of the version before. All others speak gRPC."""
+        if first[0] == HANDSHAKE:
+            if self.tls.serving is not None:
+                return PortVerdict.PASS_ON_TLS
+            return self._refuse(connection, ONLY_PLAINTEXT)
+        if not self.tls.takes_plaintext:
+            if h2.PREFACE.startswith(first[: len(h2.PREFACE)]):  # a node reads the reason
+                goaway = h2.goaway_frame(0, h2.INADEQUATE_SECURITY, ONLY_TLS)
+                connection.write(h2.settings_frame(()) + goaway)
+            return self._refuse(connection, ONLY_TLS)
         size = PREAMBLE_SIZE
         kind = next((each for each in StreamKind if preamble_of(each).startswith(first[:size])), None)
         if kind is None:
@@ -288,6 +309,22 @@ class Transport(Generic[ControlItem, AppendItem]):
         if not stream.is_held:
             connection.resume_reading()
         return PortVerdict.TAKEN
+
+    def _refuse(self, connection: asyncio.Transport, reason: str) -> PortVerdict:
+        """Close a connection that may not be used like this, and log why."""
+        peer = connection.get_extra_info("peername")
+        self._log_ended(str(peer[0]) if isinstance(peer, tuple) else "", reason)
+        connection.close()
+        return PortVerdict.TAKEN
+
+    def _note_handshake(self, host: str, error: OSError) -> None:
+        """Log why a TLS handshake failed."""
+        if reason := serving_failed(error):
+            self._log_ended(host, reason)
+
+    def _log_ended(self, host: str, reason: str) -> None:
+        if self._server is not None:
+            self._server.log_ended(host, host, reason)
 
     def _take_call(self, kind: StreamKind, connection: Http2Connection, stream_id: int) -> None:
         """Accept a call of a stream. A connection that did not greet on one opens no other of the kind."""
@@ -406,6 +443,14 @@ class Transport(Generic[ControlItem, AppendItem]):
                 "network",
                 peer or "(not known)", kind.value, reason, before,
             )  # fmt: skip
+
+    def note_tls(self, peer: NodeId, reason: str, advice: str) -> None:
+        """Log that there is no TLS with a peer, once per peer, advice and minute."""
+        before = self._log_limit.passes((peer, advice), asyncio.get_running_loop().time())
+        if before is not None:
+            logger.warning(
+                "no TLS with the peer peer=%s reason=%r before=%d: %s", peer, reason, before, advice
+            )
 
     def _note(self, refusals: dict[NodeId, Refusal], peer: NodeId, refusal: Refusal | None) -> None:
         if refusal is None:

@@ -9,8 +9,9 @@ A connection may look healthy although something between the nodes swallows its 
 reports how many bytes have arrived, independently of its disk. A stream that makes no progress while the peer
 talks is reopened.
 
-A peer of the version before does not know the call: then the same attempt goes on with plain frames. So each
-new connection tells anew what the peer understands, and a peer that was upgraded is called at once.
+A peer of the version before does not know the call: then the same attempt goes on with plain frames. A peer
+with which TLS fails is called in plaintext where the settings allow both. So each new connection tells anew
+what the peer understands, and a peer that was upgraded is called at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ from ledgermq.rpc.shared_memory import SharedMemory
 
 from ..config import Member
 from ..errors import DamagedFrameError
+from ..peer_tls import ONLY_TLS, PeerTls, TlsFailedError, TlsFault, names_of
 from ..ports.peer_sockets import connect
 from ..types import NodeId
 from .call_streams import OutgoingCall
@@ -63,6 +66,10 @@ LOG_PERIOD_S: Final = 60.0
 
 
 _STUCK: Final = "nothing of it arrives at the peer"
+_REFUSED_THERE: Final = (
+    "when the log of that node says that it refuses this certificate, see to peer_tls_certificate here and "
+    "peer_tls_ca there"
+)
 
 
 class Gate(Protocol):
@@ -113,6 +120,9 @@ class StreamOwner(Protocol):
         """Time of the last bytes from each peer, by the loop's clock."""
 
     @property
+    def tls(self) -> PeerTls: ...
+
+    @property
     def scratch(self) -> bytearray:
         """Memory that all connections of the loop receive into."""
 
@@ -128,6 +138,9 @@ class StreamOwner(Protocol):
 
     def note_damaged(self, peer: NodeId | None, kind: StreamKind, reason: str) -> None:
         """Record that received bytes were corrupted."""
+
+    def note_tls(self, peer: NodeId, reason: str, advice: str) -> None:
+        """Record that there is no TLS with a peer."""
 
 
 class LogLimit:
@@ -156,6 +169,7 @@ class _Ended(Exception):
     reason: str
     unreachable: bool = False
     not_wanted: bool = False  # the peer refused the greeting
+    is_unanswered: bool = False  # the peer ended the connection before it answered the greeting
     is_stuck: bool = False
 
 
@@ -249,6 +263,7 @@ class OutStream(Generic[Item]):
 
     async def _session(self) -> None:
         """Run one connection until it ends. Always raises _Ended."""
+        await self._with_tls()
         try:
             await self._use(self._call)
         except _OlderBuildError:
@@ -260,6 +275,45 @@ class OutStream(Generic[Item]):
                 )  # fmt: skip
             await self._use(self._former)
 
+    async def _with_tls(self) -> None:
+        """Run one connection with TLS, if this node has it. Returns where plaintext is to be tried.
+
+        Raises: _Ended.
+        """
+        owner, peer = self._owner, self.peer
+        if owner.tls.calling is None:
+            return
+        try:
+            await self._use(self._call, owner.tls.calling)
+        except _OlderBuildError:
+            raise _Ended("it does not know the streams of this build") from None
+        except TlsFailedError as error:
+            if error.fault is TlsFault.SILENT:
+                raise _Ended(error.reason) from None
+            reason, advice, waits = error.reason, error.advice, error.fault is not TlsFault.ENDED
+            if error.fault is TlsFault.OTHER_NAME:
+                reason = f"{reason}, but for {await self._names_there()}"
+        except _Ended as end:
+            if not end.is_unanswered:
+                raise
+            # A certificate of this node is refused behind its end of the handshake.
+            reason, advice, waits = end.reason, _REFUSED_THERE, True
+        owner.note_tls(peer.node_id, reason, advice)
+        if not owner.tls.takes_plaintext:
+            raise _Ended(reason, not_wanted=waits)
+
+    async def _names_there(self) -> str:
+        """Return what the peer's certificate is for, by a connection for that alone."""
+        try:
+            transport = await connect(
+                self.peer.address, asyncio.Protocol(), CONNECT_TIMEOUT_S, self._owner.tls.asking
+            )
+        except (OSError, TlsFailedError):
+            return "another one"
+        names = names_of(transport.get_extra_info("peercert"))
+        transport.abort()
+        return names
+
     def _call(self, on_frame: Callable[[Buffer], None], on_lost: Callable[[str], None]) -> OutgoingStream:
         owner = self._owner
         return OutgoingCall(self.peer.address, owner.scratch, owner.budget, on_frame, on_lost, self._write)
@@ -267,8 +321,8 @@ class OutStream(Generic[Item]):
     def _former(self, on_frame: Callable[[Buffer], None], on_lost: Callable[[str], None]) -> OutgoingStream:
         return FormerOutgoing(on_frame, on_lost, MAX_GREETING_SIZE, self._write)
 
-    async def _use(self, make: MakeStream) -> None:
-        """Run one connection until it ends. Raises: _Ended, _OlderBuildError; one of them always."""
+    async def _use(self, make: MakeStream, tls: ssl.SSLContext | None = None) -> None:
+        """Run one connection until it ends. Raises: _Ended, _OlderBuildError, TlsFailedError; one always."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Buffer] = loop.create_future()
         lost: asyncio.Future[str] = loop.create_future()
@@ -285,7 +339,7 @@ class OutStream(Generic[Item]):
 
         stream = make(on_frame, on_lost)
         try:
-            await connect(self.peer.address, stream.protocol, CONNECT_TIMEOUT_S)
+            await connect(self.peer.address, stream.protocol, CONNECT_TIMEOUT_S, tls)
         except socket.gaierror as error:
             raise _Ended(f"its name is not known: {error.strerror}") from None
         except OSError as error:  # refused, unreachable, or timed out
@@ -309,7 +363,11 @@ class OutStream(Generic[Item]):
         if stream.is_unknown_there:
             raise _OlderBuildError
         if not answered.done():
-            raise _Ended(lost.result() if lost.done() else "no answer to the greeting")
+            if not lost.done():
+                raise _Ended("no answer to the greeting")
+            if ONLY_TLS in lost.result():
+                self._owner.note_tls(self.peer.node_id, "it takes TLS only", ONLY_TLS)
+            raise _Ended(lost.result(), is_unanswered=True)
         reply = await self._accepted(stream, answered.result())
         if reply is None:
             raise _Ended("the peer does not want this stream", not_wanted=True)

@@ -157,6 +157,17 @@ def test_tls_needs_a_certificate_its_key_and_the_front() -> None:
     assert load(None, {"client_tls": "tls", **files}, {}).tls_private_key == Path("k.pem")
 
 
+def test_tls_between_nodes_needs_three_files() -> None:
+    files = {"peer_tls_certificate": "c.pem", "peer_tls_private_key": "k.pem", "peer_tls_ca": "ca.pem"}
+    for missing in files:
+        others = {key: value for key, value in files.items() if key != missing}
+        with pytest.raises(ConfigError, match=f'"{missing}": peer_tls is tls, so a PEM file is needed'):
+            load(None, {"peer_tls": "tls", **others}, {})
+    assert load(None, {"peer_tls": "both", **files}, {}).peer_tls_ca == Path("ca.pem")
+    with pytest.raises(ConfigError, match="it is one of 'plaintext', 'both', 'tls'"):
+        load(None, {"peer_tls": "off"}, {})
+
+
 def test_connections_are_counted_from_one() -> None:
     with pytest.raises(ConfigError, match="max-connections"):
         load(None, {"max_connections": "0"}, {})

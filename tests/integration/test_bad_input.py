@@ -21,6 +21,7 @@ from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.log.identity import Identity, write_identity
 from ledgermq.raft.types import NodeId
 from tests.ports import free_ports
+from tests.tls import AUTHORITY, files_of
 
 _LINES_MAX = 12
 
@@ -66,6 +67,7 @@ BROKER += (
     "--listener name=default,messaging_bind=127.0.0.1:{p3},log_bind=127.0.0.1:{p4} "
     "--nameservers 127.0.0.1:{p5}"
 )
+PEER_TLS = f" --peer-tls tls --peer-tls-ca {AUTHORITY} --peer-tls-certificate {files_of('node')[0]}"
 
 ALONE = [
     # --- the command line itself
@@ -128,6 +130,15 @@ ALONE = [
     Row("a certificate that is none",
         BROKER + " --client-tls tls --tls-certificate {data}/c.pem --tls-private-key {data}/k.pem", 3,
         ("n1 will not start", "{data}/c.pem", "set client_tls to plaintext"), {"c.pem": "x", "k.pem": "x"}),
+    Row("TLS between nodes without an authority",
+        BROKER + " --peer-tls both --peer-tls-certificate c.pem --peer-tls-private-key k.pem", 2,
+        ("peer_tls_ca", "PEM file")),
+    Row("a key for TLS between nodes that is not there",
+        BROKER + PEER_TLS + " --peer-tls-private-key {data}/none.key", 3,
+        ("n1 will not start", "{data}/none.key", "peer_tls_private_key", "No such file")),
+    Row("a key for TLS between nodes that belongs to another certificate",
+        BROKER + PEER_TLS + f" --peer-tls-private-key {files_of('stranger')[1]}", 3,
+        ("n1 will not start", "peer_tls_certificate", "do not belong together")),
     Row("no connections", BROKER + " --max-connections 0", 2, ("--max-connections", "at least 1")),
     Row("busy raft port", BROKER + " --raft-bind 127.0.0.1:{busy}", 3,
         ("127.0.0.1:{busy}", "n1 will not start")),

@@ -52,6 +52,23 @@ def test_generated_servicers_and_stubs_work(kinds: tuple[str, str]) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plaintext"])
+@pytest.mark.parametrize("takes_plaintext", [True, False])
+def test_a_channel_with_tls_speaks_plaintext_only_if_it_may(tls: bool, takes_plaintext: bool) -> None:
+    async def test() -> None:
+        async with (
+            serving("wire", tls=tls) as (_, address, _),
+            channel_to("wire", address, tls=True, takes_plaintext=takes_plaintext) as channel,
+        ):
+            call = Stub(channel).echo(b"x")
+            if tls or takes_plaintext:
+                assert await call == b"x"
+            else:
+                assert (await error_of(call)).code() is Code.UNAVAILABLE
+
+    run(test)
+
+
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 def test_a_server_that_stops_lets_calls_end(kinds: tuple[str, str]) -> None:
     async def test() -> None:

@@ -23,6 +23,7 @@ from ledgermq.proto.entry import Buffer
 from ledgermq.raft.config import CONTROL_FRAME_SIZE, Member, StreamLimits
 from ledgermq.raft.errors import AddressInUseError
 from ledgermq.raft.folder.bootstrap import MemberRecord
+from ledgermq.raft.peer_tls import NO_TLS, PeerTls
 from ledgermq.raft.ports.front import FrontLimits
 from ledgermq.raft.transport import former_streams
 from ledgermq.raft.transport.checked_frame import header_of
@@ -60,7 +61,9 @@ def take_one(queue: deque[bytes]) -> tuple[bytes, bytes]:
 class Peer:
     """One end with a gate that records events."""
 
-    def __init__(self, name: str, members: tuple[Member, ...], limits: StreamLimits) -> None:
+    def __init__(
+        self, name: str, members: tuple[Member, ...], limits: StreamLimits, tls: PeerTls = NO_TLS
+    ) -> None:
         self.id = NodeId(name)
         self.group, self.incarnation = "g0", 1
         self.standing = Standing.VOTER
@@ -77,7 +80,7 @@ class Peer:
         own = next(m for m in members if m.node_id == name)
         others = tuple(m for m in members if m.node_id != name)
         self.transport: Transport[bytes, bytes] = Transport(
-            own.address, others, take_one, take_one, limits=limits
+            own.address, others, take_one, take_one, limits=limits, tls=tls
         )
 
     def hello(self, to: NodeId | None) -> Hello:
