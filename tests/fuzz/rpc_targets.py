@@ -83,7 +83,7 @@ async def until_ended(connection: Http2Connection) -> None:
 async def _serve(data: bytes) -> None:
     server = GrpcServer(_LIMITS)
     server.add_generic_rpc_handlers((_handlers(),))
-    server._log = lambda peer, port, reason: None  # type: ignore[method-assign]  # a line per input
+    server.log_ended = lambda host, peer, reason, port="": None  # type: ignore[method-assign]  # many
     connection, transport = server.serve_connection(), FakeTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     feed(connection, transport, data[1:], PIECES[data[0] % len(PIECES)] if data else 1)

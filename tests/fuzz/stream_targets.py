@@ -66,7 +66,7 @@ async def _serve(data: bytes) -> None:
         calls.append(call)
 
     server = GrpcServer(WireLimits(max_streams=20, max_message=_LIMIT), takes_compressed=False)
-    server._log = lambda peer, port, reason: None  # type: ignore[method-assign]  # a line per input
+    server.log_ended = lambda host, peer, reason, port="": None  # type: ignore[method-assign]  # many
     for kind in StreamKind:
         server.add_direct_method(kind.method, begin)
     connection, transport = server.serve_connection(), FakeTransport()
