@@ -318,8 +318,8 @@ class BrokerConfig(BaseModel):
         slaves = len(self.voters) - 1
         if self.master and self.replication == "quorum":
             raise ValueError(
-                "master: with replication quorum the nodes elect a leader. Leave it out, or set replication "
-                "to async_master or sync_master"
+                "master: with replication quorum the nodes elect their leader. Leave it out, or set "
+                "replication to async_master or sync_master"
             )
         if self.master and self.master not in self.voters:
             raise ValueError(f"master: is no node of this broker group; it has {', '.join(self.voters)}")
