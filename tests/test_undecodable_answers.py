@@ -29,6 +29,7 @@ from ledgermq.client.cluster.topic_route import BrokerGroup, Node
 from ledgermq.client.errors import BrokerUnreachableError, NameserversDownError
 from ledgermq.proto import log_pb2, log_pb2_grpc, nameserver_pb2, raft_pb2, route_pb2
 from ledgermq.raft.config import Member
+from ledgermq.raft.peer_tls import NO_TLS
 from ledgermq.raft.repair.refetch import RefetchClient, RefetchError
 from ledgermq.raft.types import LogIndex, NodeId
 
@@ -134,7 +135,7 @@ def test_nobody_is_believed_to_be_the_master() -> None:
 def test_a_repair_asks_another_peer() -> None:
     async def scenario(address: str) -> None:
         config: Any = types.SimpleNamespace(
-            cluster_id="local", group="g1", node_id="n1", segment_size=1 << 20
+            cluster_id="local", group="g1", node_id="n1", segment_size=1 << 20, tls=NO_TLS
         )
         client = RefetchClient(config, 5)
         try:
