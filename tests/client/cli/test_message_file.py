@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
+from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from ledgermq.client.cli.message_file import messages_of
 from ledgermq.client.errors import UsageError
 from ledgermq.client.message import Message
 from ledgermq.client.produce.many import Item
+
+pyarrow: Any = pytest.importorskip("pyarrow")  # not among what the command line needs
+parquet: Any = pytest.importorskip("pyarrow.parquet")
 
 BODIES = pyarrow.table({"body": [b"one", b"two", bytes(3)]})
 FULL = pyarrow.table(
@@ -29,7 +32,7 @@ def read(path: Path) -> tuple[list[Item], list[int]]:
     return asyncio.run(everything()), blank
 
 
-def write(table: pyarrow.Table, path: Path) -> Path:
+def write(table: Any, path: Path) -> Path:
     if path.suffix == ".parquet":
         parquet.write_table(table, path)
         return path
@@ -79,4 +82,11 @@ def test_a_line_above_the_limit_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_bytes(b"short\n" + bytes(5 << 20))
     with pytest.raises(UsageError, match=r"line 2 of .*long\.txt has more than 4,194,304 bytes"):
+        read(path)
+
+
+def test_tables_need_arrow_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(BODIES, tmp_path / "rows.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"rows\.parquet needs Arrow.*pip install pyarrow"):
         read(path)
