@@ -23,7 +23,8 @@ import grpc
 from .address_race import addresses_of, first_open
 from .call_headers import metadata_fields, request_fields
 from .header_blocks import encode_block
-from .http2_connection import SCRATCH_SIZE, Http2Connection
+from .http2_connection import Http2Connection
+from .http2_input import SCRATCH_SIZE
 from .made_call import (
     ClientMethod,
     MadeCall,

@@ -20,7 +20,8 @@ import grpc
 from .call_headers import RequestHead, read_request, read_trailers, status_fields
 from .grpc_messages import ENCODINGS, GrpcMessageError
 from .header_blocks import Fields, HeaderBlock, encode_block
-from .http2_connection import CLOSED_BY_PEER, SCRATCH_SIZE, Http2Connection
+from .http2_connection import CLOSED_BY_PEER, Http2Connection
+from .http2_input import SCRATCH_SIZE
 from .http2_stream import Http2Stream
 from .served_call import MethodHandler, ServedCall
 from .shared_memory import SharedMemory

@@ -34,17 +34,8 @@ FRAMES_EXPLAINED: Final = 2
 class Http2Output:
     """The sending half of one connection. All methods are called on the loop's thread."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_ended: Callable[[Http2Stream], None],
-        on_stuck: Callable[[str], None],
-        memory: UnsentMemory | None,
-    ) -> None:
-        """`on_ended(stream)`: END_STREAM was sent; `on_stuck(reason)`: the peer reads too little.
-
-        `memory`: the budget of a server's answers.
-        """
+    def __init__(self, loop: asyncio.AbstractEventLoop, memory: UnsentMemory | None) -> None:
+        """`memory`: the budget of a server's answers."""
         self.is_open = False
         self.is_paused = False  # the transport's buffer is full
         self.is_collecting = False  # somebody flushes soon: no need to remember it
@@ -54,7 +45,8 @@ class Http2Output:
         self.frames_due = 0  # frames of the peer that our DATA explains
         self.ping_due = False  # whether DATA of ours explains a PING
         self._loop = loop
-        self._on_ended, self._on_stuck = on_ended, on_stuck
+        self._on_ended: Callable[[Http2Stream], None]
+        self._on_stuck: Callable[[str], None]
         self.unsent = 0  # bytes of messages, in streams and in the transport's full buffer
         self.moved_at = 0.0  # when the peer last took some of them
         self._memory = memory
@@ -65,9 +57,18 @@ class Http2Output:
         self._flush_due = False
         self._blocked: dict[Http2Stream, None] = {}  # with pending bytes and a window of their own
 
-    def begin(self, transport: asyncio.BaseTransport) -> None:
-        """Send on `transport` from now on, until `is_open` is set to False."""
+    def begin(
+        self,
+        transport: asyncio.BaseTransport,
+        on_ended: Callable[[Http2Stream], None],
+        on_stuck: Callable[[str], None],
+    ) -> None:
+        """Send on `transport` from now on, until `is_open` is set to False.
+
+        `on_ended(stream)`: END_STREAM was sent; `on_stuck(reason)`: the peer reads too little.
+        """
         self._transport = transport
+        self._on_ended, self._on_stuck = on_ended, on_stuck
         self._transport.set_write_buffer_limits(high=HIGH_WATER if self._memory is None else LOW_WATER)
         self.is_open = True
 

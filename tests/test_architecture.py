@@ -51,6 +51,7 @@ PURE: dict[str, tuple[str, ...]] = {
     "rpc": (
         "allowance",
         "flow_control",
+        "foreign_client",
         "grpc_options",
         "header_blocks",
         "http2_frames",

@@ -46,8 +46,8 @@ def install() -> list[Event]:
     events: list[Event] = []
     begin, updated, run = Http2Output.begin, Http2Connection.buffer_updated, LogWriter.run
 
-    def stamped_begin(self: Http2Output, transport: Any) -> None:
-        begin(self, _StampedTransport(transport, events))  # type: ignore[arg-type]
+    def stamped_begin(self: Http2Output, transport: Any, *callbacks: Any) -> None:
+        begin(self, _StampedTransport(transport, events), *callbacks)  # type: ignore[arg-type]
 
     def stamped_updated(self: Http2Connection, nbytes: int) -> None:
         now = time.monotonic_ns()
@@ -60,7 +60,7 @@ def install() -> list[Event]:
         run(self, *arguments, **named)
         events.append((time.monotonic_ns(), "flushed", 0, 0))
 
-    Http2Output.begin = stamped_begin  # type: ignore[method-assign]
+    Http2Output.begin = stamped_begin  # type: ignore[assignment,method-assign]
     Http2Connection.buffer_updated = stamped_updated  # type: ignore[method-assign]
     LogWriter.run = stamped_run  # type: ignore[method-assign]
     return events

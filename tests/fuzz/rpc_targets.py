@@ -18,7 +18,8 @@ from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel
 from ledgermq.rpc.grpc_messages import PREFIX, GrpcMessageError, MessageCutter
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.header_blocks import HeaderBlockDecoder, HeaderBlockError, encode_block
-from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
+from ledgermq.rpc.http2_connection import Http2Connection
+from ledgermq.rpc.http2_input import SCRATCH_SIZE
 from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 
@@ -74,10 +75,11 @@ async def until_ended(connection: Http2Connection) -> None:
     connection.connection_lost(None)
     for _ in range(4):
         await asyncio.sleep(0)
-    assert not connection.streams and connection._memory.held == 0
-    assert connection._shared.held == 0 and connection._shared.incomplete == 0
-    assert not connection._shared.stopped and not connection._shared._marks
-    assert not connection._incomplete and not connection._memory.promised and not connection._output._blocked
+    messages = connection._messages
+    assert not connection.streams and messages.memory.held == 0
+    assert messages.shared.held == 0 and messages.shared.incomplete == 0
+    assert not messages.shared.stopped and not messages.shared._marks
+    assert not messages.incomplete and not messages.memory.promised and not connection._output._blocked
 
 
 async def _serve(data: bytes) -> None:
@@ -102,7 +104,7 @@ async def _call(data: bytes) -> None:
     many: Any = channel.stream_stream("/s/Many")()
     await many.write(b"request")
     feed(connection, transport, data[1:], PIECES[data[0] % len(PIECES)] if data else 1)
-    connection.is_draining = True  # a call that was refused shall not be sent again
+    connection._table.is_draining = True  # a call that was refused shall not be sent again
     await until_ended(connection)
     await channel.close()
     assert one.done() and many.done()

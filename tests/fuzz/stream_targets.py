@@ -27,7 +27,8 @@ from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.grpc_messages import PREFIX
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.header_blocks import encode_block
-from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
+from ledgermq.rpc.http2_connection import Http2Connection
+from ledgermq.rpc.http2_input import SCRATCH_SIZE
 from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 

@@ -15,7 +15,8 @@ from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.direct_call import DirectCall, MadeDirectCall, ServedDirectCall
 from ledgermq.rpc.grpc_messages import Buffer
 from ledgermq.rpc.grpc_server import GrpcServer
-from ledgermq.rpc.http2_connection import SCRATCH_SIZE, Http2Connection
+from ledgermq.rpc.http2_connection import Http2Connection
+from ledgermq.rpc.http2_input import SCRATCH_SIZE
 from ledgermq.rpc.shared_memory import SharedMemory
 from ledgermq.rpc.wire_limits import WireLimits
 

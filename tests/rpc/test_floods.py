@@ -12,7 +12,7 @@ from typing import Any
 import hpack
 import pytest
 
-from ledgermq.rpc import http2_connection
+from ledgermq.rpc import flood_guard
 from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.grpc_messages import PREFIX
 from ledgermq.rpc.wire_limits import IDLE_FRAMES, WireLimits
@@ -56,8 +56,8 @@ def test_a_flood_ends_its_connection_and_no_other(flood: Flood) -> None:
 
 def test_a_peer_may_measure_its_bandwidth_after_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As grpc-go does: WINDOW_UPDATE and PING for each answer, thousands a second."""
-    monkeypatch.setattr(http2_connection, "IDLE_FRAMES", 8)
-    monkeypatch.setattr(http2_connection, "IDLE_FRAMES_PER_S", 0)
+    monkeypatch.setattr(flood_guard, "IDLE_FRAMES", 8)
+    monkeypatch.setattr(flood_guard, "IDLE_FRAMES_PER_S", 0)
 
     async def test() -> None:
         async with beside() as (peer, _stub, _service, _server):
@@ -75,8 +75,8 @@ def test_a_peer_may_reset_a_stream_once_for_each_frame_that_was_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As grpc-java does, when it has cancelled a call whose answers still come."""
-    monkeypatch.setattr(http2_connection, "RESETS", 2)
-    monkeypatch.setattr(http2_connection, "RESETS_PER_S", 0)
+    monkeypatch.setattr(flood_guard, "RESETS", 2)
+    monkeypatch.setattr(flood_guard, "RESETS_PER_S", 0)
 
     async def test() -> None:
         async with beside() as (peer, _stub, service, _server):
