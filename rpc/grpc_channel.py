@@ -46,7 +46,7 @@ _PATIENCE_STEPS: Final = 10
 #: Time in seconds after a call in which a channel goes on with attempts to connect that fail.
 _WANTED_S: Final = 30.0
 #: Begin of a status message when there was no connection, so that nothing was sent; gRPC's text.
-NOT_CONNECTED: Final = "failed to connect to all addresses"
+_NOT_CONNECTED: Final = "failed to connect to all addresses"
 _State = grpc.ChannelConnectivity
 
 
@@ -202,7 +202,7 @@ class GrpcChannel:
             call.begin(connection)
             return
         if self._state is _State.SHUTDOWN:
-            call.fail(grpc.StatusCode.UNAVAILABLE, "Channel is closed.")
+            self._fail_closed(call)
             return
         self._wanted_at = asyncio.get_running_loop().time()
         if self._state is _State.TRANSIENT_FAILURE and not call.wait_for_ready:
@@ -212,12 +212,18 @@ class GrpcChannel:
             self._connect()
 
     def place_again(self, call: MadeCall) -> None:
+        if self._state is _State.SHUTDOWN:
+            self._fail_closed(call)
+            return
         self._waiting[call] = None
         connection = self._connection
         if connection is None or connection.is_draining:
             self._connect()
         else:  # the next end of a call makes room, but there may be none
             asyncio.get_running_loop().call_later(_REFUSED_PAUSE_S, self._begin_waiting)
+
+    def _fail_closed(self, call: MadeCall) -> None:
+        call.fail(grpc.StatusCode.UNAVAILABLE, f"{_NOT_CONNECTED}; {self._target}: the channel is closed")
 
     def forget(self, call: MadeCall) -> None:
         self._waiting.pop(call, None)
@@ -345,7 +351,7 @@ class GrpcChannel:
     def _fail_waiting(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
         self._error = (
-            f"{NOT_CONNECTED}; last error: UNKNOWN: {self._target}: "
+            f"{_NOT_CONNECTED}; last error: UNKNOWN: {self._target}: "
             f"Failed to connect to remote host: {reason}"
         )
         self._set_state(_State.TRANSIENT_FAILURE)
@@ -431,6 +437,11 @@ class GrpcChannel:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+def was_not_sent(error: BaseException) -> bool:
+    """Whether a call failed before anything of it was sent: it certainly had no effect."""
+    return isinstance(error, grpc.aio.AioRpcError) and _NOT_CONNECTED in (error.details() or "")
 
 
 def _authority(name: str) -> bytes:

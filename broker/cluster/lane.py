@@ -22,6 +22,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ledgermq.proto import peer_pb2
+from ledgermq.rpc.grpc_channel import was_not_sent
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,6 @@ _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 
 #: Trailing metadata of a refusal by a node that does not lead.
 NOT_LEADER: Final = "x-ledgermq-not-leader"
-#: Part of gRPC's error text when there was no connection, so that nothing was sent.
-_NOT_CONNECTED: Final = "failed to connect to all addresses"
 #: Statuses of gRPC when the handler itself failed, or does not accept such a request.
 _FAILED_THERE: Final = (
     grpc.StatusCode.UNKNOWN,
@@ -266,7 +265,7 @@ def _is_served(answer: asyncio.Future[bytes]) -> bool:
 def translated(error: grpc.aio.AioRpcError) -> ForwardError:
     """Return the error of a gRPC call that failed."""
     trailing: Any = error.trailing_metadata() or ()
-    definite = any(key == NOT_LEADER for key, _ in trailing) or _NOT_CONNECTED in (error.details() or "")
+    definite = any(key == NOT_LEADER for key, _ in trailing) or was_not_sent(error)
     return ForwardError(
         definite,
         f"{error.code().name}: {error.details()}",

@@ -14,7 +14,7 @@ from typing import Final
 import grpc
 from grpc import aio
 
-from ledgermq.rpc.grpc_channel import NOT_CONNECTED, GrpcChannel, Reconnects
+from ledgermq.rpc.grpc_channel import GrpcChannel, Reconnects, was_not_sent
 from ledgermq.rpc.wire_limits import WireLimits
 
 from ..errors import BrokerUnreachableError, ClosedError, UsageError
@@ -122,5 +122,4 @@ def unreachable(address: str, error: grpc.RpcError) -> BrokerUnreachableError:
     else:
         details = error.details() if isinstance(error, aio.AioRpcError) else str(error)
         reason = f"{code.name if code else 'error'}: {details}"
-    not_sent = isinstance(error, aio.AioRpcError) and NOT_CONNECTED in (error.details() or "")
-    return BrokerUnreachableError(address, reason, not_sent=not_sent)
+    return BrokerUnreachableError(address, reason, not_sent=was_not_sent(error))

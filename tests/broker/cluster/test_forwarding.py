@@ -119,6 +119,16 @@ async def test_a_node_that_does_not_know_a_call_is_told_from_one_that_failed_ove
     assert (error.repeatable, error.unknown_there) == (False, True)
 
 
+@pytest.mark.parametrize("make", [unary, large, stream])
+async def test_a_call_on_a_closed_channel_had_no_effect_for_certain(
+    silent: Silent, make: Callable[[Forwarder], Any]
+) -> None:
+    await silent.forwarder.channel("n2").close()
+    with pytest.raises(ForwardError) as refused:
+        await make(silent.forwarder)
+    assert refused.value.definite
+
+
 async def test_a_call_of_its_own_ends_at_the_other_node_when_its_caller_is_gone(silent: Silent) -> None:
     """Like one that shares a stream (test_forward_lane.py): a receive would lease messages in vain."""
     under_way = asyncio.create_task(large(silent.forwarder))
