@@ -34,6 +34,10 @@ FRAMES_EXPLAINED: Final = 2
 class Http2Output:
     """The sending half of one connection. All methods are called on the loop's thread."""
 
+    __slots__ = ("_blocked", "_buffered", "_flush_due", "_loop", "_memory", "_on_ended", "_on_stuck",
+                 "_out", "_out_size", "_transport", "frames_due", "is_collecting", "is_open", "is_paused",
+                 "moved_at", "peer_frame_size", "peer_window", "ping_due", "unsent", "window")  # fmt: skip
+
     def __init__(self, loop: asyncio.AbstractEventLoop, memory: UnsentMemory | None) -> None:
         """`memory`: the budget of a server's answers."""
         self.is_open = False
@@ -164,7 +168,19 @@ class Http2Output:
 
     def send_data(self, stream: Http2Stream, prefix: bytes, body: Buffer, end: bool) -> None:
         """Send a message, or queue what the windows do not allow."""
-        self._send_parts(stream, (prefix, body), len(prefix) + len(body), end)
+        size = len(prefix) + len(body)
+        if not self._claim(stream, size):
+            self._queue(stream, (prefix, body), size, end)
+            return
+        header = h2.frame_header(size, h2.DATA, h2.END_STREAM if end else 0, stream.stream_id)
+        if size < _JOIN_BELOW:
+            self.emit(b"".join((header, prefix, body)))
+        else:
+            self.emit(header + prefix)
+            if len(body):
+                self.emit(body)
+        if end:
+            self._on_ended(stream)
 
     def send_now(self, stream: Http2Stream, parts: Sequence[Buffer]) -> int:
         """Send a message made of `parts` before this turn of the loop ends, as far as windows allow.
@@ -175,23 +191,13 @@ class Http2Output:
             return 0
         size = sum(map(len, parts))
         total = PREFIX.size + size
-        if (
-            stream.pending
-            or self.is_paused
-            or total > stream.send_window
-            or total > self.window
-            or total > self.peer_frame_size
-        ):
+        if not self._claim(stream, total):
             before, self.is_collecting = self.is_collecting, True
-            self._send_parts(stream, (PREFIX.pack(0, size), *parts), total, False)
+            self._queue(stream, (PREFIX.pack(0, size), *parts), total, False)
             self.is_collecting = before
             if not before:
                 self.flush()
             return size
-        stream.send_window -= total
-        self.window -= total
-        self.frames_due += FRAMES_EXPLAINED
-        self.ping_due = True
         head = h2.message_head(size, stream.stream_id)
         if total >= _JOIN_BELOW:
             self.flush()  # what was sent before
@@ -204,7 +210,8 @@ class Http2Output:
             self._transport.write(b"".join((head, *parts)))
         return size
 
-    def _send_parts(self, stream: Http2Stream, parts: Sequence[Buffer], size: int, end: bool) -> None:
+    def _claim(self, stream: Http2Stream, size: int) -> bool:
+        """Count a DATA frame of `size` bytes as sent, if it may leave now. Returns whether it may."""
         if (
             stream.pending
             or self.is_paused
@@ -212,26 +219,20 @@ class Http2Output:
             or size > self.window
             or size > self.peer_frame_size
         ):
-            stream.pending.extend(part for part in parts if len(part))
-            stream.pending_size += size
-            stream.end_pending = end
-            self._hold(size)
-            self.unblock(stream)
-            return
+            return False
         stream.send_window -= size
         self.window -= size
         self.frames_due += FRAMES_EXPLAINED
         self.ping_due = True
-        header = h2.frame_header(size, h2.DATA, h2.END_STREAM if end else 0, stream.stream_id)
-        if size < _JOIN_BELOW:
-            self.emit(b"".join((header, *parts)))
-        else:
-            self.emit(header + parts[0])
-            for part in parts[1:]:
-                if len(part):
-                    self.emit(part)
-        if end:
-            self._on_ended(stream)
+        return True
+
+    def _queue(self, stream: Http2Stream, parts: Sequence[Buffer], size: int, end: bool) -> None:
+        """Let bytes wait in their stream for windows and for the transport."""
+        stream.pending.extend(part for part in parts if len(part))
+        stream.pending_size += size
+        stream.end_pending = end
+        self._hold(size)
+        self.unblock(stream)
 
     def send_end(self, stream: Http2Stream) -> None:
         """End our side of a stream behind its pending messages."""

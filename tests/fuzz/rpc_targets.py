@@ -62,7 +62,7 @@ class FakeTransport:
 def feed(connection: Http2Connection, transport: FakeTransport, data: bytes, size: int) -> None:
     position = 0
     while position < len(data) and not transport.closing:
-        target = connection.get_buffer(-1)
+        target = memoryview(connection.get_buffer(-1))
         part = data[position : position + min(size, len(target))]
         target[: len(part)] = part
         connection.buffer_updated(len(part))
