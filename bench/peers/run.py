@@ -94,8 +94,10 @@ async def _main(options: argparse.Namespace) -> None:
             run = Run(system, number, options.seconds, options.preload, options.failovers, options.warm_up)
             try:
                 rows += await measure(run, options.workloads, folder)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            except TimeoutError as error:  # the hours of the others are not thrown away
+                print(f"{system.name} is left out of this run, its folder is kept: {error}", flush=True)
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
             write(options, rows)
     if rows:
         finish(options, {"rows": rows, "taken": _now()})

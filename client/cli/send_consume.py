@@ -112,7 +112,9 @@ def send(
         )
     given = None if file is not None else _body(body, size)
     if given is None and count != 1:
-        raise typer.BadParameter("--count goes with BODY or --size; lines are sent once each")
+        raise typer.BadParameter(
+            "--count goes with BODY or --size; the lines of stdin or a file are sent once each"
+        )
     try:
         check_name("topic", topic)
     except InvalidNameError as error:
