@@ -36,8 +36,9 @@ from .seal import seal_of, unsealed
 from .stream_kind import REPORT_AFTER_S, StreamKind
 from .stream_watch import StreamWatch
 
-#: Bytes on their way that a peer may have: those of all appends in flight, so that none waits for a window.
-_WINDOW: Final = 8 << 20
+#: Bytes on their way that a peer may have: twice those of all appends in flight, so that none waits for a
+#: window of which up to a half is saved up before it is granted.
+_WINDOW: Final = 20 << 20
 #: Of connections that this node opens. The peer is watched by `OutStream`, and sends answers only.
 _CALLER_LIMITS: Final = WireLimits(
     max_streams=0, max_message=MAX_GREETING_SIZE, keepalive_s=0.0, max_idle_s=0.0
