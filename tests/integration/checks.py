@@ -33,6 +33,16 @@ def _has_all(cluster: Cluster, name: str, topic: str, history: History) -> bool:
     return history.acknowledged.keys() <= set(read_topic(cluster.address(name), topic).values())
 
 
+def wait_even(cluster: Cluster) -> None:
+    """Wait until the logs of all nodes end with the same entry."""
+
+    def even() -> bool:
+        found = [cluster.status(name) for name in cluster.nodes]
+        return len({status and status.last_index for status in found}) == 1 and None not in found
+
+    wait_until(even, "the logs of all nodes are even")
+
+
 def leads(cluster: Cluster, name: str) -> bool:
     """Tell whether a node says of itself that it leads."""
     status = cluster.status(name)

@@ -6,6 +6,7 @@ disk reads, flushes, handshakes or thousands of connections were still held, and
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import threading
 from collections.abc import Iterator
@@ -24,12 +25,12 @@ from ledgermq.proto import rocketmq_v2_pb2_grpc as v2_grpc
 from tests.gated_disk import FLUSHES, OPENS, READS, Gate
 from tests.tls import CERTIFICATE, KEY
 
-from .checks import check_every_node, wait_for_more
+from .checks import check_every_node, wait_even, wait_for_more
 from .cluster import Cluster, wait_until
 from .connections import PREFACE, Crowd
 from .history import History, Load, describe_topic, run_client
+from .test_slow_disk import MESSAGES, PART, send_backlog
 from .test_slow_disk import TOPIC as COLD
-from .test_slow_disk import send_backlog
 
 HOT = "hot"
 FRESH = [("grpc.use_local_subchannel_pool", 1)]
@@ -56,14 +57,17 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatedCluster]:
 
     settings |= {"segment-size": "17MiB", "scrub-bytes-per-second": "0"}
     with GatedCluster(tmp_path_factory.mktemp("stages"), nodes=3, settings=settings) as running:
-        run_client(fill(running.nameserver))
+        run_client(fill(running))
         yield running
 
 
-async def fill(nameserver: str) -> None:
-    async with Admin(nameserver) as admin:
+async def fill(cluster: Cluster) -> None:
+    """Send the backlog in parts, so that no follower makes the leader read old segments for it."""
+    async with Admin(cluster.nameserver) as admin:
         await admin.create_topic(COLD, 1)
-    await send_backlog(nameserver, History())
+    for first in range(0, MESSAGES, PART):
+        await send_backlog(cluster.nameserver, History(), range(first, first + PART))
+        await asyncio.to_thread(wait_even, cluster)
 
 
 def fetch_some(address: str, topic_id: int, queue_id: int, offset: int) -> log_pb2.FetchedSection | None:

@@ -18,6 +18,7 @@ from .history import History, Load, run_client
 TOPIC = "cold"
 BODY_SIZE = 32 << 10
 MESSAGES = 1600  # 50 MiB: twice what a node keeps of its log in memory
+PART = 400  # sent at a time: half of that memory
 
 
 class SlowDiskCluster(Cluster):
@@ -39,7 +40,7 @@ def cluster(tmp_path: Path) -> Iterator[SlowDiskCluster]:
         yield running
 
 
-async def send_backlog(nameserver: str, history: History) -> None:
+async def send_backlog(nameserver: str, history: History, numbers: range = range(MESSAGES)) -> None:
     async with Producer(nameserver, timeout_ms=60_000, compress_above=None) as producer:
 
         async def send(number: int) -> None:
@@ -47,8 +48,8 @@ async def send_backlog(nameserver: str, history: History) -> None:
             receipt = await producer.send(TOPIC, body)
             history.acknowledged[body] = (receipt.queue_id, receipt.queue_offset)
 
-        for first in range(0, MESSAGES, 400):
-            await asyncio.gather(*(send(number) for number in range(first, first + 400)))
+        for first in range(0, len(numbers), PART):
+            await asyncio.gather(*(send(number) for number in numbers[first : first + PART]))
 
 
 async def read_backlog(nameserver: str, wanted: set[bytes]) -> None:
