@@ -409,7 +409,7 @@ def test_a_poison_message_is_parked_in_sight_and_comes_again_when_it_is_released
     poison = run_client(fail())
     killed = fail_over(cluster)
     run_client(release(poison))
-    cluster.start(killed)
+    cluster.restart(killed)
 
 
 @on_client_loop
