@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Limit of a test for which the images may have to be built, on a machine that does not even have their base.
+BUILD_SECONDS = 1200
 
 
 def docker_answers() -> bool:
@@ -23,6 +25,9 @@ def docker_answers() -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without an engine, tests marked `docker` are skipped; in CI they run, and fail."""
+    for item in items:
+        if "images" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
     marked = [item for item in items if item.get_closest_marker("docker")]
     if not marked or os.environ.get("CI") == "true" or docker_answers():
         return
