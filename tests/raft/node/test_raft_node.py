@@ -66,7 +66,7 @@ async def test_the_announced_place_and_time_are_those_of_the_next_proposal(clust
     for size in (10, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5):
         place, now = node.log.next_offset(size), node.next_timestamp()
         proposal = node.propose([bytes(size)], 1)
-        assert (proposal.physical_offset, proposal.timestamp) == (place, now)
+        assert (proposal.header.physical_offset, proposal.timestamp) == (place, now)
         await proposal.committed
 
 
