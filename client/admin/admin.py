@@ -54,7 +54,7 @@ from ..errors import (
 from ..message import MessageQueue
 from ..pauses import CALL_TIMEOUT_S
 from .broker_group_rules import check_kept
-from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
+from .message_query import DEFAULT_LIMIT, FoundMessages, query_broker_groups
 
 #: Topic types by their lower-case names.
 MESSAGE_TYPES: Final = {
@@ -397,7 +397,9 @@ class Admin(AsyncClient):
             return answer
 
         groups, gone = await self._routes.groups_and_gone()
-        found = await query_groups(groups, ask, request, limit, {each.name: each.error for each in gone})
+        found = await query_broker_groups(
+            groups, ask, request, limit, {each.name: each.error for each in gone}
+        )
         if found is None:
             raise await self._topic_not_found(request.topic)
         return found
