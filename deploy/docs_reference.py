@@ -266,7 +266,7 @@ def spelled_out(module: ModuleType) -> str:
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.value, ast.Call)
-                and ast.unparse(node.value.func) in ("awaited", "direct")
+                and ast.unparse(node.value.func) in ("awaited", "counted", "direct")
             ):
                 method = inspect.unwrap(eval(ast.unparse(node.value.args[0]), vars(module)))
                 (made,) = ast.parse(textwrap.dedent(inspect.getsource(method))).body

@@ -58,14 +58,6 @@ class Proposal:
         return LogIndex(self.header.index)
 
     @property
-    def term(self) -> Term:
-        return Term(self.header.term)
-
-    @property
-    def physical_offset(self) -> int:
-        return self.header.physical_offset
-
-    @property
     def timestamp(self) -> int:
         """Log time in ms since the epoch."""
         return self.header.timestamp

@@ -86,7 +86,7 @@ class AnswerHead:
         self.metadata: Metadata = ()
 
 
-def request_fields(path: str, authority: bytes, *, is_tls: bool, user_agent: str, accepts: bytes) -> Fields:
+def request_fields(path: str, authority: bytes, *, is_tls: bool, accepts: bytes) -> Fields:
     """Return the header fields of a request, without timeout and metadata.
 
     `accepts`: encodings of answers.
@@ -98,7 +98,7 @@ def request_fields(path: str, authority: bytes, *, is_tls: bool, user_agent: str
         (b":authority", authority),
         (b"te", b"trailers"),
         (b"content-type", b"application/grpc"),
-        (b"user-agent", user_agent.encode("ascii")),
+        (b"user-agent", b"grpc-python-ledgermq"),
         (b"grpc-accept-encoding", accepts),
     )
 

@@ -144,7 +144,6 @@ class MadeDirectCall(DirectCall):
         max_message: int,
         *,
         is_tls: bool = False,
-        user_agent: str = "grpc-python-ledgermq",
     ) -> None:
         super().__init__(connection, user)
         self._answer: AnswerHead | None = None
@@ -154,7 +153,6 @@ class MadeDirectCall(DirectCall):
             path,
             authority.encode("ascii" if authority.isascii() else "idna"),
             is_tls=is_tls,
-            user_agent=user_agent,
             accepts=b"identity",
         )
         connection.send_head(self.stream, encode_block(fields), False)

@@ -26,8 +26,8 @@ class FloodGuard:
         self._idle_frames = Allowance(IDLE_FRAMES, IDLE_FRAMES_PER_S, loop.time())
         self._resets = Allowance(RESETS, RESETS_PER_S, loop.time())
 
-    def is_explained(self) -> bool:
-        """Take one frame of the peer as an effect of our DATA, if there was enough of it."""
+    def spend_explained(self) -> bool:
+        """Count a frame of the peer as an effect of our DATA. False: there was not enough of it."""
         if self._output.frames_due <= 0:
             return False
         self._output.frames_due -= 1

@@ -75,17 +75,12 @@ class GrpcChannel:
         takes_plaintext: bool = False,
         limits: WireLimits = CLIENT_LIMITS,
         reconnects: Reconnects = Reconnects(),  # frozen
-        compression: grpc.Compression = grpc.Compression.NoCompression,
-        lends_memory: bool = False,
-        user_agent: str = "grpc-python-ledgermq",
     ) -> None:
         """`tls` gets ALPN h2; `server_name` is checked against the certificate in place of the host.
 
         `takes_plaintext`: a server with which TLS fails is spoken to without, which protects from nobody.
-        `compression`: of requests. `lends_memory`: hand large messages on as memoryview, without a copy.
         """
         self.max_message = limits.max_message
-        self.lends_memory = lends_memory
         self._target = target.removeprefix("dns:///").removeprefix("ipv4:").removeprefix("ipv6:")
         self._tls = tls
         if tls is not None:
@@ -94,11 +89,9 @@ class GrpcChannel:
         self._takes_plaintext = takes_plaintext
         self._limits = limits
         self._reconnects = reconnects
-        self._compression = compression
         self._authority = _authority(
             server_name or ("localhost" if target.startswith("unix:") else self._target)
         )
-        self._user_agent = user_agent
         self._scratch = bytearray(SCRATCH_SIZE)
         self._shared = SharedMemory(limits.total_memory)
         self._connection: Http2Connection | None = None
@@ -119,7 +112,7 @@ class GrpcChannel:
         _registered_method: bool | None = False,
     ) -> Callable[..., UnaryUnaryCall]:
         """Return a function that calls `method`, with the arguments of `grpc.aio.UnaryUnaryMultiCallable`."""
-        return self._multi(UnaryUnaryCall, method, request_serializer, response_deserializer, False, False)
+        return self._multi(UnaryUnaryCall, method, request_serializer, response_deserializer, False)
 
     def unary_stream(
         self,
@@ -129,7 +122,7 @@ class GrpcChannel:
         _registered_method: bool | None = False,
     ) -> Callable[..., UnaryStreamCall]:
         """Return a function that calls `method`: one request, a stream of answers."""
-        return self._multi(UnaryStreamCall, method, request_serializer, response_deserializer, False, True)
+        return self._multi(UnaryStreamCall, method, request_serializer, response_deserializer, False)
 
     def stream_unary(
         self,
@@ -139,7 +132,7 @@ class GrpcChannel:
         _registered_method: bool | None = False,
     ) -> Callable[..., StreamUnaryCall]:
         """Return a function that calls `method`: a stream of requests, one answer."""
-        return self._multi(StreamUnaryCall, method, request_serializer, response_deserializer, True, False)
+        return self._multi(StreamUnaryCall, method, request_serializer, response_deserializer, True)
 
     def stream_stream(
         self,
@@ -149,7 +142,7 @@ class GrpcChannel:
         _registered_method: bool | None = False,
     ) -> Callable[..., StreamStreamCall]:
         """Return a function that calls `method`: streams in both directions."""
-        return self._multi(StreamStreamCall, method, request_serializer, response_deserializer, True, True)
+        return self._multi(StreamStreamCall, method, request_serializer, response_deserializer, True)
 
     def _multi(
         self,
@@ -158,18 +151,11 @@ class GrpcChannel:
         encode: Callable[[Any], bytes] | None,
         decode: Callable[[bytes], Any] | None,
         request_streaming: bool,
-        response_streaming: bool,
     ) -> Callable[..., Any]:
         head = encode_block(
-            request_fields(
-                path,
-                self._authority,
-                is_tls=self._tls is not None,
-                user_agent=self._user_agent,
-                accepts=b"identity,gzip",
-            )
+            request_fields(path, self._authority, is_tls=self._tls is not None, accepts=b"identity,gzip")
         )
-        method = ClientMethod(head, encode, decode, request_streaming, response_streaming)
+        method = ClientMethod(head, encode, decode, request_streaming)
 
         def call(
             request: Any = None,
@@ -182,7 +168,6 @@ class GrpcChannel:
         ) -> Any:
             if credentials is not None:
                 raise grpc.aio.UsageError("credentials of a call are not supported: send metadata")
-            chosen = self._compression if compression is None else compression
             return kind(
                 self,
                 method,
@@ -190,7 +175,7 @@ class GrpcChannel:
                 timeout,
                 metadata_fields(metadata),
                 bool(wait_for_ready),
-                chosen is grpc.Compression.Gzip,
+                compression is grpc.Compression.Gzip,
             )
 
         return call

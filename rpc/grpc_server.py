@@ -108,7 +108,6 @@ class GrpcServer:
         self._scratch = bytearray(SCRATCH_SIZE)
         self._logged: dict[tuple[str, str], float] = {}
         self._is_stopping = False
-        self._stopped: asyncio.Event = asyncio.Event()
 
     # --- methods --------------------------------------------------------------------------------------------
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any]) -> None:
@@ -151,12 +150,6 @@ class GrpcServer:
         context.set_alpn_protocols(["h2"])
         return self._add_port(address, context)
 
-    def add_socket(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
-        """Serve connections of a socket that is bound already."""
-        if context is not None:
-            context.set_alpn_protocols(["h2"])
-        self._sockets.append((listener, context))
-
     def _add_port(self, address: str, context: ssl.SSLContext | None) -> int:
         try:
             listener = _bound(address)
@@ -198,16 +191,6 @@ class GrpcServer:
             call.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
         await asyncio.gather(*tasks, return_exceptions=True)
         await Http2Connection.close_all(list(self._connections), "this server stops")
-        self._stopped.set()
-
-    async def wait_for_termination(self, timeout: float | None = None) -> bool:
-        """Wait until `stop` is done, at most `timeout` seconds. Returns whether it is not."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._stopped.wait()
-        except TimeoutError:
-            return True
-        return False
 
     @property
     def connection_count(self) -> int:

@@ -259,13 +259,13 @@ class Http2Connection(asyncio.BufferedProtocol):
     # --- streams --------------------------------------------------------------------------------------------
     def new_stream(self, owner: StreamUser, max_message: int) -> Http2Stream:
         """Return a client's new stream; it begins with `send_head`, at once. Needs `may_open`."""
-        stream = self.add_stream(self._table.next_id(), owner, max_message)
+        stream = self.add_stream(self._table.new_id(), owner, max_message)
         self._note_last_id()
         return stream
 
     def new_direct_stream(self, owner: DirectUser, max_message: int) -> DirectStream:
         """Return a client's new stream; the first one of a connection may begin before `may_open`."""
-        stream = self.add_direct_stream(self._table.next_id(), owner, max_message)
+        stream = self.add_direct_stream(self._table.new_id(), owner, max_message)
         self._note_last_id()
         return stream
 

@@ -85,7 +85,7 @@ class Http2Control:
 
     # --- received -------------------------------------------------------------------------------------------
     def take_window_update(self, stream_id: int, increment: int) -> None:
-        if not self._guard.is_explained():
+        if not self._guard.spend_explained():
             self._guard.spend_idle()
         output = self._output
         if not stream_id:
@@ -113,7 +113,7 @@ class Http2Control:
         stream = self._streams.open.get(stream_id)
         if not stream_id or (stream is None and self._streams.is_idle(stream_id)):
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "RST_STREAM for a stream that is not open")
-        if stream is not None or not self._guard.is_explained():
+        if stream is not None or not self._guard.spend_explained():
             self._guard.spend_reset()
         if stream is not None:
             self._streams.close(stream, we_reset=False)

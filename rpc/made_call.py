@@ -46,14 +46,12 @@ class ClientMethod:
     encode: Callable[[Any], bytes] | None
     decode: Callable[[bytes], Any] | None
     request_streaming: bool
-    response_streaming: bool
 
 
 class CallPlace(Protocol):
     """What a call needs of its channel."""
 
     max_message: int
-    lends_memory: bool
 
     def place(self, call: MadeCall) -> None:
         """Begin the call on a connection, or keep it until there is one."""
@@ -306,13 +304,13 @@ class MadeCall:
 
     def _decoded(self, message: Buffer) -> Any:
         """Return a received message. Raises: grpc.aio.AioRpcError (it is not one of the call's type)."""
-        if not self._channel.lends_memory and not isinstance(message, bytes):
+        if not isinstance(message, bytes):
             message = bytes(message)
         decode = self._method.decode
         if decode is None:
             return message
         try:
-            return decode(message)  # type: ignore[arg-type]
+            return decode(message)
         except Exception:
             logger.debug("answer not decoded", exc_info=True)
         code, details = grpc.StatusCode.INTERNAL, "the answer cannot be decoded"

@@ -46,7 +46,7 @@ class StreamTable:
         self._guard = guard
         self._on_room, self._on_none = on_room, on_none
 
-    def next_id(self) -> int:
+    def new_id(self) -> int:
         """Return the id of a client's new stream."""
         self.last_id += 2 if self.last_id else 1
         return self.last_id

@@ -186,9 +186,11 @@ INSIDE: dict[str, dict[str, set[str]]] = {
 #: them.
 ROOT_MODULES = {
     "raft": {"config", "damage", "errors", "metrics", "peer_tls", "state_machine", "node_status", "types"},
-    "broker": {"config", "errors", "metrics", "refusals", "replica"},
-    "client": {"arguments", "durations", "errors", "event_loop", "interrupts", "message", "pauses"},
-}
+    "broker": {"background", "config", "errors", "metrics", "refusals", "replica"},
+    "client": {
+        "arguments", "async_client", "durations", "errors", "event_loop", "interrupts", "message", "pauses",
+    },
+}  # fmt: skip
 #: What these modules of the top folder need of rooms that need nothing themselves.
 ROOT_NEEDS = {"raft/config.py": "core", "raft/metrics.py": "ports"}
 

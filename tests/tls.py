@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,3 +31,14 @@ def peer_tls_settings(value: str, name: str = "node") -> dict[str, str]:
         "peer-tls-private-key": str(key),
         "peer-tls-ca": str(AUTHORITY),
     }
+
+
+def tls_hello() -> bytes:
+    """Return the first thing that a TLS client says."""
+    context = ssl.create_default_context(cafile=str(CERTIFICATE))
+    context.set_alpn_protocols(["h2"])
+    out = ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return out.read()

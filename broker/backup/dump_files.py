@@ -301,7 +301,7 @@ def _software() -> str:
         return "unknown"
 
 
-def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], None] | None = None) -> int:
+def write_dump(chunks: Iterator[Chunk], folder: Path) -> int:
     """Write the files of one node's dump to `folder`; return the bytes written. Raises: DumpError, OSError.
 
     The manifest gets its name only after everything else is on disk.
@@ -327,8 +327,6 @@ def write_dump(chunks: Iterator[Chunk], folder: Path, on_bytes: Callable[[int], 
             file.seek(chunk.offset)
             file.write(chunk.data)
         written += len(chunk.data)
-        if on_bytes is not None:
-            on_bytes(len(chunk.data))
     part = folder / f"{MANIFEST}.part"
     _sync((part,))
     part.rename(folder / MANIFEST)

@@ -25,6 +25,7 @@ from ledgermq.proto import nameserver_pb2 as pb
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
 
+from ..background import BackgroundWork
 from ..wire.route import BrokerGroupQueues, accepted_types
 from .members import pick
 
@@ -40,7 +41,7 @@ _RECONNECTS: Final = Reconnects(first_s=0.2, most_s=2.0)
 _LIMITS: Final = replace(CLIENT_LIMITS, max_message=64 << 20, keepalive_s=10.0, keepalive_timeout_s=5.0)
 
 
-class OtherBrokerGroups:
+class OtherBrokerGroups(BackgroundWork):
     """Use: `start()`, then ask; `await stop()`."""
 
     def __init__(
@@ -57,17 +58,6 @@ class OtherBrokerGroups:
         self._views: dict[str, route_pb2.GroupRoute] = {}  # last view by broker group
         self._topics: dict[str, dict[str, route_pb2.TopicInfo]] = {}  # by broker group, by topic name
         self._absent_since: dict[str, float] = {}  # broker groups in `_views` that are not listed now
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Start to watch."""
-        self._task = asyncio.create_task(self._run(), name="other-groups")
-
-    async def stop(self) -> None:
-        """Stop watching."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def take(self, views: list[route_pb2.GroupRoute]) -> None:
         """Store the newest view of all other broker groups."""

@@ -32,7 +32,7 @@ from ..state.commands import (
 from ..state.consumption import PARKED_MAX
 from ..wire.receipt_handle import ReceiptHandle, parse_handle
 from ..wire.status import StatusError, ok, overall
-from ..wire.validation import MAX_ENTRIES, MAX_INVISIBLE_MS, check_group, check_topic
+from ..wire.validation import MAX_ENTRIES, MAX_INVISIBLE_MS, check_consumer_group, check_topic
 
 
 def _invalid(reason: str) -> v2.Status:
@@ -67,7 +67,7 @@ class Acknowledgements:
 
     async def acknowledge(self, request: v2.AckMessageRequest) -> v2.AckMessageResponse:
         """Acknowledge messages; one result per entry. Raises: StatusError, and what the pipeline raises."""
-        check_group(request.group.name)
+        check_consumer_group(request.group.name)
         check_topic(request.topic.name)
         if not request.entries:
             raise StatusError(v2.INTERNAL_SERVER_ERROR, "ack message result is empty")
@@ -104,7 +104,7 @@ class Acknowledgements:
 
         Raises: StatusError, and what the pipeline raises.
         """
-        check_group(request.group.name)
+        check_consumer_group(request.group.name)
         check_topic(request.topic.name)
         duration = request.invisible_duration.ToMilliseconds()
         if not 0 <= duration <= MAX_INVISIBLE_MS:
@@ -129,7 +129,7 @@ class Acknowledgements:
         message is parked already, consumed, deleted, or leased to another consumer by now. Raises:
         StatusError, and what the pipeline raises.
         """
-        check_group(request.group.name)
+        check_consumer_group(request.group.name)
         check_topic(request.topic.name)
         handle = parse_handle(request.receipt_handle)
         consumer_group = self._replica.state.groups.get(handle.group_id)

@@ -46,7 +46,7 @@ from ..state.topics import Topic
 from ..wire import official as wire
 from ..wire.receipt_handle import ReceiptHandle
 from ..wire.status import StatusError, topic_not_found
-from ..wire.validation import MAX_FILTER_LENGTH, check_group, check_topic, invisible_ms
+from ..wire.validation import MAX_FILTER_LENGTH, check_consumer_group, check_topic, invisible_ms
 from .give_backs import to_peer
 
 logger = logging.getLogger(__name__)
@@ -312,7 +312,7 @@ class LeaderReceives:
     async def _checked(self, request: v2.ReceiveMessageRequest, call: Call) -> CheckedReceive:
         name, consumer_group_name = request.message_queue.topic.name, request.group.name
         check_topic(name)
-        check_group(consumer_group_name)
+        check_consumer_group(consumer_group_name)
         tags = tags_of(request.filter_expression)
         duration = AUTO_RENEW_INVISIBLE_MS
         if not request.auto_renew:

@@ -18,7 +18,7 @@ from ..state.commands import BrokerGroupMode
 from ..state.topics import Topic
 from ..wire.route import BrokerGroupQueues, assignments, route
 from ..wire.status import ok, topic_not_found
-from ..wire.validation import check_group
+from ..wire.validation import check_consumer_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class TopicAnswers:
 
     def assignment(self, message: v2.QueryAssignmentRequest, found: RoutedTopic) -> bytes:
         """Return the encoded QueryAssignmentResponse. Raises: StatusError."""
-        check_group(message.group.name)
+        check_consumer_group(message.group.name)
         consumer_group = self._replica.state.groups.find(message.group.name)
         queues = assignments(
             message.topic, found.broker_groups, fifo=consumer_group is not None and consumer_group.fifo

@@ -17,6 +17,8 @@ from typing import Final
 
 from ledgermq.raft.ports.counts import PortCounts
 
+from ..background import BackgroundWork
+
 logger = logging.getLogger(__name__)
 
 #: Time between two counts, s.
@@ -74,25 +76,17 @@ def _count(family: int, port: int) -> int:
                 at += size + 3 & ~3
 
 
-class ConnectionWatch:
+class ConnectionWatch(BackgroundWork):
     """Counts the connections of some ports periodically. Use: `start()`, `await stop()`."""
 
     def __init__(self, ports: Mapping[int, PortCounts]) -> None:
         self._ports = {port: counts for port, counts in ports.items() if port}  # 0 would count every port
         self._full: set[int] = set()  # ports that were logged as full
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start to count, if there are such ports."""
-        if not self._ports:
-            return
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="connection watch")
-
-    async def stop(self) -> None:
-        """Stop counting."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._ports:
+            super().start()
 
     async def _run(self) -> None:
         """Poll: no event announces these connections."""

@@ -24,6 +24,7 @@ from ledgermq.raft.errors import LogCompactedError, StorageError
 from ledgermq.raft.log.segment import segment_start
 from ledgermq.raft.types import LogIndex
 
+from ..background import BackgroundWork
 from .key_run import KeyRun
 from .key_runs import (
     RETRY_SECONDS,
@@ -69,7 +70,7 @@ class _Source:
     content: BuildContent
 
 
-class KeyIndex:
+class KeyIndex(BackgroundWork):
     """Key index. `start()`, `await search(...)`, `await stop()`.
 
     Runs on the event-loop thread.
@@ -85,22 +86,19 @@ class KeyIndex:
         self._next = 0  # first entry that is not taken; 0: not known yet
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []  # (index to reach, future)
         self._wanted = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(1, "key-items")
         self._searchers = ThreadPoolExecutor(2, "key-search")
 
     # --- start and stop -------------------------------------------------------------------------------------
     def start(self) -> None:
         """Start following the log."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        super().start()
         self._finished.start()
 
     async def stop(self) -> None:
         """Stop following, and write the items in memory, so that the next start need not read them again."""
         self._builds.stopping.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await super().stop()
         await self._finished.stop()
         if self._tail is not None:
             try:

@@ -31,6 +31,7 @@ from ledgermq.raft.errors import DamagedLogError, LogCompactedError, LogTruncate
 from ledgermq.raft.log.segment import SegmentInfo, segment_start
 from ledgermq.raft.types import LogIndex
 
+from ..background import BackgroundWork
 from .key_hashes import NO_ITEMS, ItemForm, items_of
 from .key_run import KeyRun, RunRange, RunReader, merged, open_run, run_path, write_run
 
@@ -322,7 +323,7 @@ async def _fits(run: KeyRun, log: LogSource) -> bool:
     return (last.crc, last.end) == (taken.last_crc, taken.end_offset)
 
 
-class KeyRuns:
+class KeyRuns(BackgroundWork):
     """Finished runs. `start()`, `close(build)` per complete segment, `await stop()`. Event-loop thread."""
 
     def __init__(self, builds: Builds, applied: Callable[[], int]) -> None:
@@ -331,22 +332,15 @@ class KeyRuns:
         self._applied = applied
         self._wanted = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, "key-runs")
-        self._task: asyncio.Task[None] | None = None
         self._first_start = -1
         self.runs: dict[int, KeyRun] = {}  # by the segment's start offset
         self.missing: set[int] = set()  # starts of segments without a run or a build
         self.closed: dict[int, SegmentBuild] = {}  # complete builds to be written, oldest first
         self.damaged = 0  # runs that were discarded since start
 
-    def start(self) -> None:
-        """Start the task."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
     async def stop(self) -> None:
         """Stop the task and its thread. `Builds.stopping` must be set."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await super().stop()
         await asyncio.to_thread(self._worker.shutdown)
 
     def wake(self) -> None:

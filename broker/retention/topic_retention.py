@@ -17,6 +17,7 @@ from typing import Final
 from ledgermq.raft.errors import LogCompactedError, RaftError
 from ledgermq.raft.node.raft_node import RaftNode
 
+from ..background import BackgroundWork
 from ..cluster.known_leader import Leadership
 from ..config import BrokerConfig
 from ..errors import BrokerError
@@ -35,7 +36,7 @@ TRIM_INTERVAL: Final = 10.0  # seconds between two passes
 _ROWS_MAX: Final = 4096  # per command
 
 
-class TopicRetention:
+class TopicRetention(BackgroundWork):
     """Timer that hides expired messages of topics while this node leads. Call `start` and `stop`."""
 
     def __init__(
@@ -55,19 +56,8 @@ class TopicRetention:
         self._leadership = leadership
         self._queues = queues
         self._retention = retention
-        self._task: asyncio.Task[None] | None = None
         # Last checked begin of each queue, and the log time (ms) at which the message there was stored.
         self._oldest: dict[QueueKey, tuple[int, int]] = {}
-
-    def start(self) -> None:
-        """Start the timer."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop the timer."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:

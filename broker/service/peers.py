@@ -20,6 +20,7 @@ import grpc.aio
 
 from ledgermq.proto import peer_pb2, route_pb2
 
+from ..background import BackgroundWork
 from ..cluster.forwarding import Forwarder, answer_of
 from ..cluster.known_leader import Leadership
 from ..cluster.lane import ForwardError
@@ -36,7 +37,7 @@ _METHOD: Final = "/ledgermq.v1.PeerService/Report"
 
 
 @dataclass(eq=False, repr=False)
-class Peers:
+class Peers(BackgroundWork):
     """Sends reports and answers those of other nodes.
 
     `client_ids` returns the local clients to report now; `on_clients` takes those of another node.
@@ -53,17 +54,6 @@ class Peers:
     _unsaid: list[str] = field(
         default_factory=list, init=False
     )  # clients of the last report, until it is answered
-    _task: asyncio.Task[None] | None = field(default=None, init=False)
-
-    def start(self) -> None:
-        """Begin to report."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop reporting."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         quiet = False  # no leadership change during the last second

@@ -22,7 +22,7 @@ from ledgermq.proto.record import MAX_BODY_SIZE
 
 from ..replica import Replica
 from ..wire.status import StatusError, ok
-from ..wire.validation import check_group, check_topic
+from ..wire.validation import check_consumer_group, check_topic
 from .sessions import ClientsHere, SignsOfLife, TooManyClientsError
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def check_settings(settings: v2.Settings) -> None:
         for topic in settings.publishing.topics:
             check_topic(topic.name)
     elif settings.HasField("subscription"):
-        check_group(settings.subscription.group.name)
+        check_consumer_group(settings.subscription.group.name)
         for entry in settings.subscription.subscriptions:
             check_topic(entry.topic.name)
     else:

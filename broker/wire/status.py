@@ -31,7 +31,7 @@ def overall(statuses: list[v2.Status]) -> v2.Status:
     return v2.Status(code=v2.MULTIPLE_RESULTS, message="MULTIPLE_RESULTS")
 
 
-def topic_not_found(topic: str, hint: str = "") -> StatusError:
+def topic_not_found(topic: str) -> StatusError:
     """Return the error of an unknown topic. The beginning of its text is what clients' tests expect."""
     text = f"CODE: 17  DESC: No topic route info in name server for the topic: {topic}"
-    return StatusError(v2.TOPIC_NOT_FOUND, f"{text}. {hint or f'Create it: ledgermq topic create {topic}'}")
+    return StatusError(v2.TOPIC_NOT_FOUND, f"{text}. Create it: ledgermq topic create {topic}")

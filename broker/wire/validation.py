@@ -74,7 +74,7 @@ def topic_problem(name: str) -> str:
     return problem
 
 
-def check_group(name: str) -> None:
+def check_consumer_group(name: str) -> None:
     """Check a consumer group name. Raises: StatusError (ILLEGAL_CONSUMER_GROUP)."""
     if reason := group_problem(name):
         raise StatusError(v2.ILLEGAL_CONSUMER_GROUP, reason)

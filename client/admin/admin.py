@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -37,6 +36,7 @@ from ..arguments import (
     whole,
     wrong,
 )
+from ..async_client import AsyncClient
 from ..cluster.calls import call_broker_group
 from ..cluster.channels import Channels, unreachable
 from ..cluster.every_group import Silent, ask_all, change_each, check_that_all_answer
@@ -54,7 +54,7 @@ from ..errors import (
 from ..message import MessageQueue
 from ..pauses import CALL_TIMEOUT_S
 from .broker_group_rules import check_kept
-from .message_query import DEFAULT_LIMIT, FoundMessages, query_groups
+from .message_query import DEFAULT_LIMIT, FoundMessages, query_broker_groups
 
 #: Topic types by their lower-case names.
 MESSAGE_TYPES: Final = {
@@ -102,7 +102,7 @@ Method = Callable[[Stub], Callable[..., Awaitable[T]]]
 _MAX_PARKED: Final = 10_000
 
 
-class Admin:
+class Admin(AsyncClient):
     """Administers one cluster. Use it as an async context manager, or call close().
 
     Example:
@@ -128,14 +128,6 @@ class Admin:
         self._channels = Channels()
         self._routes = Routes(nameservers, self._channels, cluster)
         self._timeout_s = timeout_ms / 1000
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -405,7 +397,9 @@ class Admin:
             return answer
 
         groups, gone = await self._routes.groups_and_gone()
-        found = await query_groups(groups, ask, request, limit, {each.name: each.error for each in gone})
+        found = await query_broker_groups(
+            groups, ask, request, limit, {each.name: each.error for each in gone}
+        )
         if found is None:
             raise await self._topic_not_found(request.topic)
         return found

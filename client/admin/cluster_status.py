@@ -117,7 +117,7 @@ async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
     else:
         found = {
             (route.group, told.node_id): told.listeners[0].log_address
-            for route in (await list_groups(nameserver)).groups
+            for route in (await list_broker_groups(nameserver)).groups
             for told in route.nodes
             if told.listeners
         }
@@ -125,7 +125,7 @@ async def known_nodes(nameserver: str, nodes: list[str]) -> list[KnownNode]:
 
 
 async def _groups_by_nameserver(nameserver: str) -> list[BrokerGroupAnswers]:
-    listed = await list_groups(nameserver)
+    listed = await list_broker_groups(nameserver)
     groups = await asyncio.gather(*(_ask_group(route) for route in listed.groups))
     for route, group in zip(listed.groups, groups, strict=True):
         key = (route.cluster, route.group)
@@ -134,7 +134,7 @@ async def _groups_by_nameserver(nameserver: str) -> list[BrokerGroupAnswers]:
     return groups
 
 
-async def list_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
+async def list_broker_groups(nameserver: str) -> nameserver_pb2.ListGroupsResponse:
     """List the broker groups; try one nameserver after the other.
 
     Raises: InvalidAddressError, NameserversDownError, NotANameserverError, NoBrokersError, LedgerMQError

@@ -53,7 +53,7 @@ class FoundMessages:
         return not (self.unsearched_bytes or self.silent or self.stale)
 
 
-async def query_groups(
+async def query_broker_groups(
     groups: Sequence[BrokerGroup],
     ask: Ask,
     request: pb.QueryMessagesRequest,

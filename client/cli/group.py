@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode=None,
     )
     group.command("create")(create)
-    group.command("list")(list_groups)
+    group.command("list")(list_consumer_groups)
     group.command("describe")(describe)
     group.command("lag")(lag)
     group.command("reset")(reset)
@@ -95,7 +95,9 @@ def create(
     warn_of_down(f'consumer group "{group}"', down)
 
 
-def list_groups(nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False) -> None:
+def list_consumer_groups(
+    nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False
+) -> None:
     """List all consumer groups."""
     silent: Silent = {}
     groups = administer(Admin, nameserver, lambda admin: admin.consumer_groups(silent=silent))

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
-from ..admin.cluster_status import list_groups, until_healthy
+from ..admin.cluster_status import list_broker_groups, until_healthy
 from ..errors import UsageError
 from ..interrupts import EXIT_INTERRUPTED, without_interrupt
 from ..local.cluster import LocalCluster, require_server
@@ -147,7 +147,7 @@ def _check(nodes: int | None, data: Path, groups: int | None, replication: str |
 
 async def _known_by(nameserver: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the broker groups and nodes of a cluster that local brokers can join. Raises: LedgerMQError."""
-    listed = await list_groups(nameserver)
+    listed = await list_broker_groups(nameserver)
     if others := sorted({route.cluster for route in listed.groups} - {_CLUSTER}):
         name = others[0]
         raise UsageError(

@@ -67,10 +67,6 @@ class Intake(ABC, Generic[Q]):
         self._queues: dict[tuple[int, int], Q] = {}
         self._turn = 0
 
-    @property
-    def queues(self) -> list[Q]:
-        return list(self._queues.values())
-
     def assign(self, assigned: Q) -> None:
         """Read a queue from its `fetch_offset` on."""
         self._queues[assigned.key] = assigned

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from ledgermq.proto import log_pb2 as pb
 
@@ -41,6 +40,7 @@ from ..arguments import (
     one_of,
     whole,
 )
+from ..async_client import AsyncClient
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..errors import ClosedError, LedgerMQError, RefusedError, RouteError, UsageError
@@ -59,7 +59,7 @@ POLL_BATCH: Final = 512
 COMMIT_TIMEOUT_MS: Final = 5_000
 
 
-class PullConsumer:
+class PullConsumer(AsyncClient):
     """Reads topics queue by queue. Use it as an async context manager, or call close().
 
     Example:
@@ -117,14 +117,6 @@ class PullConsumer:
         self._wanted = WantedQueues(self._routes, self._reader, self._offsets, start)
         self._closed = False
         self._trace = consume_trace("pull", group, "", nameservers, cluster) if trace else None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close every stream. This commits nothing."""

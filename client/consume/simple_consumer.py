@@ -22,8 +22,7 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -42,6 +41,7 @@ from ..arguments import (
     checked,
     instance_of,
 )
+from ..async_client import AsyncClient
 from ..cluster.calls import call_broker_group
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
@@ -104,7 +104,7 @@ class SilentBrokerGroups:
         return found or sources
 
 
-class SimpleConsumer:
+class SimpleConsumer(AsyncClient):
     """Receives messages with leases. Use it as an async context manager, or call close().
 
     Example:
@@ -152,14 +152,6 @@ class SimpleConsumer:
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by broker group
         self._closed = False
         self._trace = consume_trace("simple", group, self._client_id, nameservers, cluster) if trace else None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Wait for pending acknowledgements (up to their deadline), then disconnect.

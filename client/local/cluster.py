@@ -29,7 +29,7 @@ import grpc
 from ledgermq.proto import nameserver_pb2, nameserver_pb2_grpc, route_pb2
 
 from ..errors import LedgerMQError, MissingExtraError, UsageError
-from .plan import LocalPlan, joining_plan, more_groups, new_plan, read_plan, with_free_ports
+from .plan import LocalPlan, joining_plan, new_plan, read_plan, with_free_ports, with_more_broker_groups
 from .ports import NodePorts, PortReservations
 from .processes import ServerProcess, require_running, stop_all
 
@@ -37,7 +37,7 @@ from .processes import ServerProcess, require_running, stop_all
 REGISTERED_WITHIN_S: Final = 4.0
 
 
-def groups_there(
+def broker_groups_there(
     nameserver: str, names: Collection[str], nodes: Collection[str], seconds: float = REGISTERED_WITHIN_S
 ) -> dict[str, list[str]]:
     """Return broker groups (with their nodes) that have one of these names, or a node with one of them.
@@ -117,7 +117,9 @@ class LocalCluster:
         else:
             self._check_shape(known, wanted, groups, replication)
             self._check_cluster(known, groups)
-            self.plan = more_groups(with_free_ports(known, self._reserved), self._reserved, groups)
+            self.plan = with_more_broker_groups(
+                with_free_ports(known, self._reserved), self._reserved, groups
+            )
             self.plan = replace(self.plan, replication=replication or known.replication)
             self.added = tuple(name for name in self.plan.groups if name not in known.groups)
         if self.plan != known and not self.added:
@@ -239,7 +241,7 @@ class LocalCluster:
         assert self.plan is not None, "prepare() comes first"
         plan = self.plan
         nodes = [node for group in self.added for node in plan.groups[group]]
-        if clashes := groups_there(plan.nameserver, self.added, nodes):
+        if clashes := broker_groups_there(plan.nameserver, self.added, nodes):
             named = ", ".join(f"{group} ({', '.join(there)})" for group, there in sorted(clashes.items()))
             raise UsageError(
                 f"{named} belongs to this cluster already, from another folder: "

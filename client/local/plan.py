@@ -156,7 +156,7 @@ def _number(name: str, prefix: str) -> int:
     return int(digits) if name.startswith(prefix) and digits.isascii() and digits.isdecimal() else -1
 
 
-def more_groups(plan: LocalPlan, reserved: PortReservations, groups: int | None) -> LocalPlan:
+def with_more_broker_groups(plan: LocalPlan, reserved: PortReservations, groups: int | None) -> LocalPlan:
     """Add broker groups of the same size until there are `groups`, and reserve their ports."""
     known = len(plan.groups)
     taken = {port for ports in plan.nodes.values() for port in ports.all()}

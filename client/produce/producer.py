@@ -29,7 +29,6 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from ledgermq.proto.record import MAX_BODY_SIZE
@@ -48,6 +47,7 @@ from ..arguments import (
     whole,
     wrong,
 )
+from ..async_client import AsyncClient
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..cluster.topic_route import (
@@ -104,7 +104,7 @@ OnStored = Callable[[int, Sequence[SendReceipt]], object]
 MAX_PENDING_BYTES: Final = 64 * 1024 * 1024
 
 
-class Producer:
+class Producer(AsyncClient):
     """Sends messages. Use it as an async context manager, or call start() and close().
 
     Example:
@@ -202,11 +202,6 @@ class Producer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def start(self) -> None:
         """Begin to watch deadlines. The first send connects. Raises: UsageError (another event loop)."""

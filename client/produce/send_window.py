@@ -158,10 +158,9 @@ class Outcome:
 class SendWindow:
     """All lanes of one producer to one broker group."""
 
-    def __init__(self, new_session: Callable[[], int], *, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+    def __init__(self, new_session: Callable[[], int]) -> None:
         """`new_session` returns a producer id that was never used."""
         self._new_session = new_session
-        self._max_in_flight = max_in_flight
         self._max_request, self._max_section = MAX_REQUEST_BYTES, MAX_SECTION_BYTES
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._old_lanes: list[Lane] = []  # of topics created again, while old sections are open
@@ -290,7 +289,7 @@ class SendWindow:
 
     def next_request(self, now: int) -> Request | None:
         """Cut the next request, or return None when nothing may be sent now."""
-        if not self._ready or now < self.paused_until or len(self._in_flight) >= self._max_in_flight:
+        if not self._ready or now < self.paused_until or len(self._in_flight) >= MAX_IN_FLIGHT:
             return None
         if self._in_flight and self._waiting_bytes < self._worth_a_request():
             return None

@@ -85,7 +85,7 @@ class BroadcastGroup(QueueGroup):
     async def _start_missing(self, topic: str, part: TopicInBrokerGroup) -> None:
         ids = [each for each in range(part.queue_count) if (part.topic_id, each) not in self.queues]
         queues = [MessageQueue(topic, self.group.name, each) for each in ids]
-        await asyncio.to_thread(self._file.use_group, part.group)
+        await asyncio.to_thread(self._file.use_broker_group, part.group)
         offsets = {queue: self._file.get(queue, part.topic_id) for queue in queues}
         unknown = [queue for queue, offset in offsets.items() if offset is None]
         if unknown:

@@ -80,7 +80,7 @@ class OffsetsFile:
         """Return the stored offset of a queue, or None."""
         return self._offsets.get((queue, topic_id))
 
-    def use_group(self, group: BrokerGroup) -> None:
+    def use_broker_group(self, group: BrokerGroup) -> None:
         """Drop the offsets of a replaced broker group of this name; the next `put` stores that.
 
         May block on the disk.

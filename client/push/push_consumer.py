@@ -24,8 +24,6 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ..arguments import (
     a_consumer_group,
@@ -41,6 +39,7 @@ from ..arguments import (
     start_position,
     whole,
 )
+from ..async_client import AsyncClient
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicRoute
@@ -62,7 +61,7 @@ logger = logging.getLogger(__name__)
 CLOSE_MS = 10_000
 
 
-class PushConsumer:
+class PushConsumer(AsyncClient):
     """Passes messages to a listener. Use it as an async context manager, or call close().
 
     Example:
@@ -163,14 +162,6 @@ class PushConsumer:
         self._closing: asyncio.Task[None] | None = None
         if self._file is not None:
             self._file.open()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     @checked(timeout_ms=whole(0))
     async def close(self, timeout_ms: int = CLOSE_MS) -> None:

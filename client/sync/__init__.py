@@ -23,8 +23,8 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, Final
+from functools import partial, wraps
+from typing import Any, Concatenate, Final
 
 from ..admin.admin import Admin as AsyncAdmin
 from ..arguments import a_flag, an_iterable, check_count, check_lease, check_name, check_start, check_wait
@@ -40,7 +40,7 @@ from ..produce.producer_statistics import ProducerStatistics
 from ..produce.queue_selection import MessageSelector, selection_of
 from .forwarders import Admin, BrokerGroupAdmin, PullConsumer, SimpleConsumer
 from .handover import Handover
-from .loop_thread import Closing, awaited, direct
+from .loop_thread import Closing, P, awaited, direct
 from .push_consumer import PushConsumer
 
 __all__ = [
@@ -56,6 +56,17 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 _COMES_AGAIN: Final = "an acknowledgement failed, its message comes again: %s"
+
+
+def counted(method: Callable[Concatenate[Any, P], bool]) -> Callable[Concatenate[Any, P], bool]:
+    """Return the method of the synchronous producer for the one-way send of its asyncio twin."""
+
+    @wraps(method)
+    def send(producer: Any, /, *arguments: P.args, **named: P.kwargs) -> bool:
+        found: bool = producer._producer.one_way.send(partial(producer.send_async, *arguments, **named))
+        return found
+
+    return send
 
 
 class Producer(Closing):
@@ -129,27 +140,7 @@ class Producer(Closing):
         message = message_of(topic, body, tag, keys, properties, message_group)
         return self._handover.put(message, selection_of(selector, argument))
 
-    def send_oneway(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        tag: str = "",
-        keys: Sequence[str] = (),
-        properties: Mapping[str, str] | None = None,
-        message_group: str = "",
-        selector: MessageSelector | None = None,
-        argument: object = None,
-    ) -> bool:
-        """Queue one message without a receipt. Return False if it was dropped because the buffer is full.
-
-        It is sent and retried like any other message. Losses are counted (`statistics`) and logged.
-        Raises: UsageError.
-        """
-        self._check_open()
-        message = message_of(topic, body, tag, keys, properties, message_group)
-        selection = selection_of(selector, argument)
-        return self._producer.one_way.send(partial(self._handover.put, message, selection))
+    send_oneway = counted(AsyncProducer.send_oneway)
 
     def ready(self) -> None:
         """Wait until there is room for another `send_async`. Raises: ClosedError (closed meanwhile)."""

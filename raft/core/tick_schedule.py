@@ -36,7 +36,7 @@ class NoClock:
 class TickSchedule:
     """Schedule of ticks and wake-ups.
 
-    Invariant: after more than `stall_ms` without a look at the clock, one `due` gives 0 and the next one at
+    Invariant: after more than `stall_ms` without a look at the clock, one `take` gives 0 and the next one at
     most 1. Sleeps are at most half as long, so a sleep alone is never taken for a stall.
     """
 
@@ -46,12 +46,12 @@ class TickSchedule:
         self._tick_ms = tick_ms
         self._stall_ms = stall_ms
         self._next_ms = now_ms + tick_ms  # end of the first tick that the core has not got yet
-        self._recovering = False  # a stall ended: `due` gave 0, and gives at most 1 next
-        self.wake_ms = self._next_ms  # when to call `due` next
-        self.lateness_ms = 0.0  # how late the last call of `due` came
+        self._recovering = False  # a stall ended: `take` gave 0, and gives at most 1 next
+        self.wake_ms = self._next_ms  # when to call `take` next
+        self.lateness_ms = 0.0  # how late the last call of `take` came
 
-    def due(self, now_ms: float) -> int:
-        """Return the ticks to give now. Call it again at `wake_ms`, after other work had its turn."""
+    def take(self, now_ms: float) -> int:
+        """Take the ticks to give now. Call it again at `wake_ms`, after other work had its turn."""
         self.lateness_ms = max(0.0, now_ms - self.wake_ms)
         if self._recovering:  # a loop that stalls again and again must still tick
             self._recovering = False
@@ -67,8 +67,8 @@ class TickSchedule:
         """Tell whether ticks have passed that the core must get before an input; never after a stall."""
         return 0 <= now_ms - self._next_ms <= self._stall_ms and not self._recovering
 
-    def passed(self, now_ms: float, quiet: int) -> int:
-        """Return the ticks to give before an input: those of the `quiet` next ones that have passed."""
+    def take_passed(self, now_ms: float, quiet: int) -> int:
+        """Take the ticks to give before an input: those of the `quiet` next ones that have passed."""
         return self._take(now_ms, quiet) if self.has_passed(now_ms) else 0
 
     def _take(self, now_ms: float, limit: float) -> int:

@@ -52,7 +52,7 @@ class Ticker:
         schedule, now_ms = self._schedule, _now_ms()
         if schedule is None or not schedule.has_passed(now_ms):
             return 0
-        return schedule.passed(now_ms, self.quiet_ticks())
+        return schedule.take_passed(now_ms, self.quiet_ticks())
 
     def after_input(self) -> None:
         """Move the timer if the input brought the core's next decision nearer, or moved it far away."""
@@ -76,7 +76,7 @@ class Ticker:
         if schedule is None:
             return
         self._timer = None  # so that `after_input` sets no timer while the ticks run
-        count = schedule.due(_now_ms())
+        count = schedule.take(_now_ms())
         self.on_lateness(schedule.lateness_ms / 1000)
         if count:
             self.on_ticks(count)

@@ -76,14 +76,6 @@ class CommitLog(LogReads):
         self.max_entry_size = max_entry_size(segment_size)
 
     # --- staging --------------------------------------------------------------------------------------------
-    def next_offset(self, payload_size: int) -> int:
-        """Return the physical offset at which an entry with this payload size would start if it were staged
-        now.
-
-        A filler may come first.
-        """
-        return place_entry(self.end_offset, entry_size(payload_size), self.segment_size)
-
     def check_proposal(self, size: int, *, urgent: bool) -> None:
         """Check room for an entry of this leader, as `check_room` does.
 

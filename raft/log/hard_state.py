@@ -206,10 +206,6 @@ class HardStateFile:
             _log.warning("hard state copy not readable path=%s reason=%r", path, problem.reason)
         return cls(file, sequence, state)
 
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
     def write(self, state: DurableState) -> None:
         """Store `state` durably. Raises: OSError; the file must not be used afterwards (P15)."""
         sequence = self._sequence + 1

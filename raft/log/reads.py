@@ -38,8 +38,7 @@ T = TypeVar("T")
 class _DiskRange:
     """A run of whole entries in one segment file."""
 
-    segment: Segment
-    position: int  # in the file
+    position: int  # in the segment file
     size: int
     filler: bytes  # filler header sent before the entries; empty: none
 
@@ -375,7 +374,7 @@ class LogReads(LogContents):
             stop = segment.count
         end = offsets[stop] if stop < segment.count else segment.end_offset - segment.start
         before = self.segment_before(segment) if first == 0 else None
-        return _DiskRange(segment, begin, end - begin, before.filler if before else b"")
+        return _DiskRange(begin, end - begin, before.filler if before else b"")
 
     def verify(self, raw: bytes, lo: LogIndex) -> Entries:
         """Check and decode wire bytes of this log that begin with entry `lo`.

@@ -136,7 +136,7 @@ def _checked(kind: Any, check: Callable[[Any], object]) -> Callable[[bytes], obj
 
 
 def _receive(request: v2.ReceiveMessageRequest) -> None:
-    messaging_validation.check_group(request.group.name)
+    messaging_validation.check_consumer_group(request.group.name)
     messaging_validation.check_topic(request.message_queue.topic.name)
     messaging_validation.invisible_ms(request, 10_000)
 

@@ -18,9 +18,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Self
 
-_CHUNK = 65_536
+from .tcp_proxy import CHUNK, TcpProxy
+
 _PATHS = {b"RaftService/Append": "A", b"RaftService/Control": "C"}
 #: Bytes of a connection in which its call must begin.
 _OPENING_SIZE = 4096
@@ -59,69 +59,49 @@ class _Pair:
         return (self.client, self.server) if way == THERE else (self.server, self.client)
 
 
-class GrayProxy:
+class GrayProxy(TcpProxy):
     """Listens on `port` of 127.0.0.1 for `target_port`."""
 
     def __init__(self, port: int, target_port: int, seed: int) -> None:
+        super().__init__(port, target_port)
         self.flips = 0
-        self._target_port = target_port
         self._rng = random.Random(seed)
         self._harming: _Harming | None = None
-        self._open: dict[int, _Pair] = {}
+        self._pairs: dict[int, _Pair] = {}
         self._count = 0
-        self._listening = socket.create_server(("127.0.0.1", port))
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
     def __exit__(self, *exc: object) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
         self.heal()
-        for pair in list(self._open.values()):
-            _close(pair)
-        self._thread.join()
+        super().__exit__(*exc)
 
     def harm(
         self, harm: Harm, kinds: str = "AC", ways: tuple[str, ...] = (THERE, BACK), *, new_ones: bool = False
     ) -> None:
         """Begin; `new_ones`: also on connections that are made from now on."""
-        self._harming = _Harming(harm, kinds, ways, None if new_ones else frozenset(self._open))
+        self._harming = _Harming(harm, kinds, ways, None if new_ones else frozenset(self._pairs))
 
     def heal(self) -> None:
         """What passes from now on passes well; what was frozen is delivered, what was swallowed is lost."""
         self._harming = None
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self._target_port))
-            except OSError:  # the node is down
-                client.close()
-                continue
-            for each in (client, server):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._count += 1
-            pair = self._open[self._count] = _Pair(self._count, client, server)
-            for way in (THERE, BACK):
-                threading.Thread(target=self._pass, args=(pair, way), daemon=True).start()
+    def _begin(self, client: socket.socket, server: socket.socket) -> None:
+        for each in (client, server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._count += 1
+        pair = self._pairs[self._count] = _Pair(self._count, client, server)
+        for way in (THERE, BACK):
+            threading.Thread(target=self._pass, args=(pair, way), daemon=True).start()
 
     def _pass(self, pair: _Pair, way: str) -> None:
         source, sink = pair.ends(way)
         with suppress(OSError):
-            while data := source.recv(_CHUNK):
+            while data := source.recv(CHUNK):
                 if way == THERE and pair.kind == "G" and len(pair.opening) < _OPENING_SIZE:
                     pair.opening += data[:_OPENING_SIZE]
                     pair.kind = next((_PATHS[path] for path in _PATHS if path in pair.opening), "G")
                 self._deliver(pair, way, sink, data)
-        _close(pair)
-        self._open.pop(pair.number, None)
+        self._end(source, sink)
+        self._pairs.pop(pair.number, None)
 
     def _harm_of(self, pair: _Pair, way: str) -> Harm | None:
         harming = self._harming
@@ -145,10 +125,3 @@ class GrayProxy:
             data = data[10:]
             time.sleep(0.01)
         sink.sendall(data)
-
-
-def _close(pair: _Pair) -> None:
-    for each in (pair.client, pair.server):
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-        each.close()

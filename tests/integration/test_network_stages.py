@@ -7,11 +7,10 @@ disk reads, flushes, handshakes or thousands of connections were still held, and
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from ledgermq.proto import log_pb2, log_pb2_grpc
 from ledgermq.proto import rocketmq_v2_pb2 as v2
 from ledgermq.proto import rocketmq_v2_pb2_grpc as v2_grpc
 from tests.gated_disk import FLUSHES, OPENS, READS, Gate
-from tests.tls import CERTIFICATE, KEY
+from tests.tls import CERTIFICATE, KEY, tls_hello
 
 from .checks import check_every_node, wait_even, wait_for_more
 from .cluster import Cluster, wait_until
@@ -177,16 +176,6 @@ def test_handshakes_that_are_half_done_hold_up_no_other_client(gated: GatedClust
             )
             assert beat.status.code == v2.OK
     assert gated.terms() == terms, "an election was held"
-
-
-def tls_hello() -> bytes:
-    context = ssl.create_default_context(cafile=str(CERTIFICATE))
-    context.set_alpn_protocols(["h2"])
-    out = ssl.MemoryBIO()
-    client = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost")
-    with suppress(ssl.SSLWantReadError):
-        client.do_handshake()
-    return out.read()
 
 
 def test_a_filter_finds_what_it_wants_behind_all_that_it_does_not_in_one_receive(gated: GatedCluster) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ledgermq.raft.core.config import CoreConfig, LogView
@@ -148,19 +148,6 @@ class Cluster:
             if member.up and (message.from_, message.to) not in self.cut:
                 member.core.step(message)
                 self._pump(message.to, message)
-
-    def settle_until(self, reached: Callable[[], bool]) -> None:
-        """Deliver one message after another until `reached`. The rest stays on the wire, undelivered."""
-        while True:
-            for name in self.names:
-                if reached():
-                    return
-                self._pump(name)
-            if reached():
-                return
-            message = self.wire.popleft()
-            if (message.from_, message.to) not in self.cut:
-                self.members[message.to].core.step(message)
 
     def partition(self, *groups: list[str]) -> None:
         """Let only members of the same side hear each other."""

@@ -19,9 +19,9 @@ from ledgermq.raft.types import HardState, NodeId, Term
 from tests.power_cut import Keep
 
 from ..sim.mutants_storage import StorageMutant
-from .folder.test_recovery import History
+from .folder.test_recovery import History, cut_histories
 from .log_rig import DATA, LogRig, reopen
-from .simulated_disk import PowerCut, SimulatedDisk
+from .simulated_disk import SimulatedDisk
 
 
 def read_while_it_runs(seed: int) -> None:
@@ -47,16 +47,7 @@ def judge(history: History, disk: SimulatedDisk) -> None:
 def cut_power_often(seed: int) -> None:
     """Run a history into several power cuts and judge each recovered log."""
     rng = random.Random(seed)
-    whole = SimulatedDisk()
-    history = History(seed, whole)
-    begin = whole.steps
-    history.run()
-    for crash_at in sorted(rng.sample(range(begin + 1, whole.steps + 1), 12)):
-        disk = SimulatedDisk()
-        history = History(seed, disk)
-        disk.cut_power_at(crash_at)
-        with pytest.raises(PowerCut):
-            history.run()
+    for history, disk in cut_histories(seed, rng):
         judge(history, disk.crash(rng, rng.choice(list(Keep))))
 
 

@@ -82,7 +82,7 @@ class BrokerGroup:
 
     def _tick(self, name: str, node: Node) -> None:
         """Like `Ticker`: timers run before the input that waits in the sockets."""
-        ticks = node.schedule.due(self.now)
+        ticks = node.schedule.take(self.now)
         if late := int(node.schedule.lateness_ms) // TICK_MS:
             node.core.late(late)
         for _ in range(ticks):

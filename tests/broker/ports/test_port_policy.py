@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from ledgermq.broker.ports.port_policy import PortPolicy, server_context, server
 from ledgermq.raft.ports import front as port_front
 from ledgermq.raft.ports.counts import Ended, PortCounts, PortMetrics
 from tests.ports import free_ports
-from tests.tls import CERTIFICATE, KEY
+from tests.tls import CERTIFICATE, KEY, tls_hello
 
 pytestmark = pytest.mark.usefixtures("runner")
 
@@ -212,17 +211,6 @@ def credentials() -> grpc.ServerCredentials:
     return found
 
 
-def hello() -> bytes:
-    """The first thing that a TLS client says."""
-    context = ssl.create_default_context(cafile=str(CERTIFICATE))
-    context.set_alpn_protocols(["h2"])
-    out = ssl.MemoryBIO()
-    client = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost")
-    with suppress(ssl.SSLWantReadError):
-        client.do_handshake()
-    return out.read()
-
-
 async def test_both_plaintext_and_tls_are_served_on_one_port() -> None:
     async with opened(PortPolicy(credentials=credentials())) as ports:
         assert await ports.call("messaging", tls=True) == b"hello"
@@ -246,7 +234,7 @@ async def test_handshakes_that_clients_do_not_end_hold_nobody_up(monkeypatch: py
     monkeypatch.setattr(port_front, "TLS_HELLOS_AT_ONCE", 2)
     loop = asyncio.get_running_loop()
     async with opened(PortPolicy(credentials=credentials())) as ports:
-        first, open_ones = hello(), []
+        first, open_ones = tls_hello(), []
         for number in range(30):
             connection = await ports.connect("messaging")
             open_ones.append(connection)
@@ -263,7 +251,7 @@ async def test_a_handshake_has_a_time_limit_whatever_part_of_it_is_missing(
 ) -> None:
     monkeypatch.setattr(port_front, "FIRST_BYTES_TIMEOUT_S", 0.2)
     async with opened(PortPolicy(credentials=credentials())) as ports:
-        first = hello()
+        first = tls_hello()
         for part, why in ((first[:20], Ended.SILENT), (first, Ended.HANDSHAKE)):
             connection = await ports.connect("messaging")
             await asyncio.get_running_loop().sock_sendall(connection, part)

@@ -107,7 +107,7 @@ def test_names_of_the_system_are_refused() -> None:
             validation.check_topic(topic)
     for group in ("", "g/h", "CID_RMQ_SYS_x", "g" * 121):
         with pytest.raises(StatusError):
-            validation.check_group(group)
+            validation.check_consumer_group(group)
     validation.check_topic("%DLQ%group")
 
 

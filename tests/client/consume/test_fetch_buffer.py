@@ -96,7 +96,7 @@ def test_a_seek_and_a_removal_make_room_at_once() -> None:
     buffer.remove(two)
     rooms.append(buffer.has_room)
     assert rooms == [False, True, False, True]
-    assert buffer.queues == [one]
+    assert list(buffer._queues.values()) == [one]
 
 
 def test_without_queues_nothing_is_asked() -> None:

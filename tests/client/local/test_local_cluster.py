@@ -16,7 +16,7 @@ from ledgermq.client.cli.up import after_a_kill
 from ledgermq.client.errors import LedgerMQError, UsageError
 from ledgermq.client.local import cluster as local_cluster
 from ledgermq.client.local import ports as local_ports
-from ledgermq.client.local.cluster import LocalCluster, broker_flags, groups_there
+from ledgermq.client.local.cluster import LocalCluster, broker_flags, broker_groups_there
 from ledgermq.client.local.plan import LocalPlan, new_plan, read_plan
 from ledgermq.client.local.ports import NodePorts, PortReservations
 from ledgermq.client.local.processes import ProcessEndedError, ServerProcess, require_running
@@ -141,7 +141,7 @@ async def test_a_group_is_added_when_no_other_has_its_name() -> None:
     await server.start()
     server.table.register("n1", "i", route_pb2.GroupRoute(cluster="local", group="g0"), True, 0)
     address = server.addresses["default"]
-    assert await asyncio.to_thread(groups_there, address, ["g1"], ["n4"], 0.3) == {}
+    assert await asyncio.to_thread(broker_groups_there, address, ["g1"], ["n4"], 0.3) == {}
     await server.stop(0)
 
 

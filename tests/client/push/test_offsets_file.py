@@ -49,11 +49,11 @@ def test_offsets_of_a_broker_group_that_was_replaced_are_dropped(
     tmp_path: Path, then: BrokerGroup, offset: int | None
 ) -> None:
     file = opened(tmp_path / "offsets.json")
-    file.use_group(of_id(7))
+    file.use_broker_group(of_id(7))
     file.put([((QUEUE, 7), 12), ((MessageQueue("orders", "g1", 0), 2), 5)], of_id(7))
     file.close()
     file = opened(tmp_path / "offsets.json")
-    file.use_group(then)
+    file.use_broker_group(then)
     assert (file.get(QUEUE, 7), file.get(MessageQueue("orders", "g1", 0), 2)) == (offset, 5)
     file.put([((QUEUE, 7), 13)], of_id(7))
     assert file.get(QUEUE, 7) == (13 if offset else None), "what comes late of the one before is not stored"
@@ -76,7 +76,7 @@ def test_a_node_that_does_not_know_that_its_group_was_recovered_or_promoted_drop
         of_id(7),
     ):
         file = opened(path)
-        file.use_group(group)
+        file.use_broker_group(group)
         file.put([((QUEUE, 7), 12)] if group is newest else [], group)
         assert file.get(QUEUE, 7) == 12
         file.close()
@@ -87,7 +87,7 @@ def test_a_file_without_group_ids_is_of_whatever_group_has_the_name(tmp_path: Pa
     file.put([((QUEUE, 7), 12)])
     file.close()
     file = opened(tmp_path / "offsets.json")
-    file.use_group(of_id(8))
+    file.use_broker_group(of_id(8))
     assert file.get(QUEUE, 7) == 12
     file.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -93,13 +94,8 @@ class History:
         assert rig.read_all() == rig.entries
 
 
-@pytest.mark.parametrize("keep", list(Keep))
-@pytest.mark.parametrize("seed", range(36))
-def test_power_cut_at_any_step_loses_nothing_durable(
-    seed: int, keep: Keep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_writer, "_CHUNK", PAGE)  # makes a direct turn many writes
-    rng = random.Random(seed)
+def cut_histories(seed: int, rng: random.Random) -> Iterator[tuple[History, SimulatedDisk]]:
+    """Yield the same history twelve times, each cut at another step, and its disk without power."""
     whole = SimulatedDisk()
     first = History(seed, whole)
     begin = whole.steps
@@ -110,6 +106,17 @@ def test_power_cut_at_any_step_loses_nothing_durable(
         disk.cut_power_at(crash_at)
         with pytest.raises(PowerCut):
             history.run()
+        yield history, disk
+
+
+@pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.parametrize("seed", range(36))
+def test_power_cut_at_any_step_loses_nothing_durable(
+    seed: int, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_writer, "_CHUNK", PAGE)  # makes a direct turn many writes
+    rng = random.Random(seed)
+    for history, disk in cut_histories(seed, rng):
         history.judge(disk.crash(rng, keep))
 
 

@@ -20,6 +20,7 @@ from ledgermq.raft.errors import (
     StorageError,
 )
 from ledgermq.raft.log.open_files import LogFiles
+from ledgermq.raft.log.segment import place_entry
 from ledgermq.raft.types import LogIndex, Term
 
 from ..log_rig import DATA, SEGMENT, LogRig, reopen
@@ -153,9 +154,9 @@ def test_entry_larger_than_a_quarter_of_a_segment_is_refused(rig: LogRig) -> Non
     assert rig.log.last_index == 0
 
 
-def test_payload_goes_through_untouched_and_next_offset_foretells_the_place(rig: LogRig) -> None:
+def test_an_entry_is_placed_where_it_fits(rig: LogRig) -> None:
     for size in (0, 1, 900, 950, 8, 960, 700):
-        place = rig.log.next_offset(size)
+        place = place_entry(rig.log.end_offset, entry_size(size), SEGMENT)
         assert rig.append(bytes(size)).physical_offset == place
 
 

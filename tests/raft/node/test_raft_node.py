@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ledgermq.proto.entry import entry_size
 from ledgermq.raft.core.messages import Heartbeat
 from ledgermq.raft.errors import DamagedFolderError, EntryTooLargeError, NotLeaderError
 from ledgermq.raft.folder.opening import check_state_fits
+from ledgermq.raft.log.segment import place_entry
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.transport.hello import RefusalKind
 from ledgermq.raft.transport.stream_kind import StreamKind
@@ -64,9 +66,9 @@ async def test_the_announced_place_and_time_are_those_of_the_next_proposal(clust
     await cluster.start()
     node = cluster.nodes[await cluster.leader()]
     for size in (10, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5, SEGMENT // 5):
-        place, now = node.log.next_offset(size), node.next_timestamp()
+        place, now = place_entry(node.log.end_offset, entry_size(size), SEGMENT), node.next_timestamp()
         proposal = node.propose([bytes(size)], 1)
-        assert (proposal.physical_offset, proposal.timestamp) == (place, now)
+        assert (proposal.header.physical_offset, proposal.timestamp) == (place, now)
         await proposal.committed
 
 
