@@ -389,8 +389,10 @@ class Http2Input:
             return
         if not stream_id & 1 or stream_id <= streams.last_id:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a new stream with the id {stream_id}")
-        if streams.is_draining:
-            return  # behind the GOAWAY that named the last stream
+        if streams.is_draining:  # behind the GOAWAY that named the last stream: it and what follows is dropped
+            streams.note_ended(stream_id, we_reset=True)
+            self._guard.spend_idle()
+            return
         streams.last_id = stream_id
         if len(streams.open) >= self._limits.max_streams:
             streams.note_ended(stream_id, we_reset=True)
