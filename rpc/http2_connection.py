@@ -50,8 +50,8 @@ class Http2Connection(asyncio.BufferedProtocol):
     """
 
     __slots__ = ("_control", "_goes_on", "_input", "_life", "_loop", "_lost", "_messages", "_on_going",
-                 "_on_lost", "_on_made", "_on_ready", "_on_resumed", "_output", "_reason", "_scratch", "_table",
-                 "address", "arrived", "broken", "flush", "get_buffer", "limits", "listeners",
+                 "_on_lost", "_on_made", "_on_ready", "_on_resumed", "_output", "_reason", "_scratch",
+                 "_table", "address", "arrived", "broken", "flush", "get_buffer", "limits", "listeners",
                  "on_more_room", "on_taken", "peer", "reset", "send_data", "send_end", "send_head",
                  "send_now", "streams", "transport")  # fmt: skip
 

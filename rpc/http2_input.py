@@ -396,7 +396,7 @@ class Http2Input:
             return
         if not stream_id & 1 or stream_id <= streams.last_id:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a new stream with the id {stream_id}")
-        if streams.is_draining:  # behind the GOAWAY that named the last stream: it and what follows is dropped
+        if streams.is_draining:  # behind the GOAWAY that named the last stream: dropped, with its DATA
             streams.note_ended(stream_id, we_reset=True)
             self._guard.spend_idle()
             return

@@ -114,9 +114,9 @@ def pings_after_a_call(peer: FrameWriter, methods: Methods) -> None:
 
 
 FLOODS: Final[tuple[Flood, ...]] = (
-    pings, pings_after_a_call, settings, changed_windows, empty_data, padded_empty_data, priorities, unknown_frames,
-    window_updates, rapid_resets, late_resets, streams_that_the_server_must_reset, continuations, long_block,
-    late_frames,
+    pings, pings_after_a_call, settings, changed_windows, empty_data, padded_empty_data, priorities,
+    unknown_frames, window_updates, rapid_resets, late_resets, streams_that_the_server_must_reset,
+    continuations, long_block, late_frames,
 )  # fmt: skip
 
 
