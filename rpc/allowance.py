@@ -16,13 +16,13 @@ class Allowance:
         self._reserve, self._per_s = reserve, per_s
         self._left, self._last = float(reserve), now
 
-    def spend(self, now: float) -> bool:
-        """Count one event at `now`. Returns False when nothing is left."""
-        if self._left < 1.0:
+    def spend(self, now: float, events: int = 1) -> bool:
+        """Count `events` at `now`. Returns False when fewer are left."""
+        if self._left < events:
             grown = (now - self._last) * self._per_s
             self._left = min(float(self._reserve), self._left + grown)
             self._last = now
-            if self._left < 1.0:
+            if self._left < events:
                 return False
-        self._left -= 1.0
+        self._left -= events
         return True

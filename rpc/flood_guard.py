@@ -33,9 +33,12 @@ class FloodGuard:
         self._output.frames_due -= 1
         return True
 
-    def spend_idle(self) -> None:
-        """Count a frame that brings nothing. Raises: Http2ConnectionError."""
-        if not self._idle_frames.spend(self._loop.time()):
+    def spend_idle(self, frames: int = 1) -> None:
+        """Count a frame that brings nothing, or one that costs as much as `frames` of them.
+
+        Raises: Http2ConnectionError.
+        """
+        if not self._idle_frames.spend(self._loop.time(), frames):
             raise Http2ConnectionError(h2.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def spend_reset(self) -> None:

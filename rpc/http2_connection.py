@@ -49,9 +49,9 @@ class Http2Connection(asyncio.BufferedProtocol):
     MalformedFieldsError; a client opens streams.
     """
 
-    __slots__ = ("_control", "_input", "_life", "_loop", "_lost", "_messages", "_on_going", "_on_lost",
-                 "_on_made", "_on_ready", "_on_resumed", "_output", "_reason", "_scratch", "_table",
-                 "address", "arrived", "broken", "flush", "get_buffer", "limits", "listeners",
+    __slots__ = ("_control", "_goes_on", "_input", "_life", "_loop", "_lost", "_messages", "_on_going",
+                 "_on_lost", "_on_made", "_on_ready", "_on_resumed", "_output", "_reason", "_scratch",
+                 "_table", "address", "arrived", "broken", "flush", "get_buffer", "limits", "listeners",
                  "on_more_room", "on_taken", "peer", "reset", "send_data", "send_end", "send_head",
                  "send_now", "streams", "transport")  # fmt: skip
 
@@ -111,6 +111,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         )
         self._life = Keepalive(loop, limits, self, output, streams.open, is_server)
         self._reason = ""
+        self._goes_on = False  # frames wait for the next turn of the loop
         self._lost: asyncio.Future[None] = loop.create_future()
         # What is called for each frame or message goes to its part at once.
         self.get_buffer = self._input.get_buffer  # type: ignore[method-assign]
@@ -163,9 +164,23 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._end_broken(error)
         output.is_collecting = False
         output.flush()
+        if received.is_behind and not self._goes_on and output.is_open:
+            self._goes_on = True
+            self.transport.pause_reading()
+            self._loop.call_soon(self._go_on)
         if self.listeners and (received.rest or received.data_left or messages.incomplete or self.broken):
             for listen in tuple(self.listeners):
                 listen()
+
+    def _go_on(self) -> None:
+        """Take what was left by the turn before, after others had theirs, and read on when all is taken."""
+        received = self._input
+        self._goes_on = received.is_behind = False
+        if received.rest and self._output.is_open:
+            self.get_buffer(-1)
+            self.buffer_updated(0)
+        if not self._goes_on and self._life.is_reading and self._output.is_open:
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._output.pause()

@@ -13,7 +13,14 @@ from .flood_guard import FloodGuard
 from .http2_frames import Http2ConnectionError, Http2StreamError
 from .http2_output import Http2Output
 from .stream_table import StreamTable
-from .wire_limits import MAX_HEADER_LIST, MAX_SENT_FRAME, MAX_STREAM_ID, MAX_WINDOW, WireLimits
+from .wire_limits import (
+    MAX_HEADER_LIST,
+    MAX_SENT_FRAME,
+    MAX_STREAM_ID,
+    MAX_WINDOW,
+    STREAMS_PER_IDLE_FRAME,
+    WireLimits,
+)
 
 _DRAIN_PING: Final = b"draining"
 
@@ -139,16 +146,18 @@ class Http2Control:
     def take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, "SETTINGS on a stream")
-        self._guard.spend_idle()
         if flags & h2.ACK:
+            self._guard.spend_idle()
             if payload:
                 raise Http2ConnectionError(
                     h2.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with a payload"
                 )
             return
-        pairs = h2.read_settings(payload)
+        settings = dict(h2.read_settings(payload))  # of a repeated one the last value counts
+        changed = len(self._streams.open) if h2.INITIAL_WINDOW_SIZE in settings else 0
+        self._guard.spend_idle(1 + changed // STREAMS_PER_IDLE_FRAME)
         self._output.emit(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        for identifier, value in pairs:
+        for identifier, value in settings.items():
             if identifier == h2.INITIAL_WINDOW_SIZE:
                 self._output.change_windows(value, self._streams.open.values())
             elif identifier == h2.MAX_FRAME_SIZE:

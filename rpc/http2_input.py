@@ -25,6 +25,7 @@ from .http2_stream import DirectStream, Http2Stream
 from .received_messages import ReceivedMessages
 from .stream_table import StreamTable
 from .wire_limits import (
+    FRAMES_PER_TURN,
     MAX_CONTINUATIONS,
     MAX_CONTROL_FRAME,
     MAX_HEADER_BLOCK,
@@ -48,7 +49,7 @@ class Http2Input:
     __slots__ = ("_accept", "_block", "_block_ends", "_block_frames", "_block_stream", "_control",
                  "_data_ends", "_data_padding", "_data_stream", "_decoder", "_guard", "_limits", "_messages",
                  "_on_foreign", "_output", "_peeks", "_scratch", "_streams", "_view", "data_left",
-                 "is_direct", "preface_done", "rest")  # fmt: skip
+                 "is_behind", "is_direct", "preface_done", "rest")  # fmt: skip
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class Http2Input:
 
         `on_foreign(reason, whether it speaks HTTP/1)` ends the connection of a client without HTTP/2.
         """
-        self.rest = b""  # begin of a frame
+        self.rest = b""  # begin of a frame; when `is_behind`, frames
+        self.is_behind = False  # more may be there than one turn of the loop should take
         self.preface_done = not streams.is_server
         self.is_direct = False  # the next bytes go into a message
         self.data_left = 0  # bytes of the DATA frame in progress
@@ -94,7 +96,7 @@ class Http2Input:
             return self.data_left + self._data_padding
         size = len(self.rest)
         if size >= FRAME_HEADER_SIZE:
-            return FRAME_HEADER_SIZE + int.from_bytes(self.rest[:3], "big") - size
+            return max(FRAME_HEADER_SIZE + int.from_bytes(self.rest[:3], "big") - size, 0)
         return FRAME_HEADER_SIZE - size if size or self._block is not None else 0
 
     # --- bytes ----------------------------------------------------------------------------------------------
@@ -117,12 +119,13 @@ class Http2Input:
         return self._view[size:]
 
     def take(self, count: int) -> None:
-        """Take the frames in the scratch memory, of which `count` bytes are new.
+        """Take frames in the scratch memory, of which `count` bytes are new; `is_behind`: not all.
 
         Raises: Http2ConnectionError.
         """
         end = len(self.rest) + count
-        position = 0
+        self.is_behind = end == len(self._scratch)
+        position = frames = 0
         if not self.preface_done:
             position = self._take_preface(end)
             if not self.preface_done:
@@ -146,6 +149,10 @@ class Http2Input:
                 continue
             if end - position < FRAME_HEADER_SIZE:
                 break
+            if frames == FRAMES_PER_TURN:
+                self.is_behind = True
+                break
+            frames += 1
             high, low, kind, flags, stream_id = unpack(scratch, position)
             size = high << 8 | low
             stream_id &= MAX_STREAM_ID
@@ -389,8 +396,10 @@ class Http2Input:
             return
         if not stream_id & 1 or stream_id <= streams.last_id:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a new stream with the id {stream_id}")
-        if streams.is_draining:
-            return  # behind the GOAWAY that named the last stream
+        if streams.is_draining:  # behind the GOAWAY that named the last stream: dropped, with its DATA
+            streams.note_ended(stream_id, we_reset=True)
+            self._guard.spend_idle()
+            return
         streams.last_id = stream_id
         if len(streams.open) >= self._limits.max_streams:
             streams.note_ended(stream_id, we_reset=True)

@@ -254,7 +254,9 @@ class Http2Output:
             stream.send_window += change
             if stream.send_window > MAX_WINDOW:
                 raise Http2ConnectionError(h2.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
-            if stream.pending:
+            if stream.send_window <= 0:
+                self._blocked.pop(stream, None)
+            elif stream.pending:
                 self.unblock(stream)
 
     def unblock(self, stream: Http2Stream) -> None:

@@ -140,6 +140,8 @@ class StreamTable:
     # --- frames for streams that are not open ---------------------------------------------------------------
     def is_idle(self, stream_id: int) -> bool:
         """Whether a stream was never used."""
+        if stream_id in self.ended:
+            return False
         return stream_id > self.last_id or (not self.is_server and not stream_id & 1)
 
     def refuse_late(self, stream: Http2Stream | None, stream_id: int, what: str) -> None:

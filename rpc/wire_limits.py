@@ -33,6 +33,11 @@ MAX_SENT_FRAME: Final = (1 << 20) + (4 << 10)
 #: ours is not counted: grpc-go and grpc-java measure their bandwidth so, after each answer if they can.
 IDLE_FRAMES: Final = 1000
 IDLE_FRAMES_PER_S: Final = 200
+#: Open streams whose windows SETTINGS change for what one of these frames costs: each one is looked at.
+STREAMS_PER_IDLE_FRAME: Final = 100
+#: Frames of one connection that are taken in one turn of the loop: each may be a whole call of some 30 µs.
+#: The rest waits, and the connection is not read meanwhile (uvloop reads one up to 32 times in a turn).
+FRAMES_PER_TURN: Final = 500
 #: Streams that the peer resets: a reserve and its growth per second (rapid reset, CVE-2023-44487).
 RESETS: Final = 1000
 RESETS_PER_S: Final = 200

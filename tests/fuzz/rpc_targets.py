@@ -46,6 +46,10 @@ class FakeTransport:
 
     abort = close
 
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
     def is_closing(self) -> bool:
         return self.closing
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ledgermq.rpc import http2_frames as h2
-from ledgermq.rpc.wire_limits import IDLE_FRAMES, MAX_CONTINUATIONS, MAX_HEADER_BLOCK, RESETS
+from ledgermq.rpc.wire_limits import IDLE_FRAMES, MAX_CONTINUATIONS, MAX_HEADER_BLOCK, MAX_SETTINGS, RESETS
 
 from .raw_peer import FrameWriter, request
 
@@ -32,6 +33,16 @@ def pings(peer: FrameWriter, methods: Methods) -> None:
 def settings(peer: FrameWriter, methods: Methods) -> None:
     for _ in range(IDLE_FRAMES + 1000):
         peer.send(h2.SETTINGS, 0, 0)
+
+
+def changed_windows(peer: FrameWriter, methods: Methods) -> None:
+    """Few frames, each of which changes the windows of many streams, many times."""
+    for stream_id in range(1, 2 * 900, 2):
+        peer.send(h2.HEADERS, h2.END_HEADERS, stream_id, methods.unary)
+    pairs = [(h2.INITIAL_WINDOW_SIZE, size) for size in (1 << 16, 1 << 17)] * (MAX_SETTINGS // 2)
+    payload = b"".join(struct.pack(">HI", *pair) for pair in pairs)
+    for _ in range(IDLE_FRAMES // 4):
+        peer.send(h2.SETTINGS, 0, 0, payload)
 
 
 def empty_data(peer: FrameWriter, methods: Methods) -> None:
@@ -103,9 +114,9 @@ def pings_after_a_call(peer: FrameWriter, methods: Methods) -> None:
 
 
 FLOODS: Final[tuple[Flood, ...]] = (
-    pings, pings_after_a_call, settings, empty_data, padded_empty_data, priorities, unknown_frames,
-    window_updates, rapid_resets, late_resets, streams_that_the_server_must_reset, continuations, long_block,
-    late_frames,
+    pings, pings_after_a_call, settings, changed_windows, empty_data, padded_empty_data, priorities,
+    unknown_frames, window_updates, rapid_resets, late_resets, streams_that_the_server_must_reset,
+    continuations, long_block, late_frames,
 )  # fmt: skip
 
 

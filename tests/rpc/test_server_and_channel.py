@@ -134,6 +134,26 @@ def test_a_drain_names_the_last_stream_after_the_client_has_answered() -> None:
     run(test)
 
 
+def test_a_call_behind_the_last_stream_of_a_drain_disturbs_no_other() -> None:
+    async def test() -> None:
+        async with serving("wire") as (server, address, service), raw_peer(address) as peer:
+            peer.call(1, SLEEP)
+            await until(lambda: service.started == 1)
+            stopping = asyncio.ensure_future(server.stop(60))
+            ping = await peer.until(h2.PING)
+            peer.send(h2.PING, h2.ACK, 0, ping[3])
+            peer.call(3, ECHO, b"too late")
+            peer.send(h2.WINDOW_UPDATE, 0, 3, b"\0\0\0\x01")
+            peer.send(h2.RST_STREAM, 0, 3, b"\0\0\0\x08")
+            peer.send(h2.PING, 0, 0, b"all done")
+            assert (await peer.until(h2.PING))[3] == b"all done"
+            service.go_on.set()
+            assert (await peer.until(h2.DATA))[2:] == (1, message(b"woken"))
+            await stopping
+
+    run(test)
+
+
 def test_a_channel_leaves_a_draining_server_and_comes_back() -> None:
     async def test() -> None:
         port = free_port()
