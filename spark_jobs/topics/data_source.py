@@ -57,13 +57,16 @@ T = TypeVar("T")
 
 
 def _clear(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Let errors of the client leave as one message, without their inner traces. Raises: SparkJobError."""
+    """Let errors leave as one message: Spark prints the trace, too, and this one is short.
+
+    Raises: SparkJobError.
+    """
 
     @wraps(method)
     def call(reader: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
         try:
             return method(reader, *arguments, **named)
-        except LedgerMQError as error:
+        except (LedgerMQError, SparkJobError) as error:
             raise SparkJobError(str(error)) from None
 
     return call
@@ -76,12 +79,15 @@ class LedgerMQDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @_clear
     def schema(self) -> str:
         return read_columns(self.options)
 
+    @_clear
     def reader(self, schema: StructType) -> TopicBatchReader:
         return TopicBatchReader(self.options, schema)
 
+    @_clear
     def streamReader(self, schema: StructType) -> TopicStreamReader:
         return TopicStreamReader(self.options, schema)
 
@@ -91,6 +97,7 @@ class LedgerMQDataSource(DataSource):
 class PushingDataSource(LedgerMQDataSource):
     """The same for sessions that push filters down. Without that setting Spark would refuse every read."""
 
+    @_clear
     def reader(self, schema: StructType) -> PushingBatchReader:
         return PushingBatchReader(self.options, schema)
 
@@ -235,9 +242,7 @@ class TopicStreamReader(_TopicReads, DataSourceStreamReader, SupportsTriggerAvai
         self._cap = resolve(_LATEST, states, "")
 
     @_clear
-    def latestOffset(  # type: ignore[override]
-        self, start: dict[str, Any], limit: ReadLimit
-    ) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = decode_positions(start)
         self._states = self.look.states(complete=False, former=before)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -296,12 +301,9 @@ def _offsets_at(look: TopicLook, timestamp: int | None) -> dict[tuple[str, str, 
 
 def _check_schema(schema: StructType) -> None:
     """Refuse a user's schema with other columns or types. Raises: SparkJobError."""
-    from pyspark.sql.types import StructType as Struct
-
     check_columns(schema.fieldNames())
-    known = Struct.fromDDL(", ".join(f"`{name}` {kind}" for name, kind in COLUMNS.items()))
     for field in schema:
-        if field.dataType != known[field.name].dataType:
+        if field.dataType.simpleString() != COLUMNS[field.name]:
             raise SparkJobError(
                 f'column "{field.name}" of a topic is {COLUMNS[field.name]}, not '
                 f"{field.dataType.simpleString()}; convert it in the query"

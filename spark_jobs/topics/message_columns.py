@@ -31,12 +31,12 @@ from ledgermq.proto.record import (
     record_positions,
 )
 
-#: Columns of a topic in Spark's words, in their order.
+#: Columns of a topic in their order, with the types as Spark prints them.
 COLUMNS: Final[Mapping[str, str]] = {
     "topic": "string",
     "queue_group": "string",
     "queue": "int",
-    "offset": "long",
+    "offset": "bigint",
     "message_id": "string",
     "keys": "array<string>",
     "tag": "string",

@@ -159,7 +159,7 @@ def _first_of(start: Positions, state: QueueState) -> int:
 
 
 def check_same(start: Positions, states: Iterable[QueueState], *, fail: bool) -> None:
-    """Notice topics and broker groups that were made again since `start`. Raises: SparkJobError, if `fail`."""
+    """Notice topics and broker groups that were made again since. Raises: SparkJobError, if `fail`."""
     for key, state in {each.part: each for each in states}.items():
         part = start.get(key)
         if part is None or _is_same(state, part):

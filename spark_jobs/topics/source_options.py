@@ -158,7 +158,7 @@ class _Given:
             if lower in known:
                 continue
             meant = _KAFKA_NAMES.get(lower)
-            similar = [meant] if meant else [known[each] for each in similar_names(lower, known)]
+            similar = [meant] if meant else [known[each] for each in similar_names(lower, known)[:1]]
             question = did_you_mean(similar) or f"Known are: {', '.join(READ_OPTIONS)}"
             raise SparkJobError(f'there is no option "{name}" for reading ledgermq. {question}')
 

@@ -66,6 +66,6 @@ def decode_positions(found: Any) -> Positions:
         }
     except (KeyError, TypeError, ValueError, AttributeError):
         raise SparkJobError(
-            "the checkpoint holds no offsets of ledgermq: it belongs to another source. Begin a new checkpoint"
-            " folder"
+            "the checkpoint holds no offsets of ledgermq: it belongs to another source. Begin a new "
+            "checkpoint folder"
         ) from None
