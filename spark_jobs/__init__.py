@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Make `format("ledgermq")` known to a session, and let it push filters down to Python sources."""
-    from .topics.data_source import PushingDataSource
+    from .topics.data_source import register_source
 
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(PushingDataSource)
+    register_source(spark)

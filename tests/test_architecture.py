@@ -192,7 +192,7 @@ ROOT_MODULES = {
     "raft": {"config", "damage", "errors", "metrics", "peer_tls", "state_machine", "node_status", "types"},
     "broker": {"config", "errors", "metrics", "refusals", "replica"},
     "client": {"arguments", "durations", "errors", "event_loop", "interrupts", "message", "pauses"},
-    "spark_jobs": {"errors", "session"},
+    "spark_jobs": {"errors", "package", "session"},
 }
 #: What these modules of the top folder need of rooms that need nothing themselves.
 ROOT_NEEDS = {"raft/config.py": "core", "raft/metrics.py": "ports"}

@@ -45,6 +45,7 @@ from .topic_look import TopicLook
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,12 @@ class PushingDataSource(LedgerMQDataSource):
     @_clear
     def reader(self, schema: StructType) -> PushingBatchReader:
         return PushingBatchReader(self.options, schema)
+
+
+def register_source(spark: SparkSession) -> None:
+    """Make the source known to a session, and let it push filters down to Python sources."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(PushingDataSource)
 
 
 class TopicTask(InputPartition):
