@@ -190,12 +190,13 @@ def ranges_between(
     ranges = []
     for key, part in sorted(end.items()):
         before = start.get(key)
+        is_same = before is not None and (before.group_id, before.topic_id) == (part.group_id, part.topic_id)
         for queue_id, last in sorted(part.queues.items()):
-            state = by_queue.get((*key, queue_id))
-            first = before.queues.get(queue_id, 0) if before is not None else 0
-            known = before is not None and queue_id in before.queues
-            if known and before is not None and before.topic_id == part.topic_id and first >= last:
+            # None: new, or made again. What it had before this moment is not lost to anyone.
+            first = before.queues.get(queue_id) if before is not None and is_same else None
+            if first is not None and first >= last:
                 continue
+            state = by_queue.get((*key, queue_id))
             if state is None:
                 lose(
                     f'queue {queue_id} of topic "{key[0]}" in broker group "{key[1]}" is gone, with the '
@@ -204,9 +205,9 @@ def ranges_between(
                 )
                 continue
             if not _is_same(state, part):
-                continue  # the query goes on without them
-            if not known or (before is not None and not _is_same(state, before)):
-                first = state.begin  # new, or made again: what it had before this moment is not lost
+                continue  # `check_same` has said so
+            if first is None:
+                first = state.begin
             if first < state.begin:
                 lose(
                     f'offsets {first:,} to {min(state.begin, last):,} of topic "{state.topic}" broker group '

@@ -68,7 +68,7 @@ def encode(messages: list[dict[str, Any]], base: int) -> bytes:
     encoder = RecordEncoder("orders", born_host="here", compress_above=150)
     size, records = SECTION_HEADER_SIZE, []
     for number, each in enumerate(messages):
-        text = f"foreign-{base + number}" if each["foreign_id"] else "01" + f"{base + number:032X}"
+        text = f"{base + number:034X}" if each["foreign_id"] else "01" + f"{base + number:032X}"
         raw, flags = pack_message_id(text)
         record = encoder.encode(
             size, each["body"], (raw, text), each["born_ms"], each["tag"], each["keys"], each["properties"],

@@ -120,7 +120,7 @@ def test_a_recovered_broker_group_is_the_same() -> None:
 
 def test_what_retention_took_is_an_error_or_is_left_out() -> None:
     now = [state(0, 7, 9)]
-    with pytest.raises(SparkJobError, match="offsets 5 to 7 .* deleted by retention"):
+    with pytest.raises(SparkJobError, match=r"offsets 5 to 7 .* deleted by retention"):
         ranges_between(positions(5), positions(9), now, fail=True)
     ranges = ranges_between(positions(5), positions(9), now, fail=False)
     assert [(each.start, each.end) for each in ranges] == [(7, 9)]
@@ -132,7 +132,7 @@ def test_given_offsets() -> None:
     given = ReadBoundary("earliest", offsets={"orders": {"g0": {0: 4, 1: -1}}})
     assert resolve(given, states, "startingOffsets") == positions(4, 9, 2)
     beyond = ReadBoundary("earliest", offsets={"orders": {"g0": {0: 10}}})
-    with pytest.raises(SparkJobError, match="startingOffsets names offset 10 .* ends at 9"):
+    with pytest.raises(SparkJobError, match=r"startingOffsets names offset 10 .* ends at 9"):
         resolve(beyond, states, "startingOffsets")
     unknown = ReadBoundary("earliest", offsets={"orders": {"g1": {0: 1}}})
     with pytest.raises(SparkJobError, match=r'"g1".*g0/0, g0/1, g0/2'):
