@@ -369,7 +369,7 @@ def record_positions(body: Buffer, count: int, *, distance: int = SECTION_HEADER
         position += size
     if position != end:
         raise CorruptError("records do not fill their section", position)
-    _check_runs(body, positions)
+    check_runs(body, positions)
     return positions
 
 
@@ -412,11 +412,11 @@ def _equal_positions(body: Buffer, count: int, distance: int) -> np.ndarray | No
     if all(bool((words[:, word] == words[0, word]).all()) for word in _LENGTH_WORDS):
         _few_positions(memoryview(body)[:size], 1, distance)  # it stands for all of them
     else:
-        _check_runs(body, positions)
+        check_runs(body, positions)
     return positions
 
 
-def _check_runs(body: Buffer, positions: np.ndarray) -> None:
+def check_runs(body: Buffer, positions: np.ndarray) -> None:
     """Check the inner lengths of all records at once. Raises: CorruptError."""
     headers = record_headers(body, positions)
     exact = (

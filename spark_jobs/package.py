@@ -1,9 +1,10 @@
-"""Builds the zip that spark-submit sends to executors: the layouts and the Spark jobs, nothing else.
+"""Builds the zip that spark-submit sends to executors: the Spark jobs, and the client that they read with.
 
     python -m ledgermq.spark_jobs.package ledgermq-spark.zip
 
-Executors also need numpy, pyarrow and crc32c. Those are native and belong into their environment or
-`--archives`. `ledgermq` has no `__init__.py`, but Python finds a package in a zip only if there is one.
+Executors also need numpy, pyarrow and crc32c, and for topics grpcio, protobuf and hpack. Those belong into
+their environment or `--archives`; no part of the server does. `ledgermq` has no `__init__.py`, but Python
+finds a package in a zip only if there is one.
 """
 
 from __future__ import annotations
@@ -13,18 +14,13 @@ import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
-#: Modules of `ledgermq.proto` that need neither gRPC nor protobuf.
-_LAYOUTS = (
-    "__init__.py",
-    "dump_manifest.py",
-    "entry.py",
-    "errors.py",
-    "group_ids.py",
-    "record.py",
-    "values.py",
-)
+#: Packages that executors import, and rooms of them that only the command line does.
+_PACKAGES = ("proto", "rpc", "client", "spark_jobs")
+_LEFT_OUT = ("bench", "cli", "demo", "local")
+_SUFFIXES = (".py", ".j2")
 
 
 def build_package(target: Path) -> int:
@@ -38,11 +34,16 @@ def build_package(target: Path) -> int:
 
 
 def _contents() -> Iterator[tuple[str, bytes]]:
-    for name in _LAYOUTS:
-        yield f"ledgermq/proto/{name}", files("ledgermq.proto").joinpath(name).read_bytes()
-    for item in files("ledgermq.spark_jobs").iterdir():
-        if item.name.endswith((".py", ".j2")):
-            yield f"ledgermq/spark_jobs/{item.name}", item.read_bytes()
+    for package in _PACKAGES:
+        yield from _contents_of(files(f"ledgermq.{package}"), f"ledgermq/{package}")
+
+
+def _contents_of(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    for item in folder.iterdir():
+        if item.is_dir() and item.name not in _LEFT_OUT:
+            yield from _contents_of(item, f"{name}/{item.name}")
+        elif item.name.endswith(_SUFFIXES):
+            yield f"{name}/{item.name}", item.read_bytes()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,12 +43,18 @@ _LOCAL_SETTINGS = {
 
 
 def open_session(
-    name: str, *, master: str | None = None, local: int | None = None, log: Path | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    local: int | None = None,
+    log: Path | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Return a session, which the caller stops.
 
     Without `master` and `local`: spark-submit's, else `local[*]`.
 
+    `settings`: those of this job, over the common ones.
     `log`: output file for a JVM that is started here (it is talkative); None: stderr.
     Raises: SparkJobError, OSError.
     """
@@ -63,17 +69,17 @@ def open_session(
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
-    settings = dict(_SETTINGS)
+    chosen = dict(_SETTINGS)
     if local is not None:
         cores = local or os.cpu_count() or 1
         builder = builder.master(f"local[{cores}]")
-        settings |= _LOCAL_SETTINGS | {
+        chosen |= _LOCAL_SETTINGS | {
             "spark.sql.shuffle.partitions": str(cores),
             "spark.default.parallelism": str(cores),
         }
     elif master is not None:
         builder = builder.master(master)
-    for key, value in settings.items():
+    for key, value in (chosen | dict(settings or {})).items():
         builder = builder.config(key, value)
     try:
         with _stderr_to(None if submitted else log):

@@ -125,6 +125,9 @@ PURE: dict[str, tuple[str, ...]] = {
         "findings",
         "group_checks",
         "section_checks",
+        "topics/message_columns",
+        "topics/read_plan",
+        "topics/stream_offsets",
         "verdict",
     ),
 }
@@ -181,6 +184,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "demo": {"admin", "consume", "local", "produce"},
         "cli": {"admin", "bench", "cluster", "consume", "demo", "local", "produce", "trace"},
     },
+    "spark_jobs": {"topics": set()},
 }
 #: Modules of a package's top folder that its rooms may import. The others import rooms, and no room imports
 #: them.
@@ -190,6 +194,7 @@ ROOT_MODULES = {
     "client": {
         "arguments", "async_client", "durations", "errors", "event_loop", "interrupts", "message", "pauses",
     },
+    "spark_jobs": {"errors", "package", "session"},
 }  # fmt: skip
 #: What these modules of the top folder need of rooms that need nothing themselves.
 ROOT_NEEDS = {"raft/config.py": "core", "raft/metrics.py": "ports"}

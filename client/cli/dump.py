@@ -101,7 +101,7 @@ def check(
     if not folder.is_dir():
         print_error(f"there is no folder {folder}. Nothing was checked. Make one: ledgermq dump {folder}")
         return 2
-    _require_spark()
+    require_spark("ledgermq check")
     command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder)]
     command += ["--out", str(report)] if report is not None else []
     command += ["--local", str(local)] if local is not None else []
@@ -114,14 +114,14 @@ def check(
         raise
 
 
-def _require_spark() -> None:
+def require_spark(command: str) -> None:
     """Raises: MissingExtraError, LedgerMQError (no Java)."""
     for module in _CHECK_MODULES:
         if importlib.util.find_spec(module) is None:
-            raise MissingExtraError("ledgermq check", "spark", module)
+            raise MissingExtraError(command, "spark", module)
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise LedgerMQError(
-            "ledgermq check needs Java 17 or newer for Spark, and there is no java on the PATH",
+            f"{command} needs Java 17 or newer for Spark, and there is no java on the PATH",
             "",
             "Install it: sudo apt-get install -y openjdk-17-jre-headless",
         )

@@ -1,0 +1,144 @@
+"""Command line behind `ledgermq spark`: one SQL query, or a Python shell, over topics.
+
+    python -m ledgermq.spark_jobs.topics.query sql "SELECT count(*) FROM orders"
+    python -m ledgermq.spark_jobs.topics.query shell
+
+Owns: options, output, exit codes: 0 done, 1 the query failed, 2 wrong usage or no Spark, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import code
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ledgermq.client.errors import LedgerMQError
+
+from ..errors import SparkJobError
+from ..package import build_package
+from ..session import open_session
+from .topic_views import clear_error, make_views, mentioned, plain_value, user_topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_FAILED, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
+#: Unlike a check, a query may run over many rows: compiled code pays off.
+_SETTINGS = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.driver.extraJavaOptions": "-XX:-UsePerfData",
+    "spark.log.level": "ERROR",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a query or the shell; return the exit code."""
+    options = _parse(arguments)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        topics = user_topics(options.nameserver)
+        if options.command == "sql":
+            with _session(options) as spark:
+                make_views(spark, options.nameserver, mentioned(options.query, topics))
+                return _print_query(spark, options)
+        with _session(options) as spark:
+            names = make_views(spark, options.nameserver, topics)
+            _interact(spark, names)
+            return 0
+    except (LedgerMQError, SparkJobError) as error:
+        errors.print(f"error: {error}", markup=False)
+        return EXIT_UNUSABLE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if not type(error).__module__.startswith("pyspark."):
+            raise
+        errors.print(f"error: {clear_error(error)}", markup=False)
+        return EXIT_FAILED
+
+
+@contextmanager
+def _session(options: argparse.Namespace) -> Iterator[SparkSession]:
+    """Open a session that knows the sources. Raises: SparkJobError."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = dict(_SETTINGS)
+        if options.master:
+            package = Path(folder, "ledgermq-spark.zip")
+            build_package(package)
+            settings["spark.submit.pyFiles"] = str(package)
+        spark = open_session(
+            "LedgerMQ query",
+            master=options.master or None,
+            local=options.local,
+            log=Path(folder, "spark.log"),
+            settings=settings,
+        )
+        try:
+            from .data_source import register_source  # needs Spark, which is there now
+
+            register_source(spark)
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _print_query(spark: SparkSession, options: argparse.Namespace) -> int:
+    rows = spark.sql(options.query).limit(options.limit + 1)
+    columns, found = rows.columns, rows.collect()
+    shown = [[plain_value(value) for value in row] for row in found[: options.limit]]
+    if options.json:
+        for row in shown:
+            sys.stdout.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
+    else:
+        table = Table(box=None)
+        for name in columns:
+            table.add_column(name, overflow="fold")
+        for row in shown:
+            table.add_row(*map(_cell, row))
+        Console(highlight=False, markup=False).print(table)
+    if len(found) > options.limit:
+        sys.stderr.write(f"the first {options.limit:,} rows; more: --limit N\n")
+    return 0
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _interact(spark: SparkSession, names: Sequence[str]) -> None:
+    shown = ", ".join(names[:20]) or "none yet"
+    banner = (
+        f'Spark {spark.version} with format("ledgermq"). `spark` is the session.\nViews of topics: {shown}'
+        '\nFor example: spark.sql("SELECT tag, count(*) FROM '
+        f'{names[0] if names else "orders"} GROUP BY tag").show()'
+    )
+    code.interact(banner, local={"spark": spark}, exitmsg="")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="ledgermq spark", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("sql", "shell"):
+        command = commands.add_parser(name)
+        command.add_argument("--nameserver", default="127.0.0.1:9876")
+        command.add_argument("--local", type=int)
+        command.add_argument("--master", default="")
+        if name == "sql":
+            command.add_argument("query")
+            command.add_argument("--limit", type=int, default=1000)
+            command.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
