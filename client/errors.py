@@ -452,9 +452,9 @@ class JobForgottenError(BatchError):
 class RowsDifferError(BatchError):
     """An earlier attempt at this part stored other messages: the job is not deterministic."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, topics: str) -> None:
         super().__init__(
-            f"an earlier attempt at this part of the batch wrote other messages: {what}",
+            f"attempts at the same part of a batch wrote different messages to: {topics}",
             "The query gives other rows, or another division into partitions, each time it runs (random "
             "values, the current time, a changed number of partitions)",
             "Make it deterministic, then start with a new checkpoint",

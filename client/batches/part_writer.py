@@ -3,21 +3,30 @@
     async with BatchClient("127.0.0.1:9876") as client:
         part = await client.begin("orders", job="nightly", batch=7, partition=3)
         await part.write_bodies(bodies)          # or write(rows)
-        await part.finish()
+        written = await part.flush()             # on the executor
+        await client.finish([written])           # on the driver, once all partitions are written
 
 Whatever ends an attempt, the next one stores what is missing:
     begin     ends earlier attempts in every broker group that has the topic, and learns what they stored
     write     leaves out what is stored already, compared by content
-    finish    waits until everything is stored on a majority, and declares the part complete
+    flush     waits until everything is stored on a majority
+    finish    declares the part complete, so that a repeat need not read back
+
+An executor cannot declare a part complete: to its worker, rows of a task that fails upstream end like the
+rows of one that does not. So it reports what it found, and the driver, which knows that the tasks succeeded,
+judges whether attempts agree.
 
 Owns: the order of these steps, and the choice of the broker group. Must not: encode, hold streams.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -28,17 +37,42 @@ from ..cluster.calls import call_log_service
 from ..cluster.channels import Channels
 from ..cluster.routes import Routes
 from ..cluster.topic_route import BrokerGroup, TopicInBrokerGroup, no_queue_to_write
-from ..errors import AttemptEndedError, JobForgottenError, MessageTooLargeError, RowsDifferError
+from ..errors import (
+    AttemptEndedError,
+    JobForgottenError,
+    LedgerMQError,
+    MessageTooLargeError,
+    RowsDifferError,
+)
 from ..produce.encoding import RecordEncoder
 from ..produce.message_ids import process_ids
 from .row_packer import PackedRequest, PartAddress, Row, RowPacker
 from .section_sender import SectionSender
 from .stored_rows import StoredRows, read_back
 
+logger = logging.getLogger(__name__)
+
+#: Parts that are declared complete together.
+_FINISHED_AT_ONCE: Final = 64
 #: Without an answer for so long an attempt fails, s: longer than an election and a restart of a broker group.
 TIMEOUT_S: Final = 120.0
 #: Rows that are packed before others of the event loop get their turn.
 _AT_ONCE: Final = 512
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """Report of an attempt that has stored its rows. It can be pickled."""
+
+    topic: str
+    rows: int  # that the attempt was given
+    sent: int  # of these; the others were stored before
+    differ: bool  # earlier attempts stored other rows, or another number
+    broker_group: str = ""  # "": the part was complete
+    topic_id: int = 0
+    producer_id: int = 0
+    producer_epoch: int = 0
+    stored: int = 0  # messages of the part in that broker group
 
 
 class BatchClient:
@@ -79,6 +113,36 @@ class BatchClient:
         part = await attempt.begin(forgotten_too=forgotten_too, ordered=ordered)
         self._parts.append(part)
         return part
+
+    async def finish(self, parts: Iterable[WrittenPart]) -> None:
+        """Declare the parts of a batch complete, whose tasks have succeeded.
+
+        Everything is stored already, so a part that cannot be declared complete now is only a warning: an
+        attempt at it would read back what is stored.
+        Raises: RowsDifferError (earlier attempts stored other rows).
+        """
+        parts = list(parts)
+        differing = [part for part in parts if part.differ]
+        if differing:
+            raise RowsDifferError(", ".join(sorted({part.topic for part in differing})))
+        open_parts = [part for part in parts if part.broker_group]
+        for start in range(0, len(open_parts), _FINISHED_AT_ONCE):
+            some = open_parts[start : start + _FINISHED_AT_ONCE]
+            await asyncio.gather(*map(self._finish, some))
+
+    async def _finish(self, part: WrittenPart) -> None:
+        request = pb.FinishBatchRequest(
+            producer_id=part.producer_id, producer_epoch=part.producer_epoch, topic_id=part.topic_id,
+            count=part.stored,
+        )  # fmt: skip
+        try:
+            await self.routes.get(part.topic)
+            await call_log_service(
+                partial(self.routes.broker_group, part.topic, part.broker_group), self.channels,
+                lambda stub: stub.FinishBatch, request,
+            )  # fmt: skip
+        except LedgerMQError as error:
+            logger.warning("part not declared complete topic=%s reason=%s", part.topic, error)
 
     async def close(self) -> None:
         """Close all connections. Attempts that are not finished can be repeated."""
@@ -165,7 +229,7 @@ class _Attempt:
 
 
 class PartWriter:
-    """An attempt that has begun. `write` and `write_bodies`, then `finish`; one call at a time."""
+    """An attempt that has begun. `write` and `write_bodies`, then `flush`; one call at a time."""
 
     def __init__(
         self,
@@ -237,26 +301,19 @@ class PartWriter:
             self.sent += 1
             await self._send(self._packer.row(row, born_ms))
 
-    async def finish(self) -> None:
-        """Wait until all is stored, and declare the part complete.
+    async def flush(self) -> WrittenPart:
+        """Wait until all is stored, and return what the driver has to judge.
 
-        Raises: RowsDifferError, AttemptEndedError, SendTimeoutError, and final refusals of the brokers.
+        Raises: AttemptEndedError, SendTimeoutError, and final refusals of the brokers.
         """
         if self._packer is None or self._sender is None or self._answer is None:
-            if self.rows != self._finished_count:
-                raise RowsDifferError(f"{self._finished_count:,} are stored, this attempt has {self.rows:,}")
-            return
-        self._stored.check_all_taken()
+            return WrittenPart(self._topic, self.rows, 0, differ=self.rows != self._finished_count)
         await self._send(self._packer.rest())
         await self._sender.drain()
         answer = self._answer
-        request = pb.FinishBatchRequest(
-            producer_id=answer.producer_id, producer_epoch=answer.producer_epoch, topic_id=answer.topic_id,
-            count=answer.count + self.sent,
-        )  # fmt: skip
-        await call_log_service(
-            self._group, self._client.channels, lambda stub: stub.FinishBatch, request,
-            timeout_s=self._client.timeout_s,
+        return WrittenPart(
+            self._topic, self.rows, self.sent, self._stored.count > 0, self._name, answer.topic_id,
+            answer.producer_id, answer.producer_epoch, answer.count + self.sent,
         )  # fmt: skip
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn
 
 import grpc
-from grpc import aio
+import grpc.aio
 
 from ledgermq.proto import log_pb2 as pb
 from ledgermq.proto import route_pb2
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 #: Requests that are not acknowledged.
 MAX_OPEN: Final = 8
+_EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 _PRODUCE: Final = "/ledgermq.v1.LogService/Produce"
 #: Refusals after which another node leads.
 _NOT_HERE: Final = frozenset(
@@ -186,7 +187,7 @@ class SectionSender:
             finally:
                 answer.cancel()
             response = answer.result()
-            if response is aio.EOF or not self._open:
+            if response is _EOF or not self._open:
                 return
             await self._on_response(response)
 

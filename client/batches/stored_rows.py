@@ -22,7 +22,7 @@ from ..cluster.calls import call_log_service
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..consume.fetched_records import open_section
-from ..errors import BrokerUnreachableError, LedgerMQError, RowsDifferError, error_of
+from ..errors import BrokerUnreachableError, LedgerMQError, error_of
 from ..message import MessageQueue, MessageView
 from .row_packer import Row
 
@@ -67,11 +67,6 @@ class StoredRows:
         self.count -= bool(left)
         return left > 0
 
-    def check_all_taken(self) -> None:
-        """Check that this attempt produced every stored message. Raises: RowsDifferError."""
-        if self.count:
-            raise RowsDifferError(f"{self.count:,} of the stored ones are not among those of this attempt")
-
 
 async def read_back(
     stored: StoredRows,
@@ -83,7 +78,7 @@ async def read_back(
 ) -> None:
     """Add the messages of the part that a broker group has stored. `answer`: the one that tells where.
 
-    Raises: OffsetOutOfRangeError (retention took some), RowsDifferError, and what `call_log_service` raises.
+    Raises: OffsetOutOfRangeError (retention took some), and what `call_log_service` raises.
     """
     found = 0
     for span in answer.spans:

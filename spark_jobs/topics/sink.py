@@ -13,7 +13,7 @@ Owns: the writers that Spark calls. Must not: create a session; executors import
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ledgermq.client.batches.part_writer import BatchClient, PartWriter
+from ledgermq.client.batches.part_writer import BatchClient, PartWriter, WrittenPart
 from ledgermq.client.batches.row_packer import Row
 from ledgermq.client.sync.loop_thread import LoopThread, make
 
@@ -47,11 +47,9 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class PartitionWritten(WriterCommitMessage):
-    """What a task reports: rows that it was given, and messages that it sent (not stored before)."""
+    """What a task reports: its parts, one for each topic."""
 
-    partition: int
-    rows: int
-    sent: int
+    parts: tuple[WrittenPart, ...]
 
 
 class TopicSink(DataSource):
@@ -92,6 +90,10 @@ class BatchWriter(DataSourceArrowWriter):
             ordered=self.ordered,
         )  # fmt: skip
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All partitions are written. Runs on the driver. Raises: RowsDifferError."""
+        finish_batch(self.options, messages)
+
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the partitions of a stream's batches. It is pickled for the executors."""
@@ -114,6 +116,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             partition=context.partitionId(), ordered=self.ordered,
         )  # fmt: skip
 
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """All partitions of a batch are written. Runs on the driver. Raises: RowsDifferError."""
+        finish_batch(self.options, messages)
+
 
 def write_partition(
     options: SinkOptions,
@@ -134,7 +140,7 @@ def write_partition(
         for each in batches:
             for topic, rows in rows_by_topic(each, options.topic):
                 parts.write(topic, rows)
-        return parts.finish()
+        return parts.flush()
 
 
 class _Parts:
@@ -145,7 +151,6 @@ class _Parts:
 
     def __init__(self, options: SinkOptions, **part: Any) -> None:
         self._options = options
-        self._partition: int = part["partition"]
         self._part = part | {"forgotten_too": not options.fail_on_forgotten_job}
         self._thread = LoopThread()
         self._client = self._thread.call(
@@ -185,18 +190,28 @@ class _Parts:
         if not rows:
             return
         if isinstance(rows[0], bytes):
-            self._thread.call(writer.write_bodies(rows))  # type: ignore[arg-type]
+            self._thread.call(writer.write_bodies(rows))
         else:
-            self._thread.call(writer.write(rows))  # type: ignore[arg-type]
+            self._thread.call(writer.write(rows))
 
-    def finish(self) -> PartitionWritten:
-        """Finish the attempts. Raises: LedgerMQError."""
-        for writer in self._writers.values():
-            self._thread.call(writer.finish())
-        writers = self._writers.values()
-        return PartitionWritten(
-            self._partition, sum(each.rows for each in writers), sum(each.sent for each in writers)
-        )
+    def flush(self) -> PartitionWritten:
+        """Wait until all rows are stored. Raises: LedgerMQError."""
+        return PartitionWritten(tuple(self._thread.call(each.flush()) for each in self._writers.values()))
+
+
+def finish_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Declare the parts of a batch complete, on the driver. Raises: RowsDifferError."""
+    parts = [part for each in messages if isinstance(each, PartitionWritten) for part in each.parts]
+    thread = LoopThread()
+    try:
+        thread.call(_finish(options, parts))
+    finally:
+        thread.stop()
+
+
+async def _finish(options: SinkOptions, parts: list[WrittenPart]) -> None:
+    async with BatchClient(options.nameservers, cluster=options.cluster) as client:
+        await client.finish(parts)
 
 
 def _context() -> TaskContext:
