@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -119,6 +120,11 @@ def stored_count(cluster: Cluster) -> int:
     return 0
 
 
+def is_due(cluster: Cluster, job: Job, point: int) -> bool:
+    """Tell whether so many rows are stored, or the job has ended."""
+    return stored_count(cluster) > point or job.popen.poll() is not None
+
+
 def test_each_row_is_stored_once_whatever_is_killed(tmp_path: Path) -> None:
     choose = random.Random(SEED)
     folder = tmp_path / "job"
@@ -136,10 +142,7 @@ def test_each_row_is_stored_once_whatever_is_killed(tmp_path: Path) -> None:
         job = Job(cluster, folder, SEED)
         try:
             for point, kind in zip(points, kinds, strict=True):
-                wait_until(
-                    lambda point=point: stored_count(cluster) > point or job.popen.poll() is not None,
-                    f"{point} rows are stored", timeout=180,
-                )  # fmt: skip
+                wait_until(partial(is_due, cluster, job, point), f"{point} rows are stored", timeout=600)
                 assert job.popen.poll() in (None, 0), job.log()
                 done[kind] += 1
                 if kind == "driver":
@@ -148,7 +151,7 @@ def test_each_row_is_stored_once_whatever_is_killed(tmp_path: Path) -> None:
                     job.kill_worker(choose)
                 else:
                     cluster.restart(cluster.kill_leader())
-            assert wait_until(lambda: job.popen.poll() is not None, "the job ends", timeout=300)
+            assert wait_until(lambda: job.popen.poll() is not None, "the job ends", timeout=600)
             assert job.popen.returncode == 0, job.log()
         finally:
             job.kill()

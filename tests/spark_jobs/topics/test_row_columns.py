@@ -66,4 +66,4 @@ def test_large_batches_are_converted_in_portions() -> None:
     batch = pa.record_batch({"body": [str(number) for number in range(10_000)]})
     portions = [rows for _, rows in rows_by_topic(batch, "t")]
     assert len(portions) == 3
-    assert [int(body) for rows in portions for body in rows] == list(range(10_000))
+    assert [row for rows in portions for row in rows] == [b"%d" % number for number in range(10_000)]
