@@ -188,7 +188,7 @@ class BatchSpan(_message.Message):
     def __init__(self, queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class BeginBatchResponse(_message.Message):
-    __slots__ = ("refusal", "unknown", "finished", "producer_id", "producer_epoch", "topic_id", "count", "spans")
+    __slots__ = ("refusal", "unknown", "finished", "producer_id", "producer_epoch", "topic_id", "count", "silent", "spans")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class BeginBatchResponse(_message.Message):
     PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     unknown: bool
@@ -204,8 +205,9 @@ class BeginBatchResponse(_message.Message):
     producer_epoch: int
     topic_id: int
     count: int
+    silent: bool
     spans: _containers.RepeatedCompositeFieldContainer[BatchSpan]
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., unknown: bool = ..., finished: bool = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., topic_id: _Optional[int] = ..., count: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[BatchSpan, _Mapping]]] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., unknown: bool = ..., finished: bool = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., topic_id: _Optional[int] = ..., count: _Optional[int] = ..., silent: bool = ..., spans: _Optional[_Iterable[_Union[BatchSpan, _Mapping]]] = ...) -> None: ...
 
 class FinishBatchRequest(_message.Message):
     __slots__ = ("producer_id", "producer_epoch", "topic_id", "count")

@@ -38,6 +38,7 @@ from ledgermq.proto.record import (
 )
 from ledgermq.proto.values import value
 
+from ..state.batch_writes import FORGOTTEN_AFTER_MS
 from ..state.codecs import encode
 from ..state.commands import (
     BeginBatch,
@@ -61,8 +62,6 @@ SESSION_TIMEOUT_MS: Final = 15_000
 #: Deduplication windows: of message ids, and of streams without new batches.
 MESSAGE_ID_WINDOW_MS: Final = 120_000
 STREAM_WINDOW_MS: Final = 3_600_000
-#: A job that writes batches exactly once is forgotten when it has not changed for so long.
-JOB_WINDOW_MS: Final = 7 * 24 * 3_600_000
 #: Place of the queue id in the key of a part's undecided sections: their sequence spans all queues.
 _ALL_QUEUES: Final = -1
 #: Maximum of streams that are kept: a client that invents producer ids creates one with each.
@@ -480,8 +479,8 @@ class LeaderView:
             ):
                 due.append(EvictDedup(ids, streams))
             oldest_job = self._state.batch_writes.oldest()
-            if oldest_job is not None and oldest_job < now - JOB_WINDOW_MS:
-                due.append(ForgetBatches(now - JOB_WINDOW_MS))
+            if oldest_job is not None and oldest_job < now - FORGOTTEN_AFTER_MS:
+                due.append(ForgetBatches(now - FORGOTTEN_AFTER_MS))
             due += self.selector.overdue(now, _MAX_OVERDUE)
         return due
 

@@ -64,6 +64,7 @@ class Batches:
         _raise_if_refused(request, result)
         answer = log_pb2.BeginBatchResponse(
             unknown=result.state is BatchState.UNKNOWN,
+            silent=result.state is BatchState.SILENT,
             finished=result.state is BatchState.FINISHED,
             producer_id=writer,
             producer_epoch=result.epoch,
@@ -106,7 +107,7 @@ class Batches:
                 raise RefusedError(
                     route_pb2.NOT_SUPPORTED,
                     f"as many {what} are written as this broker group remembers ({limit}). Nothing was "
-                    "begun. Use fewer partitions or message groups; jobs silent for 7 days make room",
+                    "begun. Use fewer partitions or message groups; jobs silent for 8 days make room",
                 )
 
 
@@ -126,7 +127,7 @@ def _problem(request: log_pb2.BeginBatchRequest) -> str:
 
 
 def _raise_if_refused(request: log_pb2.BeginBatchRequest, result: BatchResult) -> None:
-    """Raise the refusal of an attempt that did not begin, unless the job is unknown. Raises: RefusedError."""
+    """Raise what refuses an attempt, unless the job is unknown or silent. Raises: RefusedError."""
     if result.state is BatchState.OLDER:
         raise RefusedError(
             route_pb2.FENCED,

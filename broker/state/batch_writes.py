@@ -26,6 +26,11 @@ from ledgermq.proto.values import value
 from .commands import BeginBatch, FinishBatch
 from .effects import BatchResult, BatchState, PartKey, Span
 
+#: Time (ms of log time) without a change after which a job is not continued. It is forgotten a day later: the
+#: last changes in several broker groups are apart by as much as a batch takes, and until one of them forgets
+#: the job, none may take the silence of another for ignorance.
+JOB_WINDOW_MS: Final = 7 * 24 * 3_600_000
+FORGOTTEN_AFTER_MS: Final = JOB_WINDOW_MS + 24 * 3_600_000
 _INDEX_MASK: Final = BATCH_WRITE_EPOCH - 1
 
 
@@ -78,6 +83,8 @@ class BatchWrites:
         job = self.jobs.get(command.job)
         if job is None and command.batch and not command.unknown_too:
             return BatchResult(BatchState.UNKNOWN)
+        if job is not None and now - job.timestamp > JOB_WINDOW_MS and not command.unknown_too:
+            return BatchResult(BatchState.SILENT)
         if job is not None and command.batch < job.batch:
             return BatchResult(BatchState.OLDER, batch=job.batch)
         if self._owners.get(key, command.job) != command.job:

@@ -380,7 +380,7 @@ class BeginBatch:
     writer: int  # u64, not 0: stands for the job and one of its partitions
     topic_id: int
     batch: int
-    unknown_too: bool = False  # begin a batch other than 0 although the job is unknown
+    unknown_too: bool = False  # although the job is unknown and the batch not 0, or the job was silent
 
 
 @dataclass(frozen=True, slots=True)

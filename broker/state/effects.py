@@ -145,6 +145,7 @@ class BatchState(Enum):
     FINISHED = "finished"  # the part is complete
     OLDER = "older"  # a newer batch, or a newer attempt, has begun
     UNKNOWN = "unknown"  # the job is not known, or no longer
+    SILENT = "silent"  # the job has not changed for too long; other broker groups may have forgotten it
     BUSY = "busy"  # another attempt began in the same entry; the command can be repeated
     TAKEN = "taken"  # the writer belongs to another job
 

@@ -168,11 +168,12 @@ class _Attempt:
         names = [part.group.name for part in route.parts]
         await self._begin_at(names)
         unknown = [name for name in names if self._answers[name].unknown]
-        if unknown:
-            if len(unknown) == len(names) and not forgotten_too:
+        silent = [name for name in names if self._answers[name].silent]
+        if unknown or silent:
+            if (silent or len(unknown) == len(names)) and not forgotten_too:
                 raise JobForgottenError(request.job, request.batch, self._topic)
             request.unknown_too = True
-            await self._begin_at(unknown)
+            await self._begin_at(unknown + silent)
         finished = any(answer.finished for answer in self._answers.values())
         if len(names) > 1 and not finished:
             await self._look_again(names)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ledgermq.broker.leader.leader_view import JOB_WINDOW_MS, Admission, LeaderView, Verdict
+from ledgermq.broker.leader.leader_view import Admission, LeaderView, Verdict
+from ledgermq.broker.state.batch_writes import FORGOTTEN_AFTER_MS
 from ledgermq.broker.state.commands import BeginBatch, BrokerGroupMode, ForgetBatches, SetBrokerGroupMode
 from ledgermq.broker.state.effects import BatchResult, BatchState
 from ledgermq.proto.entry import EntryHeader
@@ -107,10 +108,10 @@ def test_housekeeping_forgets_jobs_behind_the_window_and_holds_up_sections_meanw
     node: Node, topic: int
 ) -> None:
     epoch = begun(node, topic).epoch
-    now = node.log.now + JOB_WINDOW_MS
+    now = node.log.now + FORGOTTEN_AFTER_MS
     assert not [each for each in node.view.housekeeping(now) if isinstance(each, ForgetBatches)]
     (command,) = node.view.housekeeping(now + 60_000)
-    assert command == ForgetBatches(now + 60_000 - JOB_WINDOW_MS)
+    assert command == ForgetBatches(now + 60_000 - FORGOTTEN_AFTER_MS)
     turn = node.view.open_turn()
     turn.add_command(command)
     assert send(node, topic, 0, epoch).verdict is Verdict.BATCH_CHANGING

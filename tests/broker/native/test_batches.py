@@ -11,6 +11,7 @@ from ledgermq.broker.errors import TopicNotFoundError
 from ledgermq.broker.native import batches
 from ledgermq.broker.native.batches import Batches, writer_id
 from ledgermq.broker.refusals import RefusedError
+from ledgermq.broker.state.batch_writes import JOB_WINDOW_MS
 from ledgermq.broker.state.commands import BATCH_WRITES
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.entry import HEADER_SIZE
@@ -99,6 +100,14 @@ async def test_an_unknown_job_is_an_answer_and_nothing_begins(served: Served) ->
     assert not (await served.begin(4, unknown_too=True)).unknown
 
 
+async def test_a_silent_job_is_an_answer_and_nothing_begins(served: Served) -> None:
+    await served.begin()
+    served.node.log.now += JOB_WINDOW_MS + 1
+    answer = await served.begin(1)
+    assert (answer.silent, answer.unknown, answer.producer_epoch) == (True, False, 0)
+    assert not (await served.begin(1, unknown_too=True)).silent
+
+
 async def test_an_older_batch_is_refused_for_good(served: Served) -> None:
     await served.begin(5, unknown_too=True)
     refusal = await refusal_of(served.begin(4))
@@ -137,4 +146,4 @@ async def test_what_would_not_fit_is_refused_and_what_is_known_goes_on(
     monkeypatch.setattr(batches, limit, 1)
     refusal = await refusal_of(served.begin(job="another"))
     assert (refusal.code, refusal.retryable) == (route_pb2.NOT_SUPPORTED, False)
-    assert "7 days" in refusal.message
+    assert "8 days" in refusal.message

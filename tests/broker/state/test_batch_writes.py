@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ledgermq.broker.state import commands as c
+from ledgermq.broker.state.batch_writes import JOB_WINDOW_MS
 from ledgermq.broker.state.effects import BatchResult, BatchState, TopicResult
 from ledgermq.broker.state.machine import BrokerState
 from ledgermq.proto.entry import HEADER_SIZE
@@ -126,6 +127,19 @@ def test_a_job_is_forgotten_when_nothing_of_it_changed_for_the_window(node: Node
     store(node, topic, 0, 1, epoch)  # in the log behind it: the message is kept, the part stays forgotten
     assert node.state.queue_end(topic, 0) == before + 1
     assert node.state.batch_writes.oldest() is None
+
+
+def test_a_job_that_was_silent_for_the_window_is_continued_only_if_the_caller_insists(
+    node: Node, topic: int
+) -> None:
+    store(node, topic, 0, 3, begin(node, topic, 0).epoch)
+    node.log.now += JOB_WINDOW_MS
+    assert begin(node, topic).count == 3
+    node.log.now += JOB_WINDOW_MS + 1
+    for batch in (0, 1):
+        assert begin(node, topic, batch).state is BatchState.SILENT
+    assert begin(node, topic, unknown_too=True).count == 3, "it still knows what is stored"
+    assert begin(node, topic).state is BatchState.BEGUN
 
 
 def test_a_deleted_topic_takes_its_parts_with_it(node: Node, topic: int) -> None:
