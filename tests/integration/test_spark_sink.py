@@ -30,7 +30,7 @@ if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
 KILLS = int(os.environ.get("LEDGERMQ_SINK_KILLS", "3"))
 SEED = int(os.environ.get("LEDGERMQ_SINK_SEED", "1"))
 ROWS_PER_FILE = 3000
-FILES = KILLS + 3
+FILES = KILLS // 2 + 3
 
 
 class Job:
@@ -125,6 +125,7 @@ def is_due(cluster: Cluster, job: Job, point: int) -> bool:
     return stored_count(cluster) > point or job.popen.poll() is not None
 
 
+@pytest.mark.timeout(240 + 40 * KILLS)
 def test_each_row_is_stored_once_whatever_is_killed(tmp_path: Path) -> None:
     choose = random.Random(SEED)
     folder = tmp_path / "job"
