@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -56,6 +57,12 @@ logger = logging.getLogger(__name__)
 _FINISHED_AT_ONCE: Final = 64
 #: Without an answer for so long an attempt fails, s: longer than an election and a restart of a broker group.
 TIMEOUT_S: Final = 120.0
+#: Tries to begin everywhere before a rival that begins at the same time, and the longest pause between, s.
+_TRIES: Final = 5
+_PAUSE_S: Final = 0.3
+#: Interval at which an attempt that has ended looks at its rival, s; and how long that may store nothing.
+_LOOK_S: Final = 0.5
+RIVAL_S: Final = 30.0
 #: Rows that are packed before others of the event loop get their turn.
 _AT_ONCE: Final = 512
 
@@ -109,10 +116,35 @@ class BatchClient:
         Raises: JobForgottenError, AttemptEndedError (a later one has begun), FencedError (a later batch has
         begun), and the errors of routes and calls.
         """
-        attempt = _Attempt(self, topic, job, batch, partition)
-        part = await attempt.begin(forgotten_too=forgotten_too, ordered=ordered)
-        self._parts.append(part)
-        return part
+        for tries_left in reversed(range(_TRIES)):
+            attempt = _Attempt(self, topic, job, batch, partition)
+            try:
+                part = await attempt.begin(forgotten_too=forgotten_too, ordered=ordered)
+            except AttemptEndedError:
+                if not tries_left:
+                    raise
+                await asyncio.sleep(random.uniform(0, _PAUSE_S))
+                continue
+            self._parts.append(part)
+            return part
+        raise AssertionError("the last try returns or raises")
+
+    async def outlast(
+        self, topics: Iterable[str], *, job: str, batch: int, partition: int, rival_s: float = RIVAL_S
+    ) -> None:
+        """Wait while another attempt, which ended this one, goes on: until it stores nothing for `rival_s`.
+
+        Spark ends this task when the rival's has succeeded. If it failed at once, Spark would begin another
+        one, which would end the rival, and so on until too many have failed. Raises: as `begin`.
+        """
+        attempts = [_Attempt(self, topic, job, batch, partition) for topic in topics]
+        seen: list[tuple[int, int]] = []
+        pause_s, silent_s = min(_LOOK_S, rival_s / 4), 0.0
+        while silent_s < rival_s:
+            await asyncio.sleep(pause_s)
+            now = [state for each in attempts for state in await each.look()]
+            silent_s = silent_s + pause_s if now == seen else 0.0
+            seen = now
 
     async def finish(self, parts: Iterable[WrittenPart]) -> None:
         """Declare the parts of a batch complete, whose tasks have succeeded.
@@ -195,6 +227,13 @@ class _Attempt:
     async def _begin_at(self, names: Iterable[str]) -> None:
         for name in names:
             self._answers[name] = await self._call(name, self._request)
+
+    async def look(self) -> list[tuple[int, int]]:
+        """Return epoch and number of stored messages in each broker group. Raises: as BatchClient.begin."""
+        route = await self._client.routes.get(self._topic)
+        self._request.look = True
+        answers = [await self._call(part.group.name, self._request) for part in route.parts]
+        return [(answer.producer_epoch, answer.count) for answer in answers]
 
     async def _look_again(self, names: Iterable[str]) -> None:
         """Check that no other attempt began between the first and the last broker group of this one.

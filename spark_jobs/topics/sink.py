@@ -28,6 +28,7 @@ from pyspark.sql.datasource import (
 
 from ledgermq.client.batches.part_writer import BatchClient, PartWriter, WrittenPart
 from ledgermq.client.batches.row_packer import Row
+from ledgermq.client.errors import AttemptEndedError
 from ledgermq.client.sync.loop_thread import LoopThread, make
 
 from ..errors import SparkJobError
@@ -135,12 +136,16 @@ def write_partition(
     It takes every row even if all are stored: Spark's stateful operators complete only then.
     """
     with _Parts(options, job=job, batch=batch, partition=partition, ordered=ordered) as parts:
-        if options.topic:
-            parts.begin(options.topic)  # also without rows, so that the brokers know the job from its start
-        for each in batches:
-            for topic, rows in rows_by_topic(each, options.topic):
-                parts.write(topic, rows)
-        return parts.flush()
+        try:
+            if options.topic:
+                parts.begin(options.topic)  # also without rows: the brokers know the job from its start
+            for each in batches:
+                for topic, rows in rows_by_topic(each, options.topic):
+                    parts.write(topic, rows)
+            return parts.flush()
+        except AttemptEndedError:
+            parts.outlast()
+            raise
 
 
 class _Parts:
@@ -159,6 +164,7 @@ class _Parts:
             )
         )
         self._writers: dict[str, PartWriter] = {}
+        self._topics: set[str] = set()  # also those whose attempts could not begin
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +186,7 @@ class _Parts:
                     f"a partition has rows for more than {MAX_TOPICS} topics; repartition the rows by topic "
                     "into more partitions"
                 )
+            self._topics.add(topic)
             writer = self._thread.call(self._client.begin(topic, **self._part))
             self._writers[topic] = writer
         return writer
@@ -193,6 +200,11 @@ class _Parts:
             self._thread.call(writer.write_bodies(rows))
         else:
             self._thread.call(writer.write(rows))
+
+    def outlast(self) -> None:
+        """Wait while another attempt of this task goes on. Raises: LedgerMQError."""
+        place = {name: self._part[name] for name in ("job", "batch", "partition")}
+        self._thread.call(self._client.outlast(self._topics, **place))
 
     def flush(self) -> PartitionWritten:
         """Wait until all rows are stored. Raises: LedgerMQError."""
