@@ -54,6 +54,7 @@ from .leader.coordination import Coordination
 from .leader.pipeline import AppendPipeline
 from .leader.releases import LeaseHolders, RecentDeliveries
 from .metrics import Metrics
+from .native.batches import Batches
 from .native.consumer_offsets import ConsumerOffsets
 from .native.fetch import Fetches, SectionReads, Suggestions
 from .native.log_service import FetchStreams, LogService
@@ -364,6 +365,7 @@ class BrokerNode:
             FetchStreams(fetches, readers, identity, refusals),
             ConsumerOffsets(replica, pipeline, creation, barrier, queues),
             Memberships(coordination, leadership, replica, creation, identity, refusals),
+            Batches(replica, pipeline, barrier, features),
             identity,
             refusals,
         )

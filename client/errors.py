@@ -27,6 +27,10 @@ LedgerMQError
 │   └── SendTimeoutError        the deadline passed before the answer came
 ├── PartlyChangedError          a change of several broker groups stopped half way (every_group.py)
 │   └── PartlyRefusedError      because one of them refuses it for good
+├── BatchError                  a batch cannot be written exactly once
+│   ├── AttemptEndedError       another attempt at this part of the batch has begun
+│   ├── JobForgottenError       the brokers do not know the job, or no longer
+│   └── RowsDifferError         an earlier attempt stored other messages
 ├── MessagesDeletedError        retention deleted messages before a consumer that wants to know had read them
 ├── OffsetsFileError            the file of a broadcast consumer cannot be used
 ├── CorruptMessageError         fetched bytes fail their checksum, or a message cannot be decoded
@@ -417,6 +421,44 @@ class SendTimeoutError(OutcomeUnknownError):
         self.topic = topic
         self.timeout_ms = timeout_ms
         self.sent = sent
+
+
+class BatchError(LedgerMQError):
+    """A batch cannot be written, or not exactly once (`ledgermq.client.batches`)."""
+
+
+class AttemptEndedError(BatchError):
+    """Another attempt at this part of the batch has begun. It finishes the part; this one must end."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("this attempt at a part of a batch has ended", reason)
+
+
+class JobForgottenError(BatchError):
+    """No broker group knows the job, so none can tell what is stored of the batch. Nothing was sent."""
+
+    def __init__(self, job: str, batch: int, topic: str) -> None:
+        super().__init__(
+            f'no broker group of topic "{topic}" knows job "{job}", so batch {batch} cannot be written '
+            "exactly once",
+            "They forget a job 7 days after its last write, or the topic was created again since",
+            "Start with a new checkpoint, or write the batch again with the risk of storing it twice: "
+            'option("failOnForgottenJob", "false")',
+        )
+        self.job = job
+        self.batch = batch
+
+
+class RowsDifferError(BatchError):
+    """An earlier attempt at this part stored other messages: the job is not deterministic."""
+
+    def __init__(self, topics: str) -> None:
+        super().__init__(
+            f"attempts at the same part of a batch wrote different messages to: {topics}",
+            "The query gives other rows, or another division into partitions, each time it runs (random "
+            "values, the current time, a changed number of partitions)",
+            "Make it deterministic, then start with a new checkpoint",
+        )
 
 
 def _replaced(broker_group: str, group_id: int) -> str:

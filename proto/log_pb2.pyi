@@ -161,6 +161,72 @@ class QueryOffsetsResponse(_message.Message):
     stale: bool
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[QueueOffset, _Mapping]]] = ..., stale: bool = ...) -> None: ...
 
+class BeginBatchRequest(_message.Message):
+    __slots__ = ("job", "batch", "partition", "topic", "unknown_too", "look")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_TOO_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    batch: int
+    partition: int
+    topic: str
+    unknown_too: bool
+    look: bool
+    def __init__(self, job: _Optional[str] = ..., batch: _Optional[int] = ..., partition: _Optional[int] = ..., topic: _Optional[str] = ..., unknown_too: bool = ..., look: bool = ...) -> None: ...
+
+class BatchSpan(_message.Message):
+    __slots__ = ("queue_id", "offset", "end_offset")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    offset: int
+    end_offset: int
+    def __init__(self, queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
+
+class BeginBatchResponse(_message.Message):
+    __slots__ = ("refusal", "unknown", "finished", "producer_id", "producer_epoch", "topic_id", "count", "silent", "spans")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    unknown: bool
+    finished: bool
+    producer_id: int
+    producer_epoch: int
+    topic_id: int
+    count: int
+    silent: bool
+    spans: _containers.RepeatedCompositeFieldContainer[BatchSpan]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., unknown: bool = ..., finished: bool = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., topic_id: _Optional[int] = ..., count: _Optional[int] = ..., silent: bool = ..., spans: _Optional[_Iterable[_Union[BatchSpan, _Mapping]]] = ...) -> None: ...
+
+class FinishBatchRequest(_message.Message):
+    __slots__ = ("producer_id", "producer_epoch", "topic_id", "count")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    producer_epoch: int
+    topic_id: int
+    count: int
+    def __init__(self, producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., topic_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class FinishBatchResponse(_message.Message):
+    __slots__ = ("refusal",)
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
+
 class MembershipRequest(_message.Message):
     __slots__ = ("group", "member_id", "topics", "allocation", "zone", "session_timeout_ms", "release_ms", "released", "leave", "filter", "orderly")
     GROUP_FIELD_NUMBER: _ClassVar[int]

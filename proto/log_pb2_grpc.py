@@ -63,6 +63,16 @@ class LogServiceStub(object):
                 request_serializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsResponse.FromString,
                 _registered_method=True)
+        self.BeginBatch = channel.unary_unary(
+                '/ledgermq.v1.LogService/BeginBatch',
+                request_serializer=ledgermq_dot_proto_dot_log__pb2.BeginBatchRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_log__pb2.BeginBatchResponse.FromString,
+                _registered_method=True)
+        self.FinishBatch = channel.unary_unary(
+                '/ledgermq.v1.LogService/FinishBatch',
+                request_serializer=ledgermq_dot_proto_dot_log__pb2.FinishBatchRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_log__pb2.FinishBatchResponse.FromString,
+                _registered_method=True)
         self.Membership = channel.stream_stream(
                 '/ledgermq.v1.LogService/Membership',
                 request_serializer=ledgermq_dot_proto_dot_log__pb2.MembershipRequest.SerializeToString,
@@ -111,6 +121,21 @@ class LogServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginBatch(self, request, context):
+        """Batches that are written exactly once (D39): begin an attempt at a part of a batch, send its sections
+        through Produce with the producer id and epoch of the answer, and finish it. Leader only. Both may be
+        repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishBatch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Membership(self, request_iterator, context):
         """Membership in a queue-exclusive consumer group: one open stream per consumer and broker group. Leader
         only.
@@ -146,6 +171,16 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.QueryOffsets,
                     request_deserializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_log__pb2.QueryOffsetsResponse.SerializeToString,
+            ),
+            'BeginBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginBatch,
+                    request_deserializer=ledgermq_dot_proto_dot_log__pb2.BeginBatchRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_log__pb2.BeginBatchResponse.SerializeToString,
+            ),
+            'FinishBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishBatch,
+                    request_deserializer=ledgermq_dot_proto_dot_log__pb2.FinishBatchRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_log__pb2.FinishBatchResponse.SerializeToString,
             ),
             'Membership': grpc.stream_stream_rpc_method_handler(
                     servicer.Membership,
@@ -292,6 +327,60 @@ class LogService(object):
             '/ledgermq.v1.LogService/QueryOffsets',
             ledgermq_dot_proto_dot_log__pb2.QueryOffsetsRequest.SerializeToString,
             ledgermq_dot_proto_dot_log__pb2.QueryOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.LogService/BeginBatch',
+            ledgermq_dot_proto_dot_log__pb2.BeginBatchRequest.SerializeToString,
+            ledgermq_dot_proto_dot_log__pb2.BeginBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.LogService/FinishBatch',
+            ledgermq_dot_proto_dot_log__pb2.FinishBatchRequest.SerializeToString,
+            ledgermq_dot_proto_dot_log__pb2.FinishBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,6 +70,10 @@ MAX_RECORD_OVERHEAD: Final = 64 * 1024
 #: Size of the largest record.
 MAX_RECORD_SIZE: Final = MAX_BODY_SIZE + MAX_RECORD_OVERHEAD
 
+#: Bit of the producer epoch that marks sections of batches that are written exactly once. The epochs of
+#: other producers are below it.
+BATCH_WRITE_EPOCH: Final = 1 << 31
+
 #: Up to this number, records are processed one by one.
 _FEW: Final = 4
 #: From this number on, it pays to look whether they are evenly spaced.

@@ -95,6 +95,7 @@ PURE: dict[str, tuple[str, ...]] = {
     "client": (
         "admin/status_report",
         "admin/log_ends",
+        "batches/row_packer",
         "bench/figures",
         "cluster/leader_tracker",
         "cluster/topic_route",
@@ -178,6 +179,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "produce": {"cluster", "trace"},
         "consume": {"cluster", "produce", "trace"},
         "push": {"cluster", "consume"},
+        "batches": {"cluster", "consume", "produce"},
         "admin": {"cluster", "consume", "produce", "trace"},
         "sync": {"admin", "consume", "produce", "push"},
         "bench": {"admin", "cluster", "consume", "produce"},

@@ -11,9 +11,10 @@ Kinds: 1 numbers · 2 topics · 3 queues · 4 consumer groups · 5 consumption �
 ids · 8 checksums of the blocks of queue units, from the block with the queue's begin on · 9 retention of
 topics · 10 messages lost by consumer groups · 11 members and owners of queue-exclusive consumer groups · 12
 mode of the broker group, while it is drained or removed · 13 parked messages · 14 topics that keep unread
-messages. Everything is sorted by its key. Message ids keep the order in which they were applied, which is the
-same on all nodes. Kinds 9 to 14 are optional: they are present only if not empty. The version is that of the
-highest kind present: 2 (9, 10), 3 (11), 4 (12), 5 (13), 6 (14), else 1. Older nodes can read lower versions.
+messages · 15 jobs that write batches exactly once. Everything is sorted by its key. Message ids keep the
+order in which they were applied, which is the same on all nodes. Kinds 9 to 15 are optional: they are present
+only if not empty. The version is that of the highest kind present: 2 (9, 10), 3 (11), 4 (12), 5 (13), 6 (14),
+7 (15), else 1. Older nodes can read lower versions.
 
 Kind 11. Texts are encoded as in commands:
 
@@ -21,6 +22,12 @@ Kind 11. Texts are encoded as in commands:
     member          u64 joined · i64 joined at (ms) · u32 session timeout · u32 release (ms) · u16 topics ·
                     texts: name, allocation, zone, filter, topics
     owner           u32 topic id · u32 queue id · u64 epoch · u32 index of the member, or all ones: no owner
+
+Kind 15:
+
+    job             16-byte id · i64 newest batch · i64 log time of its last change (ms) · u32 parts
+    part            u64 writer · u32 topic id · u32 epoch · i64 messages · bool finished · u32 spans
+    span            u32 queue id · i64 first queue offset · i64 one past the last
 
 A checkpoint at an index also states that the ConsumeQueue files durably hold all units up to the queue ends
 in it: the writer syncs them first (checkpoint/store.py). Recovery therefore replays the log from index + 1
@@ -42,6 +49,7 @@ from crc32c import crc32c
 from ledgermq.proto.entry import padded
 
 from ..errors import CheckpointError, CheckpointVersionError
+from ..state.batch_writes import Job, Part
 from ..state.codecs import pack_text, unpack_texts
 from ..state.commands import NO_OWNER, BrokerGroupMode, MessageType, StartPosition
 from ..state.consume_queue import BLOCK_UNITS, ConsumeQueue, QueueKey, QueueSums
@@ -53,7 +61,7 @@ from ..state.memberships import ConsumerGroupMember, ConsumerGroupMembership, Ow
 from ..state.topics import Topic
 
 MAGIC: Final = b"LMQC"
-VERSION: Final = 6
+VERSION: Final = 7
 _END_MAGIC: Final = b"LMQCEND\n"
 _HEADER: Final = struct.Struct("<4sIQQQ")
 _SHARD: Final = struct.Struct("<IIQQ")
@@ -74,6 +82,9 @@ _PARKED: Final = struct.Struct("<IIII")
 _MEMBERSHIP: Final = struct.Struct("<III")
 _MEMBER: Final = struct.Struct("<QqIIH")
 _OWNER: Final = struct.Struct("<IIQI")
+_JOB: Final = struct.Struct("<16sqqI")
+_PART: Final = struct.Struct("<QIIq?I")
+_SPAN: Final = struct.Struct("<Iqq")
 _ID_SIZE: Final = 20
 
 
@@ -92,6 +103,7 @@ class Shard(IntEnum):
     MODE = 12
     PARKED = 13
     KEEP_UNREAD = 14
+    BATCH_WRITES = 15
 
 
 #: Optional shards, and the format version that introduced each.
@@ -102,6 +114,7 @@ _OPTIONAL: Final = {
     Shard.MODE: 4,
     Shard.PARKED: 5,
     Shard.KEEP_UNREAD: 6,
+    Shard.BATCH_WRITES: 7,
 }
 
 
@@ -123,6 +136,7 @@ class Snapshot:
     sums: dict[QueueKey, tuple[int, bytes, int]]  # arguments of QueueSums
     memberships: dict[int, ConsumerGroupMembership]  # by consumer group id
     mode: tuple[int, int]  # mode of the broker group, log time (ms) of its last change
+    jobs: dict[bytes, Job]
 
 
 def take_snapshot(state: BrokerState) -> Snapshot:
@@ -145,6 +159,7 @@ def take_snapshot(state: BrokerState) -> Snapshot:
         {queue.key: queue.sums.from_block(queue.begin // BLOCK_UNITS) for queue in state.queues},
         state.memberships.copy(),
         (state.mode, state.mode_since),
+        state.batch_writes.copy(),
     )
 
 
@@ -173,6 +188,7 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
     state.mode, state.mode_since = BrokerGroupMode(snapshot.mode[0]), snapshot.mode[1]
     state.streams.restore(dict(snapshot.streams))
     state.message_ids.restore(list(snapshot.generations), evicted_early)
+    state.batch_writes.restore(snapshot.jobs)
     return state
 
 
@@ -252,6 +268,14 @@ def _encode_parked(snapshot: Snapshot) -> Iterator[bytes]:
             yield _PARKED.pack(*key, len(found.parked)) + found.parked.tobytes()
 
 
+def _encode_jobs(snapshot: Snapshot) -> Iterator[bytes]:
+    for name, job in _by_key(snapshot.jobs):
+        yield _JOB.pack(name, job.batch, job.timestamp, len(job.parts))
+        for key, part in _by_key(job.parts):
+            yield _PART.pack(*key, part.epoch, part.count, part.finished, len(part.spans))
+            yield from (_SPAN.pack(*span) for span in part.spans)
+
+
 def _by_key(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     return sorted(table.items(), key=lambda item: item[0])
 
@@ -277,6 +301,7 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], Iterable[bytes]]]] = {
     Shard.KEEP_UNREAD: lambda snapshot: (
         _KEEP_UNREAD.pack(each.topic_id) for each in snapshot.topics if each.keep_unread
     ),
+    Shard.BATCH_WRITES: _encode_jobs,
 }
 
 
@@ -316,6 +341,7 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
             dict(_decode_queue_sums(shards[Shard.QUEUE_SUMS])),
             dict(_decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
             _decode_mode(shards.get(Shard.MODE, b"")),
+            dict(_decode_jobs(shards.get(Shard.BATCH_WRITES, b""))),
         )  # fmt: skip
     except (LookupError, struct.error, ValueError) as error:
         raise CheckpointError(path, f"its checksums are right but its contents are not: {error}") from None
@@ -411,3 +437,21 @@ def _decode_memberships(raw: bytes) -> Iterator[tuple[int, ConsumerGroupMembersh
             position += _OWNER.size
             owners[topic_id, queue_id] = Ownership("" if place == NO_OWNER else names[place], epoch)
         yield group_id, ConsumerGroupMembership(members, owners)
+
+
+def _decode_jobs(raw: bytes) -> Iterator[tuple[bytes, Job]]:
+    position = 0
+    while position < len(raw):
+        name, batch, timestamp, part_count = _JOB.unpack_from(raw, position)
+        position += _JOB.size
+        job = Job(batch, timestamp)
+        for _ in range(part_count):
+            writer, topic_id, epoch, count, finished, span_count = _PART.unpack_from(raw, position)
+            position += _PART.size
+            end = position + span_count * _SPAN.size
+            if end > len(raw):
+                raise ValueError("a shard is cut short")
+            spans = tuple(_SPAN.iter_unpack(raw[position:end]))
+            position = end
+            job.parts[writer, topic_id] = Part(epoch, count, finished, spans)
+        yield name, job

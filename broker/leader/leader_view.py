@@ -19,7 +19,7 @@ Must not: change the state, read clocks (`now` is log time, ms), hold applied da
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -28,6 +28,7 @@ import numpy as np
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer
 from ledgermq.proto.record import (
+    BATCH_WRITE_EPOCH,
     SECTION_HEADER_SIZE,
     SectionHeader,
     SectionKind,
@@ -37,18 +38,22 @@ from ledgermq.proto.record import (
 )
 from ledgermq.proto.values import value
 
+from ..state.batch_writes import FORGOTTEN_AFTER_MS
 from ..state.codecs import encode
 from ..state.commands import (
+    BeginBatch,
     BrokerGroupMode,
     Command,
     DeleteTopic,
     EvictDedup,
+    ForgetBatches,
     GrantLeases,
     SessionLost,
     SetBrokerGroupMode,
 )
 from ..state.consume_queue import QueueKey, record_starts
 from ..state.dedup import MessageIds, StreamKey
+from ..state.effects import PartKey
 from ..state.machine import BrokerState, message_ids
 from .selection import GrantPlan, ReceiveRequest, ScanBudget, Selector, Taken
 
@@ -57,6 +62,8 @@ SESSION_TIMEOUT_MS: Final = 15_000
 #: Deduplication windows: of message ids, and of streams without new batches.
 MESSAGE_ID_WINDOW_MS: Final = 120_000
 STREAM_WINDOW_MS: Final = 3_600_000
+#: Place of the queue id in the key of a part's undecided sections: their sequence spans all queues.
+_ALL_QUEUES: Final = -1
 #: Maximum of streams that are kept: a client that invents producer ids creates one with each.
 MAX_STREAMS: Final = 100_000
 #: Maximum of unrequested messages that one pass parks: its 98 KB of rows fit into a broker group's smallest
@@ -86,6 +93,7 @@ class Verdict(Enum):
     TOPIC_GONE = "topic_gone"  # no topic with that id, or its deletion is proposed
     QUEUE_NOT_FOUND = "queue_not_found"
     TOO_MANY_STREAMS = "too_many_streams"  # it would start a stream beyond the maximum
+    BATCH_CHANGING = "batch_changing"  # a command that may end the attempt is proposed: ask again
     DRAINING = "draining"  # a new section, and the broker group refuses new messages
 
 
@@ -136,6 +144,7 @@ class Turn:
         self._ids: list[bytes] = []  # pending message ids
         self._taken: list[Taken] = []  # reservations of the selector
         self._deleting: list[int] = []  # topics that its commands delete
+        self._changing: list[PartKey | None] = []  # parts that its commands begin; None: it forgets some
         self.scan = ScanBudget()  # shared by all filters of this turn
         self._closings = 0  # its commands that make the broker group refuse messages
 
@@ -155,7 +164,7 @@ class Turn:
         base = self._view._assign(key, header.count)
         self._assigned.append((key, header.count))
         if header.producer_id:
-            stream = (header.producer_id, *key)
+            stream = _stream_key(header)
             self._view._streams.setdefault(stream, deque()).append(
                 _PendingBatch(self, header.producer_epoch, header.base_sequence, header.count, base)
             )
@@ -183,6 +192,10 @@ class Turn:
         if isinstance(command, DeleteTopic) and command.topic_id not in self._view._deleting:
             self._view._deleting.add(command.topic_id)
             self._deleting.append(command.topic_id)
+        elif isinstance(command, BeginBatch | ForgetBatches):
+            part = (command.writer, command.topic_id) if isinstance(command, BeginBatch) else None
+            self._view._changing[part] += 1
+            self._changing.append(part)
         elif isinstance(command, SetBrokerGroupMode) and command.mode is not BrokerGroupMode.ACTIVE:
             self._view._closings += 1
             self._closings += 1
@@ -240,6 +253,8 @@ class Turn:
         view = self._view
         view._closings -= self._closings
         self._closings = 0
+        view._changing -= Counter(self._changing)
+        self._changing = []
         for key in self._ids:
             known = view._ids.get(key)
             if known is not None and known.turn is self:
@@ -316,6 +331,8 @@ class LeaderView:
         self._ids: dict[bytes, KnownMessage] = {}  # undecided message ids
         self._deleting: set[int] = set()  # topics whose deletion is proposed
         self._closings = 0  # proposed commands that make the broker group refuse messages
+        # Parts with a proposed BeginBatch; None: a ForgetBatches is proposed. All counts are above 0.
+        self._changing: Counter[PartKey | None] = Counter()
         self._sessions: dict[int, int] = {}  # session -> log time (ms) of its last sign of life
         self._next_eviction = timestamp + _EVICTION_PERIOD_MS  # log time, ms
 
@@ -344,7 +361,12 @@ class LeaderView:
             return Admission(Verdict.TOPIC_GONE)
         if self._state.queues.get(header.topic_id, header.queue_id) is None:
             return Admission(Verdict.QUEUE_NOT_FOUND)
-        admission = self._judge_sequence(header) if header.producer_id else Admission(Verdict.ACCEPTED)
+        if not header.producer_id:
+            admission = Admission(Verdict.ACCEPTED)
+        elif header.producer_epoch & BATCH_WRITE_EPOCH:
+            admission = self._judge_part(header)
+        else:
+            admission = self._judge_sequence(header)
         return admission if self.takes_messages else _when_closed(header, admission)
 
     @property
@@ -381,6 +403,29 @@ class LeaderView:
             offset = applied.find(header.base_sequence, header.count)
             if offset is not None:
                 return Admission(Verdict.DUPLICATE, offset)
+        return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
+
+    def _judge_part(self, header: SectionHeader) -> Admission:
+        """Compare a section of a batch with what its part has stored or is storing.
+
+        What is proposed counts here: after a BeginBatch in the log no section of the attempt before may
+        follow.
+        """
+        key = (header.producer_id, header.topic_id)
+        if self._changing and (key in self._changing or None in self._changing):
+            return Admission(Verdict.BATCH_CHANGING)
+        part = self._state.batch_writes.part(key)
+        if part is None or part.epoch != header.producer_epoch or part.finished:
+            return Admission(Verdict.STALE_EPOCH)
+        pending = self._streams.get(_stream_key(header), ())
+        expected = pending[-1].base_sequence + pending[-1].count if pending else part.count
+        if header.base_sequence == expected:
+            return Admission(Verdict.ACCEPTED)
+        if header.base_sequence + header.count <= part.count:
+            return Admission(Verdict.DUPLICATE)
+        for batch in pending:
+            if (batch.base_sequence, batch.count) == (header.base_sequence, header.count):
+                return Admission(Verdict.PENDING, batch.base_offset, batch.turn)
         return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
 
     def _has_all_streams(self) -> bool:
@@ -433,8 +478,17 @@ class LeaderView:
                 oldest_stream is not None and oldest_stream < streams
             ):
                 due.append(EvictDedup(ids, streams))
+            oldest_job = self._state.batch_writes.oldest()
+            if oldest_job is not None and oldest_job < now - FORGOTTEN_AFTER_MS:
+                due.append(ForgetBatches(now - FORGOTTEN_AFTER_MS))
             due += self.selector.overdue(now, _MAX_OVERDUE)
         return due
+
+
+def _stream_key(header: SectionHeader) -> StreamKey:
+    """Return the key under which the undecided sections of a producer, or of a part, are kept."""
+    of_part = header.producer_epoch & BATCH_WRITE_EPOCH
+    return header.producer_id, header.topic_id, _ALL_QUEUES if of_part else header.queue_id
 
 
 def _when_closed(header: SectionHeader, admission: Admission) -> Admission:

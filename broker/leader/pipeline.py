@@ -64,6 +64,7 @@ ESSENTIAL: Final = (
     commands.DeleteTopic,
     commands.EvictDedup,
     commands.FeatureLevel,
+    commands.ForgetBatches,
     commands.LeaveConsumerGroup,
     commands.LogStart,
     commands.ParkMessages,

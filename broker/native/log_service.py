@@ -1,6 +1,7 @@
 """`ledgermq.v1.LogService`: bulk produce and fetch for LedgerMQ's own clients and Spark (D18).
 
-Every node serves Fetch, the leader serves Produce (`produce.py`); for offsets see `consumer_offsets.py`.
+Every node serves Fetch, the leader serves Produce (`produce.py`); for offsets see `consumer_offsets.py`, for
+batches that are written exactly once `batches.py`.
 Must not: decode records.
 """
 
@@ -19,6 +20,7 @@ from ..refusals import REFUSABLE
 from ..service.answers import LeaderHandlers, Refusals, parsed
 from ..service.broker_group_identity import BrokerGroupIdentity, MeantBrokerGroup
 from ..wire.validation import group_problem
+from .batches import Batches
 from .consumer_offsets import ConsumerOffsets
 from .fetch import Fetches
 from .membership import Memberships
@@ -38,6 +40,7 @@ class LogService:
         fetches: FetchStreams,
         offsets: ConsumerOffsets,
         memberships: Memberships,
+        batches: Batches,
         identity: BrokerGroupIdentity,
         refusals: Refusals,
     ) -> None:
@@ -46,6 +49,7 @@ class LogService:
         self._fetches = fetches
         self._offsets = offsets
         self._memberships = memberships
+        self._batches = batches
         self._identity = identity
         self._refusals = refusals
 
@@ -58,10 +62,25 @@ class LogService:
             self._offsets.commit,
             listener,
         )
+        begin = self._leader_handlers.unary(
+            f"/{SERVICE}/BeginBatch",
+            log_pb2.BeginBatchRequest,
+            log_pb2.BeginBatchResponse,
+            self._batches.begin,
+            listener,
+        )
+        finish = self._leader_handlers.unary(
+            f"/{SERVICE}/FinishBatch",
+            log_pb2.FinishBatchRequest,
+            log_pb2.FinishBatchResponse,
+            self._batches.finish,
+            listener,
+        )
+        forwarded = {"CommitOffsets": commit, "BeginBatch": begin, "FinishBatch": finish}
         if not listener:
-            return grpc.method_handlers_generic_handler(SERVICE, {"CommitOffsets": commit})
+            return grpc.method_handlers_generic_handler(SERVICE, forwarded)
         methods = {
-            "CommitOffsets": commit,
+            **forwarded,
             "Produce": grpc.stream_stream_rpc_method_handler(
                 self._produce.handler(listener), response_serializer=log_pb2.ProduceResponse.SerializeToString
             ),

@@ -37,11 +37,16 @@ _VERDICTS: Final = {
     Verdict.SEQUENCE_GAP: (route_pb2.SEQUENCE_GAP, "the producer's sequence jumped; expected {expected}"),
     Verdict.STALE_EPOCH: (
         route_pb2.STALE_PRODUCER_EPOCH,
-        "another producer with the same id and a higher epoch took over; make a new producer",
+        "another producer with the same id and a higher epoch, or another attempt at this part of a batch, "
+        "took over; make a new producer, or begin a new attempt",
     ),
     Verdict.TOPIC_GONE: (route_pb2.STALE_ROUTE, "no topic has that id any more; refresh the route"),
     Verdict.QUEUE_NOT_FOUND: (route_pb2.QUEUE_NOT_FOUND, "the topic has no such queue; refresh the route"),
     Verdict.DRAINING: (route_pb2.GROUP_DRAINING, ""),
+    Verdict.BATCH_CHANGING: (
+        route_pb2.TOO_MANY_REQUESTS,
+        "another attempt at this part of the batch may have begun. Repeat it",
+    ),
     Verdict.TOO_MANY_STREAMS: (
         route_pb2.TOO_MANY_REQUESTS,
         "as many producers send to as many queues as are remembered (max_producer_streams of the brokers); "
@@ -50,7 +55,11 @@ _VERDICTS: Final = {
     ),
 }
 #: Verdicts after which the same section may be accepted later, and the pause before a retry, ms.
-_LATER: Final = {Verdict.DRAINING: DRAINING_PAUSE_MS, Verdict.TOO_MANY_STREAMS: 1000}
+_LATER: Final = {
+    Verdict.DRAINING: DRAINING_PAUSE_MS,
+    Verdict.TOO_MANY_STREAMS: 1000,
+    Verdict.BATCH_CHANGING: 5,
+}
 _DUPLICATES: Final = (Verdict.DUPLICATE, Verdict.PENDING)
 _STORED: Final = (Verdict.ACCEPTED, *_DUPLICATES)
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs

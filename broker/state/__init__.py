@@ -4,5 +4,6 @@ Owns: topics, consumer groups, queues, consumption, leases, deduplication, membe
 change them.
 Must not: read a clock, a file, random numbers or settings that may differ between nodes.
 
-Begin with `machine.py`. Then: `commands.py`, `effects.py`, `consumption.py`, `consume_queue.py`, `dedup.py`.
+Begin with `machine.py`. Then: `commands.py`, `effects.py`, `consumption.py`, `consume_queue.py`, `dedup.py`,
+`batch_writes.py`.
 """

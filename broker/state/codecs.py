@@ -302,6 +302,9 @@ _CODECS: Final = (
     _rows(21, c.ParkMessages, c.PARK_DTYPE, "reason", c.ParkReason),
     _rows(22, c.ReleaseParked, c.POSITION_DTYPE),
     _numbers(23, c.SetTopicKeepUnread, "<I?"),
+    _numbers(24, c.BeginBatch, "<16sQIq?"),
+    _numbers(25, c.FinishBatch, "<QIIq"),
+    _numbers(26, c.ForgetBatches, "<q"),
 )
 _BY_TYPE: Final = {(codec.number, codec.version): codec for codec in _CODECS}
 _BY_CLASS: Final = {(codec.kind, codec.version): codec for codec in _CODECS}

@@ -37,6 +37,8 @@ PARK_DTYPE: Final = np.dtype(
 PARKED_MESSAGES: Final = 3
 #: Minimum feature level of SetTopicKeepUnread, and of CreateTopic with `keep_unread`.
 KEEP_UNREAD: Final = 4
+#: Minimum feature level of BeginBatch, FinishBatch and ForgetBatches.
+BATCH_WRITES: Final = 5
 #: `place` in AssignQueues: the queue gets no owner.
 NO_OWNER: Final = 0xFFFFFFFF
 _EARLIEST: Final = -2
@@ -370,11 +372,43 @@ class AssignQueues:
     rows: np.ndarray  # ASSIGNMENT_DTYPE; `place` is an index into `members`
 
 
+@dataclass(frozen=True, slots=True)
+class BeginBatch:
+    """Begin an attempt at a part of a job's batch; it ends the attempt before. Result: BatchResult."""
+
+    job: bytes  # 16 bytes
+    writer: int  # u64, not 0: stands for the job and one of its partitions
+    topic_id: int
+    batch: int
+    unknown_too: bool = False  # although the job is unknown and the batch not 0, or the job was silent
+
+
+@dataclass(frozen=True, slots=True)
+class FinishBatch:
+    """Declare a part of a batch complete: a later attempt finds nothing to do.
+
+    Result: BatchResult (FINISHED, or OLDER: another attempt has begun, or the count is not what is stored).
+    """
+
+    writer: int
+    topic_id: int
+    epoch: int  # of the attempt
+    count: int  # messages that it knows to be stored
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetBatches:
+    """Drop jobs that have not changed since a time. Result: None."""
+
+    before: int  # log time (ms)
+
+
 Command = (
     CreateTopic | DeleteTopic | SetTopicRetention | SetTopicKeepUnread | CreateConsumerGroup
     | DeleteConsumerGroup | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible
     | ReleaseLeases | ParkMessages | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues
     | FeatureLevel | SetBrokerGroupMode | JoinConsumerGroup | LeaveConsumerGroup | AssignQueues
+    | BeginBatch | FinishBatch | ForgetBatches
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ Owns: nothing; plain values.   Must not: hold views of the payload (they end wit
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
@@ -133,7 +134,34 @@ class ModeResult:
     left: tuple[TopicProgress, ...] = ()  # unconsumed topics that prevented the change
 
 
-CommandResult = TopicResult | ConsumerGroupResult | RowsResult | GrantResult | ModeResult | None
+PartKey = tuple[int, int]  # writer, topic id
+Span = tuple[int, int, int]  # queue id, first queue offset, one past the last
+
+
+class BatchState(Enum):
+    """Outcome of BeginBatch and FinishBatch."""
+
+    BEGUN = "begun"  # the attempt is the current one
+    FINISHED = "finished"  # the part is complete
+    OLDER = "older"  # a newer batch, or a newer attempt, has begun
+    UNKNOWN = "unknown"  # the job is not known, or no longer
+    SILENT = "silent"  # the job has not changed for too long; other broker groups may have forgotten it
+    BUSY = "busy"  # another attempt began in the same entry; the command can be repeated
+    TAKEN = "taken"  # the writer belongs to another job
+
+
+@value
+class BatchResult:
+    """Result of BeginBatch and FinishBatch."""
+
+    state: BatchState
+    batch: int = 0  # newest batch of the job
+    epoch: int = 0  # of the current attempt; 0: none
+    count: int = 0  # messages of the part that are stored
+    spans: tuple[Span, ...] = ()  # where they are, among others
+
+
+CommandResult = TopicResult | ConsumerGroupResult | RowsResult | GrantResult | ModeResult | BatchResult | None
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Replicated state machine: applies committed entries (D12).
 
-Owns: topics, queues, consumer groups, consumption, memberships, deduplication, and the order in which entries
-change them.
+Owns: topics, queues, consumer groups, consumption, memberships, deduplication, batches that are
+written exactly once, and the order in which entries change them.
 Must not: know a clock, a file, or the callers that wait for a result.
 Invariants: the same entries produce the same state on every node, byte for byte in checkpoints. The only time
 is the timestamp of the entry. The base offset of a section is the end of its queue.
@@ -18,6 +18,7 @@ import numpy as np
 
 from ledgermq.proto.entry import HEADER_SIZE, Buffer, EntryHeader, EntryKind
 from ledgermq.proto.record import (
+    BATCH_WRITE_EPOCH,
     FLAGS_WORD,
     ID_WORDS,
     MESSAGE_ID_OFFSET,
@@ -33,6 +34,7 @@ from ledgermq.proto.record import (
 from ..errors import DivergedError
 from . import commands as c
 from .backlog import missed
+from .batch_writes import BatchWrites
 from .codecs import decode
 from .consume_queue import ColdRead, ConsumeQueue, ConsumeQueues, QueueKey, record_starts, units_of
 from .consumer_groups import ConsumerGroupTable
@@ -69,6 +71,7 @@ class BrokerState:
         self.memberships = MembershipTable()
         self.streams = ProducerStreams()
         self.message_ids = MessageIds()
+        self.batch_writes = BatchWrites()
         self.applied_index = 0  # index of the last applied entry; grows by one per entry
         self.applied_term = 0  # its term
         self.timestamp = 0  # its log time (ms); never decreases
@@ -118,7 +121,10 @@ class BrokerState:
             )
         starts = record_starts(body, section.count)
         self.queues.append(queue, units_of(body, starts, physical_offset))
-        if section.producer_id:
+        if section.producer_id and section.producer_epoch & BATCH_WRITE_EPOCH:
+            part = (section.producer_id, topic_id)
+            self.batch_writes.record(part, queue_id, base, section.count, self.timestamp)
+        elif section.producer_id:
             key, epoch = (section.producer_id, topic_id, queue_id), section.producer_epoch
             self.streams.record(key, epoch, section.base_sequence, section.count, base, self.timestamp)
         else:
@@ -141,6 +147,7 @@ class BrokerState:
             self.queues.remove_topic(topic.topic_id, topic.queue_count)
             self.consumption.remove_topic(topic.topic_id)
             self.streams.remove_topic(topic.topic_id)
+            self.batch_writes.remove_topic(topic.topic_id)
             effects.members_changed |= set(self.memberships.remove_topic(topic.topic_id))
             effects.topics_changed = True
             effects.deleted_topics.append(topic)
@@ -167,6 +174,11 @@ class BrokerState:
         self.message_ids.evict(command.ids_before)
         self.streams.evict(command.streams_before)
         return None
+
+    def _begin_batch(self, command: c.BeginBatch, effects: Effects) -> CommandResult:
+        if self.topics.get(command.topic_id) is None:
+            return TopicResult(None, False)
+        return self.batch_writes.begin(command, effects.index, effects.timestamp)
 
     def _log_start(self, command: c.LogStart, effects: Effects) -> CommandResult:
         if command.index > self.log_start_index:
@@ -325,5 +337,8 @@ _APPLY: Final[dict[type, _Apply]] = {
     c.AssignQueues: BrokerState._assign,
     c.SetBrokerGroupMode: BrokerState._set_mode,
     c.ParkMessages: lambda state, command, effects: state.consumption.park(command, effects),
+    c.BeginBatch: BrokerState._begin_batch,
+    c.FinishBatch: lambda state, command, effects: state.batch_writes.finish(command, effects.timestamp),
+    c.ForgetBatches: lambda state, command, effects: state.batch_writes.forget(command.before),
     c.ReleaseParked: lambda state, command, effects: state.consumption.release_parked(command, effects),
 }

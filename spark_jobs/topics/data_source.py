@@ -1,4 +1,4 @@
-"""Spark data source `ledgermq`: topics as DataFrames, in batches and in streams.
+"""Spark data source `ledgermq`: topics as DataFrames, in batches and in streams. `sink.py` writes them.
 
     ledgermq.spark_jobs.register(spark)
     spark.read.format("ledgermq").option("subscribe", "orders").load()
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     Filter,
@@ -39,6 +38,7 @@ from ..errors import SparkJobError
 from .message_columns import COLUMNS, message_batches, record_table
 from .pushed_filters import PushedBounds
 from .read_plan import QueueState, advance, lose, narrowed, ranges_between, resolve, tasks_of
+from .sink import TopicSink
 from .source_options import ReadBoundary, SourceOptions, check_columns, parse_source_options, read_columns
 from .stream_offsets import Positions, decode_positions, encode_positions
 from .topic_look import TopicLook
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "ledgermq"
 _LATEST = ReadBoundary("latest")
 
 P = ParamSpec("P")
@@ -73,12 +72,8 @@ def _clear(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any
     return call
 
 
-class LedgerMQDataSource(DataSource):
-    """Topics of a cluster. `register` puts it under its name."""
-
-    @classmethod
-    def name(cls) -> str:
-        return FORMAT
+class LedgerMQDataSource(TopicSink):
+    """Topics of a cluster, to read and to write. `register` puts it under its name."""
 
     @_clear
     def schema(self) -> str:
@@ -91,8 +86,6 @@ class LedgerMQDataSource(DataSource):
     @_clear
     def streamReader(self, schema: StructType) -> TopicStreamReader:
         return TopicStreamReader(self.options, schema)
-
-    # The sink adds `writer` and `streamWriter` here.
 
 
 class PushingDataSource(LedgerMQDataSource):

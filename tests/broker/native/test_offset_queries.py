@@ -64,7 +64,7 @@ class Asked:
         offsets = ConsumerOffsets(replica, nothing, nothing, barrier, reader)
         identity = BrokerGroupIdentity(BrokerConfig(), raft)
         refusals = Refusals(raft, Leadership("n2"), Members(NodeInfo(), ()), Metrics())
-        service = LogService(nothing, nothing, nothing, offsets, nothing, identity, refusals)
+        service = LogService(nothing, nothing, nothing, offsets, nothing, nothing, identity, refusals)
         raw = log_pb2.QueryOffsetsRequest(group="billing", topic="orders", **request).SerializeToString()
         call = SimpleNamespace(time_remaining=lambda: remaining, invocation_metadata=tuple)
         return asyncio.run(service._query_offsets(raw, call))

@@ -1,0 +1,106 @@
+"""The sink from a Spark session: batch writes, columns, and mistakes that the driver refuses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the [spark] extra is not installed")
+
+from pyspark.errors import PySparkException
+
+from ledgermq.client.message import MessageView
+from ledgermq.client.sync import PullConsumer
+from ledgermq.spark_jobs.topics.sink import TopicSink
+from tests.integration.cluster import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("sink"), nodes=1) as running:
+        running.wait_leader()
+        yield running
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    spark.dataSource.register(TopicSink)
+    return spark
+
+
+def save(rows: DataFrame, cluster: Cluster, **options: str) -> None:
+    writer = rows.write.format("ledgermq").mode("append").option("nameservers", cluster.nameserver)
+    writer.options(**options).save()
+
+
+def messages(cluster: Cluster, topic: str) -> list[MessageView]:
+    """Return all messages of a topic."""
+    with PullConsumer(cluster.nameserver) as consumer:
+        consumer.subscribe(topic)
+        consumer.seek_to_beginning(topic)
+        wanted = sum(end for _, _, _, end in consumer.offsets(topic))
+        found: list[MessageView] = []
+        while len(found) < wanted:
+            found += consumer.poll(1000, timeout_ms=10_000)
+        return found
+
+
+def test_a_batch_write_stores_all_columns_and_a_repeat_stores_nothing(
+    session: SparkSession, cluster: Cluster
+) -> None:
+    rows = session.range(2000).repartition(3, "id").selectExpr(
+        "concat('body ', id) AS body", "concat('key', id % 5) AS key", "IF(id % 2 = 0, 'even', NULL) AS tag",
+        "map('id', string(id)) AS properties", "concat('group ', id % 7) AS message_group",
+        "IF(id % 10 = 0, 'tens', NULL) AS topic",
+    )  # fmt: skip
+    for _ in range(2):
+        save(rows, cluster, topic="others", writeId="monday")
+    tens, others = messages(cluster, "tens"), messages(cluster, "others")
+    assert (len(tens), len(others)) == (200, 1800)
+    by_body = {each.body.decode(): each for each in tens + others}
+    assert len(by_body) == 2000
+    for number in range(2000):
+        found = by_body[f"body {number}"]
+        assert (found.keys, found.tag) == ((f"key{number % 5}",), "" if number % 2 else "even")
+        assert found.properties == {"id": str(number)}
+        assert found.message_group == f"group {number % 7}"
+
+
+def test_a_write_without_an_id_is_another_write_each_time(session: SparkSession, cluster: Cluster) -> None:
+    rows = session.range(50).selectExpr("CAST(string(id) AS binary) AS body")
+    for _ in range(2):
+        save(rows, cluster, topic="twice")
+    counts = Counter(each.body for each in messages(cluster, "twice"))
+    assert counts == Counter({b"%d" % number: 2 for number in range(50)})
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "text"),
+    [
+        ("string(id) AS value", {"topic": "t"}, 'the rows have no column "body"'),
+        ("id AS body", {"topic": "t"}, 'column "body" is of type bigint'),
+        ("string(id) AS body", {"topics": "t"}, 'did you mean "topic"?'),
+        ("string(id) AS body", {}, "no topic is given"),
+        ("string(null) AS body", {"topic": "t"}, "a row has none (null)"),
+    ],
+)
+def test_mistakes_are_named_in_one_sentence(
+    session: SparkSession, cluster: Cluster, columns: str, options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(PySparkException) as refused:
+        save(session.range(3).selectExpr(columns), cluster, **options)
+    assert text in str(refused.value)
+
+
+def test_other_rows_under_the_same_id_end_the_write(session: SparkSession, cluster: Cluster) -> None:
+    save(session.range(9).coalesce(1).selectExpr("string(id) AS body"), cluster, topic="same", writeId="w")
+    with pytest.raises(PySparkException, match="Make it deterministic"):
+        save(
+            session.range(8).coalesce(1).selectExpr("string(id) AS body"), cluster, topic="same", writeId="w"
+        )
