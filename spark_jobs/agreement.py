@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .block_digest import BLOCK_SIZE
+from ledgermq.proto.block_digest import BLOCK_SIZE
+
 from .dump_folder import NodeDump
 from .dump_source import FORMAT, LedgerMQDump
 from .entry_checks import SliceSummary

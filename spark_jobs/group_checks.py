@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .block_digest import BLOCK_SIZE
+from ledgermq.proto.block_digest import BLOCK_SIZE
+
 from .dump_folder import NodeDump
 from .findings import NO_INDEX, Finding, Kind, Severity
 

@@ -41,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
 PURE_FOLDERS = ("raft/core", "broker/state", "broker/wire")
 PURE: dict[str, tuple[str, ...]] = {
     "proto": (
+        "block_digest",
+        "digest_file",
         "entry",
         "errors",
         "foreign_text",
@@ -117,7 +119,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "push/owned_queue",
     ),
     "spark_jobs": (
-        "block_digest",
         "dump_rows",
         "entry_checks",
         "entry_table",
