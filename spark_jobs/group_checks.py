@@ -169,19 +169,6 @@ def merge_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def edge_blocks(dumps: Sequence[NodeDump]) -> list[int]:
-    """Return the blocks with a log start, log end or commit point of any node.
-
-    Digests decide nothing there.
-    """
-    edges = set()
-    for dump in dumps:
-        for offset in (dump.first_offset, dump.commit_offset):
-            if offset % BLOCK_SIZE:
-                edges.add(offset // BLOCK_SIZE)
-    return sorted(edges)
-
-
 def agreed_index(dumps: Sequence[NodeDump]) -> int:
     """Return the highest index that every node here has committed."""
     return min((dump.commit_index for dump in dumps), default=0)

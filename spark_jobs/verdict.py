@@ -6,8 +6,9 @@ Owns: merging the findings of all stages, and the words of the verdict. Must not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from .dump_folder import NodeDump
@@ -67,6 +68,8 @@ class DumpVerdict:
     seconds: float
     scanned_bytes: int
     made: Making = Making()
+    # by node with a digest dump: when it read the oldest and the newest of what it digested, ms
+    digests_read: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def headline(self) -> str:
@@ -84,6 +87,21 @@ class DumpVerdict:
         if count == 1:
             return f"1 replica, intact to index {self.agreed_index:,}; there is no other to compare it with"
         return f"{replicas} identical to index {self.agreed_index:,}"
+
+    @property
+    def digests_text(self) -> str:
+        """Return what the nodes' digests say and since when it may be outdated; "" if the logs were read."""
+        times = [each for each in self.digests_read.values() if each[1]]
+        if not times:
+            return ""
+        oldest, newest = (
+            datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
+            for ms in (min(a for a, _ in times), max(b for _, b in times))
+        )
+        return (
+            f"compared by digests of what the nodes read from their disks between {oldest} and {newest} UTC; "
+            "a disk that changed since then is found when the node reads it again"
+        )
 
     @property
     def errors(self) -> list[Finding]:
@@ -104,6 +122,7 @@ class DumpVerdict:
             "seconds": round(self.seconds, 3),
             "scanned_bytes": self.scanned_bytes,
             "made": asdict(self.made),
+            "digests_read_ms": {node: list(times) for node, times in self.digests_read.items()},
             "nodes": [node.fields() for node in self.nodes],
             "findings": [asdict(finding) | {"line": finding.line()} for finding in self.findings],
         }
@@ -118,6 +137,7 @@ def make_verdict(
     strict: bool,
     seconds: float,
     made: Making = Making(),
+    digests_read: Mapping[str, tuple[int, int]] | None = None,
 ) -> DumpVerdict:
     """Build the verdict. Errors come first, in log order."""
     order = {Severity.ERROR: 0, Severity.INCOMPLETE: 1, Severity.INFO: 2}
@@ -141,6 +161,7 @@ def make_verdict(
         seconds=seconds,
         scanned_bytes=sum(segment.size for dump in dumps for segment in dump.segments),
         made=made,
+        digests_read=digests_read or {},
     )
 
 

@@ -64,6 +64,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "folder/opening",
         "log/contents",
         "log/segment_scan",
+        "repair/digest_builder",
         "repair/scrub_plan",
         "node_status",
         "transport/checked_frame",
