@@ -1,6 +1,6 @@
 """Digest dump of one node: its block digests, and the bytes of its log that it holds beside them.
 
-    manifest.json, blockdigest/<segment>   digests of the log as far as the node could make them (digest_file.py)
+    manifest.json, blockdigest/<segment>   digests, as far as the node could make them (digest_file.py)
     commitlog/<offset>                     bytes that no digest covers, up to the commit point
     fetched/<offset>                       bytes of single blocks, fetched afterwards to be compared
 
@@ -46,9 +46,7 @@ class NodeDigests:
     def wanted(self, blocks: Collection[int]) -> list[tuple[int, int]]:
         """Return the ranges [lo, hi) of blocks whose bytes are not in the folder, in log order."""
         chosen = np.flatnonzero(np.isin(self.rows["block"], np.array(sorted(blocks), np.int64)))
-        ranges = zip(
-            self.rows["first_offset"][chosen].tolist(), self.ends[chosen].tolist(), strict=True
-        )
+        ranges = zip(self.rows["first_offset"][chosen].tolist(), self.ends[chosen].tolist(), strict=True)
         return [(lo, hi) for lo, hi in ranges if self._fetched_size(lo) != hi - lo]
 
     def _fetched_size(self, lo: int) -> int:
@@ -99,7 +97,7 @@ def _read(folder: Path, path: str, manifest: DumpManifest) -> SegmentDigests:
         raise UnusableDumpError(f"{file}: {error}. Use the LedgerMQ that wrote it, or a newer one") from None
     if str(digests.incarnation) != manifest.incarnation or digests.start != int(name):
         raise UnusableDumpError(
-            f"{file} is of another log than its manifest: it is of segment {digests.start:,} of the data folder "
+            f"{file} is of another log than its manifest: of segment {digests.start:,} of the data folder "
             f"{digests.incarnation}, not of {manifest.node}'s ({manifest.incarnation}). {_AGAIN}"
         )
     return digests

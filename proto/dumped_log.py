@@ -296,7 +296,7 @@ def _read_manifest(folder: Path) -> DumpManifest:
         raise UnusableDumpError(f"{path}: {error}. Use the LedgerMQ that wrote it, or a newer one") from None
     if manifest.has_digests:
         raise UnusableDumpError(
-            f"{folder} holds digests of a log, not the log: it can be checked, and nothing can be read from it. "
+            f"{folder} holds digests of a log, not the log: it can be checked, but not read. "
             "Take a whole dump: ledgermq dump DIR"
         )
     return manifest

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow.compute as pa_compute
 
 from ledgermq.proto.block_digest import BLOCK_SIZE
 
@@ -190,9 +191,7 @@ def differing_blocks(blocks: pa.Table) -> list[int]:
     return found
 
 
-def blocks_to_drill(
-    differing: Sequence[int], edges: Sequence[int], most: int = MAX_DRILLED
-) -> list[int]:
+def blocks_to_drill(differing: Sequence[int], edges: Sequence[int], most: int = MAX_DRILLED) -> list[int]:
     """Choose the blocks to read again: all edge blocks, the first differing ones, a spread of the others.
 
     At most `most` are differing ones.

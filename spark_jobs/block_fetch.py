@@ -32,7 +32,9 @@ def fetcher(nameserver: str) -> Fetch:
 
 async def _fetch(nameserver: str, dump: NodeDump, ranges: Sequence[tuple[int, int]]) -> None:
     nodes = await known_nodes(nameserver, [])
-    address = next((each.address for each in nodes if (each.group, each.node_id) == (dump.group, dump.node)), "")
+    address = next(
+        (each.address for each in nodes if (each.group, each.node_id) == (dump.group, dump.node)), ""
+    )
     if not address:
         raise SparkJobError(f"{nameserver} knows no address of it")
     await fetch_ranges(dump.node, address, Path(dump.folder).parent, ranges)

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pa_compute
 
 from ledgermq.proto.block_digest import BLOCK_SIZE, DIGEST_DTYPE, Digests, merge_digests
 from ledgermq.proto.digest_dump import NodeDigests, read_node_digests
@@ -35,9 +36,7 @@ Fetch = Callable[[NodeDump, list[tuple[int, int]]], None]
 def read_digests(dumps: Sequence[NodeDump]) -> dict[str, NodeDigests]:
     """Return the digests of the nodes that have a digest dump. Raises: SparkJobError, OSError."""
     try:
-        found = {
-            dump.node: read_node_digests(Path(dump.folder), dump) for dump in dumps if dump.has_digests
-        }
+        found = {dump.node: read_node_digests(Path(dump.folder), dump) for dump in dumps if dump.has_digests}
     except UnusableDumpError as error:
         raise SparkJobError(str(error)) from None
     for each in found.values():
@@ -75,13 +74,11 @@ def _edge(header: EntryHeader, crc: int) -> Edge:
     )  # fmt: skip
 
 
-def add_digests(
-    blocks: pa.Table, digests: Mapping[str, NodeDigests], dumps: Sequence[NodeDump]
-) -> pa.Table:
+def add_digests(blocks: pa.Table, digests: Mapping[str, NodeDigests], dumps: Sequence[NodeDump]) -> pa.Table:
     """Merge the nodes' digests into the block rows of the scanned bytes. `whole` is decided anew."""
     tables = []
     for dump in dumps:
-        scanned = blocks.filter(pa.compute.equal(blocks["node"], dump.node))
+        scanned = blocks.filter(pa_compute.equal(blocks["node"], dump.node))
         parts = [_rows(scanned)]
         if dump.node in digests:
             parts.append(digests[dump.node].rows)
@@ -89,9 +86,7 @@ def add_digests(
         begins = rows["block"] * BLOCK_SIZE
         whole = (begins >= dump.first_offset) & (begins + BLOCK_SIZE <= dump.commit_offset)
         columns = {"node": pa.repeat(pa.scalar(dump.node), len(rows)), "whole": pa.array(whole)}
-        columns |= {
-            name: pa.array(np.ascontiguousarray(rows[name])) for name in DIGEST_DTYPE.names or ()
-        }
+        columns |= {name: pa.array(np.ascontiguousarray(rows[name])) for name in DIGEST_DTYPE.names or ()}
         tables.append(pa.table([columns[name] for name in blocks.column_names], blocks.column_names))
     table = pa.concat_tables(tables)
     return table.sort_by([("block", "ascending"), ("node", "ascending")])
@@ -112,7 +107,7 @@ def fetch_missing(
     differing: Collection[int],
     fetch: Fetch | None,
 ) -> list[Finding]:
-    """Fetch the bytes of blocks that have to be read; return a finding for each node that does not give them."""
+    """Fetch the bytes of blocks that have to be read; return a finding per node that does not give them."""
     found = []
     for dump in dumps:
         if dump.node not in digests:

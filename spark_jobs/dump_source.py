@@ -5,8 +5,8 @@
 
 Options: `rows` = entries (default) | messages | scan; `body` = true | false (messages: without the bodies,
 because Spark cannot prune them itself); `slice_bytes` (default 128 MiB, one task each); `nodes` =
-comma-separated node ids; `files` = log (default) | fetched | all, of digest dumps; `ranges` = JSON list of [lo, hi) offsets: only slices that touch one of them are
-read.
+comma-separated node ids; `files` = log (default) | fetched | all, of digest dumps; `ranges` = JSON list of
+[lo, hi) offsets: only slices that touch one of them are read.
 
 Owns: cutting the dumps into tasks, and the schemas. Executors read files below the given path, so on a
 cluster it must be a shared folder. Arrow batches only; no log row is ever a Python object.

@@ -85,7 +85,7 @@ ADVICE: Final = {
         "blockdigest, then take the digests again: ledgermq dump --digests."
     ),
     Kind.NOT_COMPARED: (
-        "Start that node, or name a nameserver that knows it, then take the digests and check them in one go: "
+        "Start that node, or name a nameserver that knows it, then take and check digests in one go: "
         "ledgermq check --live NAMESERVER."
     ),
     Kind.NOT_COMMITTED: "Nothing: entries above the commit point may still be replaced.",

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from .dump_folder import NodeDump
@@ -87,21 +86,6 @@ class DumpVerdict:
         if count == 1:
             return f"1 replica, intact to index {self.agreed_index:,}; there is no other to compare it with"
         return f"{replicas} identical to index {self.agreed_index:,}"
-
-    @property
-    def digests_text(self) -> str:
-        """Return what the nodes' digests say and since when it may be outdated; "" if the logs were read."""
-        times = [each for each in self.digests_read.values() if each[1]]
-        if not times:
-            return ""
-        oldest, newest = (
-            datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
-            for ms in (min(a for a, _ in times), max(b for _, b in times))
-        )
-        return (
-            f"compared by digests of what the nodes read from their disks between {oldest} and {newest} UTC; "
-            "a disk that changed since then is found when the node reads it again"
-        )
 
     @property
     def errors(self) -> list[Finding]:

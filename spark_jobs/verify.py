@@ -28,6 +28,7 @@ from .block_fetch import fetcher
 from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps, group_folders
 from .errors import SparkJobError
 from .findings import Finding, Severity
+from .report_page import digests_text
 from .session import open_session
 from .stage_progress import run_stage
 from .verdict import DumpVerdict
@@ -207,8 +208,8 @@ def print_verdict(verdict: DumpVerdict, out: Path, console: Console) -> None:
     hidden = len(verdict.findings) - _MAX_LINES
     if hidden > 0:
         console.print(f"... {hidden:,} more in {out / 'findings.parquet'}", markup=False)
-    if verdict.digests_text:
-        console.print(verdict.digests_text, markup=False)
+    if digests := digests_text(verdict):
+        console.print(digests, markup=False)
     console.print(f"report: {out / 'report.html'}", markup=False)
     words = {0: "CONSISTENT", 1: "INCONSISTENT", 3: "INCOMPLETE"}
     colour = {0: "green", 1: "red", 3: "yellow"}[verdict.exit_code]

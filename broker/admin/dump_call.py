@@ -113,7 +113,10 @@ class Dumps:
         settled = min(status.commit_index, status.durable_index)
         end = log.end_of(LogIndex(settled)) if settled >= log.first_index else log.first_offset
         for lo, hi in ranges:
-            if not log.first_offset <= lo < hi <= end or (hi - 1) // log.segment_size != lo // log.segment_size:
+            if (
+                not log.first_offset <= lo < hi <= end
+                or (hi - 1) // log.segment_size != lo // log.segment_size
+            ):
                 raise RefusedError(
                     route_pb2.INVALID_ARGUMENT,
                     f"{self._config.node_id} has no committed log bytes {lo:,} to {hi:,} in one segment: its "

@@ -1,9 +1,9 @@
 """Files of a dump, produced from a node's log and queues as a stream of bytes (D20).
 
 Owns: the layout `commitlog/…`, `state/…`, `consumequeue/…`, `manifest.json` (last), and the manifest's
-contents. A digest dump has `blockdigest/…` and, as `commitlog/<physical offset>`, the bytes of each segment that
-follow its digests. The state is included when retention deleted the beginning of the log: without it the rest of the
-log could not be restored (restore.py).
+contents. The state is included when retention deleted the beginning of the log: without it the rest of the
+log could not be restored (restore.py). A digest dump has `blockdigest/…` instead, and the bytes of each
+segment behind its digests, as `commitlog/<physical offset>`.
 Must not: repair, judge or refuse what it copies. A dump has to preserve damage at rest, so bytes are copied
 as the files have them. Must not: run on the event loop; everything here blocks on the disk.
 """
@@ -219,9 +219,7 @@ def copy_range(log_folder: Path, start: int, lo: int, hi: int, into: str) -> Ite
         ) from None
     try:
         offset = 0
-        while offset < size and (
-            data := os.pread(fd, min(CHUNK_SIZE, size - offset), lo - start + offset)
-        ):
+        while offset < size and (data := os.pread(fd, min(CHUNK_SIZE, size - offset), lo - start + offset)):
             yield Chunk(path, offset, data)
             offset += len(data)
     finally:

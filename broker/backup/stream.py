@@ -39,7 +39,16 @@ from .dump_files import (
 )
 from .offline import offline_point
 
-__all__ = ["DumpError", "DumpPoint", "QueueSource", "StateSource", "dump_stream", "live_point", "main", "range_stream"]
+__all__ = [
+    "DumpError",
+    "DumpPoint",
+    "QueueSource",
+    "StateSource",
+    "dump_stream",
+    "live_point",
+    "main",
+    "range_stream",
+]
 
 
 async def live_point(

@@ -67,9 +67,7 @@ async def dump_node(
     return result
 
 
-async def fetch_ranges(
-    name: str, address: str, to: Path, ranges: Sequence[tuple[int, int]]
-) -> DumpResult:
+async def fetch_ranges(name: str, address: str, to: Path, ranges: Sequence[tuple[int, int]]) -> DumpResult:
     """Fetch bytes of a node's committed log, [lo, hi) each, into the files `to/name/fetched/<lo>`.
 
     Raises: what `dump_node` raises.

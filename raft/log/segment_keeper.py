@@ -161,7 +161,7 @@ class SegmentKeeper:
         return self._files.open(segment_path(self._folders.segments, start))
 
     def delete_after(self, start: int) -> None:
-        """Durably remove all segments after the one at `start`, and the index and digest files from `start` on."""
+        """Durably remove all segments after the one at `start`, and derived files from `start` on."""
         self._urgent.set()
         with self._files_lock:
             self._urgent.clear()

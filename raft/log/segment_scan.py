@@ -105,8 +105,8 @@ def scan_segment(
 
     Starts at `position`, where the entry after `before` must be. Ignores everything that begins at or after
     `limit` (both are positions in the file). Everything below `limit` was accepted earlier, so nothing there
-    is of a newer build. Reads `chunk` bytes at a time. `headers` receives the 64 bytes of each valid entry and
-    filler. Raises: NewerFormatError, OSError.
+    is of a newer build. Reads `chunk` bytes at a time. `headers` receives the 64 bytes of each valid
+    entry and filler. Raises: NewerFormatError, OSError.
     """
     segment = Segment(start, LogIndex(before.index + 1))
     window = _Window(file, segment_size, chunk)

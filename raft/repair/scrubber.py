@@ -3,10 +3,10 @@
 Verifies checksum and chain of every settled entry, the zeros after fillers, and the entry index files. A
 damaged range is fetched from a peer (repair/while_running.py). An index file is rebuilt from its segment.
 What it verified it also digests (digest_builder.py), for the check of replicas. Sealed segments without
-digests are read soon, while they are in the page cache, and not again in the same pass.
+digests are read soon, while the page cache has them, and not again in the same pass.
 
-Owns: the current pass, the digest files.   Must not: run on the event loop (a thread reads and verifies), evict other readers'
-data from the page cache, or look at entries that are not committed and durable.
+Owns: the current pass, the digest files. Must not: run on the event loop (a thread reads and verifies), evict
+other readers' data from the page cache, or look at entries that are not committed and durable.
 """
 
 from __future__ import annotations
