@@ -141,8 +141,8 @@ def check_digests(
 ) -> Iterator[Finding]:
     """Compare what nodes digested with what their bytes give now. `damage`: found in those bytes.
 
-    `fetched`: block rows of the fetched ranges, `slice` is where each begins. Damage since the digest was made
-    is reported as such.
+    `fetched`: block rows of the fetched ranges, `slice` is where each begins. Damage since the digest was
+    made is reported as such.
     """
     columns = ("node", "slice", "lane_a", "lane_b", "entries", "size")
     for node, lo, *values in zip(*(fetched[name].to_pylist() for name in columns), strict=True):

@@ -135,7 +135,8 @@ def _queue_findings(
         if finding.kind in (Kind.CRC, Kind.MISSING_RANGE, Kind.MISSING_SEGMENT)
     }
     queues = comparison.queues()
-    found = [finding for finding in queues.breaks if finding.node not in damaged]
+    parts = {dump.node for dump in dumps if dump.has_digests}  # messages between slices are not here
+    found = [finding for finding in queues.breaks if finding.node not in damaged | parts]
     for dump in dumps:
         if dump.has_queues and dump.node not in damaged:
             found += check_queue_ends(dump, queues.ends.get(dump.node, {}))
