@@ -127,7 +127,8 @@ def fetch_missing(
 def _not_compared(
     dump: NodeDump, ranges: Sequence[tuple[int, int]], differing: Sequence[int], reason: str
 ) -> Finding:
-    differ = f"the digests of {len(differing):,} blocks differ" if differing else "a log ends inside a block"
+    count = len(differing)
+    differ = f"the digests of {count:,} block{'s' * (count != 1)} differ" if count else "a log ends in a block"
     text = (
         f"{differ}, and {len(ranges):,} parts of {dump.node}'s log that tell more were not fetched: {reason}"
     )

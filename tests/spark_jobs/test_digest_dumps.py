@@ -120,7 +120,8 @@ def test_a_divergence_is_fetched_and_drilled_to_its_first_entry(spark: SparkSess
 
 def test_nodes_that_cannot_be_reached_any_more_leave_it_incomplete(spark: SparkSession, tmp_path: Path) -> None:
     dumps = tmp_path / "dumps"
-    large_dumps(dumps)
+    make_dumps(dumps, make_log(200, **LARGE), digests=True)
+    falsify(dumps / "n2", 1)
 
     def unreachable(dump: NodeDump, ranges: list[tuple[int, int]]) -> None:
         (Path(dump.folder) / "fetched").mkdir(exist_ok=True)
@@ -129,22 +130,41 @@ def test_nodes_that_cannot_be_reached_any_more_leave_it_incomplete(spark: SparkS
 
     for fetch, reason in ((unreachable, "it is gone"), (None, "--nameserver")):
         verdict = run(spark, dumps, fetch)
-        kinds = {str(finding.kind) for finding in verdict.findings}
-        assert (verdict.exit_code, kinds) == (3, {"not-compared"})
+        assert verdict.exit_code == 3 and "not checked: n1, n2, n3" in verdict.headline
+        assert {str(finding.kind) for finding in verdict.findings} == {"not-compared"}
+        assert "the digests of 1 block differ" in verdict.findings[0].detail
         assert reason in verdict.findings[0].detail
+
+
+def test_a_divergence_shows_in_the_open_part_even_if_nothing_can_be_fetched(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    dumps = tmp_path / "dumps"
+    large_dumps(dumps)
+    verdict = run(spark, dumps, None)
+    assert verdict.exit_code == 1
+    assert {(f.node, str(f.kind)) for f in verdict.findings} == {
+        ("n3", "divergence"), ("n1", "not-compared"), ("n2", "not-compared"), ("n3", "not-compared")
+    }  # fmt: skip
+
+
+def falsify(node: Path, row: int) -> int:
+    """Change a digest in a dump so that its file is whole. Returns where its block's entries begin."""
+    path = node / DIGESTS / f"{0:020d}"
+    made = decode_digests(path.read_bytes())
+    rows = made.rows.copy()
+    rows["lane_a"][row] ^= 1
+    path.write_bytes(encode_digests(replace(made, rows=rows)))
+    return int(rows["first_offset"][row])
 
 
 def test_a_digest_that_is_not_that_of_its_bytes_is_named(spark: SparkSession, tmp_path: Path) -> None:
     dumps = tmp_path / "dumps"
     make_dumps(dumps, make_log(200, **LARGE), digests=True)
-    path = dumps / "n2" / DIGESTS / f"{0:020d}"
-    made = decode_digests(path.read_bytes())
-    rows = made.rows.copy()
-    rows["lane_a"][1] ^= 1
-    path.write_bytes(encode_digests(replace(made, rows=rows)))
+    offset = falsify(dumps / "n2", 1)
     verdict = run(spark, dumps)
     assert errors(verdict) == [("n2", "digest", -1)]
-    assert verdict.findings[0].offset == rows["first_offset"][1]
+    assert verdict.findings[0].offset == offset
 
 
 def test_damage_after_the_digest_was_made_is_seen_when_its_block_is_fetched(
