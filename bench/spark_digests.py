@@ -1,4 +1,4 @@
-"""Time and memory of a check of digest dumps of 3 x 1 TB: `python -m bench.spark_digests [--tib N] [--keep DIR]`.
+"""Time and memory of a check of digests of 3 x 1 TB: `python -m bench.spark_digests [--tib N] [--keep DIR]`.
 
 A generator writes what three nodes would send: the digests of their logs, and the open part. Nothing of the
 size of the log is made. Then `python -m ledgermq.spark_jobs.verify` runs on it as `ledgermq check` does, in a
@@ -72,7 +72,7 @@ def make_dumps(folder: Path, segments: int) -> int:
 
 
 def make_digests(segments: int, *, incarnation: int) -> tuple[list[SegmentDigests], EntryHeader]:
-    """Return digests of segments full of equal entries, with lanes from a seed, and the last entry's header."""
+    """Return digests of segments full of equal entries, lanes from a seed, and the last entry's header."""
     rng = np.random.default_rng(1)
     per_segment, blocks = SEGMENT // ENTRY, SEGMENT // BLOCK_SIZE
     found, last = [], header_at(0, crc=0, prev_crc=0)
@@ -83,7 +83,9 @@ def make_digests(segments: int, *, incarnation: int) -> tuple[list[SegmentDigest
         rows["block"] = np.arange(blocks) + number * blocks
         rows["first_offset"] = rows["block"] * BLOCK_SIZE
         rows["entries"], rows["size"] = BLOCK_SIZE // ENTRY, BLOCK_SIZE
-        rows["lane_a"], rows["lane_b"] = rng.integers(-(1 << 63), 1 << 63, (2, blocks), np.int64, endpoint=False)
+        rows["lane_a"], rows["lane_b"] = rng.integers(
+            -(1 << 63), 1 << 63, (2, blocks), np.int64, endpoint=False
+        )
         rows["first_index"] = rows["first_offset"] // ENTRY + 1
         rows["last_index"] = rows["first_index"] + BLOCK_SIZE // ENTRY - 1
         start = number * SEGMENT
@@ -94,7 +96,16 @@ def make_digests(segments: int, *, incarnation: int) -> tuple[list[SegmentDigest
 def header_at(index: int, *, crc: int, prev_crc: int) -> EntryHeader:
     """Return the header of an entry in a log of equal entries."""
     return EntryHeader(
-        crc, ENTRY, EntryKind.RECORDS, 0, index, 1, max(0, index - 1) * ENTRY, 1, prev_crc, ENTRY - HEADER_SIZE
+        crc,
+        ENTRY,
+        EntryKind.RECORDS,
+        0,
+        index,
+        1,
+        max(0, index - 1) * ENTRY,
+        1,
+        prev_crc,
+        ENTRY - HEADER_SIZE,
     )
 
 

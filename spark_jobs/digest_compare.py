@@ -128,7 +128,9 @@ def _not_compared(
     dump: NodeDump, ranges: Sequence[tuple[int, int]], differing: Sequence[int], reason: str
 ) -> Finding:
     count = len(differing)
-    differ = f"the digests of {count:,} block{'s' * (count != 1)} differ" if count else "a log ends in a block"
+    differ = (
+        f"the digests of {count:,} block{'s' * (count != 1)} differ" if count else "a log ends in a block"
+    )
     text = (
         f"{differ}, and {len(ranges):,} parts of {dump.node}'s log that tell more were not fetched: {reason}"
     )

@@ -119,8 +119,6 @@ def test_little_is_moved_and_what_differs_is_fetched_and_named(tmp_path: Path) -
 
 def _falsify(node: Path, row: int = 0) -> None:
     """Change one digest in a dump, with checksums that fit."""
-    from dataclasses import replace
-
     path = sorted((node / "blockdigest").iterdir())[row]
     digests = decode_digests(path.read_bytes())
     rows = digests.rows.copy()

@@ -44,7 +44,9 @@ def test_one_changed_field_of_one_entry_changes_the_digest_of_its_block_only(
 ) -> None:
     table = entries(chosen)
     row = data.draw(st.integers(0, len(table) - 1))
-    field = data.draw(st.sampled_from(["crc", "term", "timestamp", "prev_crc", "section_count", "payload_size"]))
+    field = data.draw(
+        st.sampled_from(["crc", "term", "timestamp", "prev_crc", "section_count", "payload_size"])
+    )
     changed = table.copy()
     changed[field][row] ^= 1 << data.draw(st.integers(0, 15))
     a, b = digests(table), digests(changed)

@@ -72,8 +72,8 @@ def test_a_newer_version_says_so() -> None:
     ("field", "row", "value"),
     [
         ("block", 1, 6), ("first_offset", 0, START + 8), ("first_offset", 2, START + 2 * BLOCK_SIZE - 8),
-        ("entries", 1, 0), ("entries", 1, 1 << 40), ("size", 3, 64), ("first_index", 0, 8), ("last_index", 3, 35),
-        ("first_index", 2, 40), ("last_index", 1, 5),
+        ("entries", 1, 0), ("entries", 1, 1 << 40), ("size", 3, 64), ("first_index", 0, 8),
+        ("last_index", 3, 35), ("first_index", 2, 40), ("last_index", 1, 5),
     ],
 )  # fmt: skip
 def test_rows_that_contradict_each_other_or_their_edges_are_refused(field: str, row: int, value: int) -> None:

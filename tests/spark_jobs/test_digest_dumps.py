@@ -64,7 +64,9 @@ def large_dumps(dumps: Path) -> tuple[Log, int]:
     return log, index
 
 
-def test_equal_replicas_are_consistent_and_only_edges_are_fetched(spark: SparkSession, tmp_path: Path) -> None:
+def test_equal_replicas_are_consistent_and_only_edges_are_fetched(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     dumps = tmp_path / "dumps"
     log = make_dumps(dumps, make_log(200, **LARGE), digests=True)
     verdict = run(spark, dumps)
@@ -73,9 +75,10 @@ def test_equal_replicas_are_consistent_and_only_edges_are_fetched(spark: SparkSe
     assert fetched(dumps) == 0  # every node has the bytes of its last block
     raw = sum(path.stat().st_size for path in dumps.glob("*/commitlog/*"))
     assert raw <= 3 * (log.end % BLOCK_SIZE) and log.end > 2 * BLOCK_SIZE
-    assert verdict.digests_read["n1"][0] > 0 and "Compared by digests" in (
-        dumps / "report" / "report.html"
-    ).read_text()
+    assert (
+        verdict.digests_read["n1"][0] > 0
+        and "Compared by digests" in (dumps / "report" / "report.html").read_text()
+    )
 
 
 def test_the_digests_of_nodes_are_those_that_the_check_computes(spark: SparkSession, tmp_path: Path) -> None:
@@ -105,7 +108,9 @@ def test_every_kind_of_damage_to_a_log_is_found(spark: SparkSession, tmp_path: P
         take_dump(log, whole, node)
     take_dump(log, whole, "n2", damage=lambda folder: inject(log, folder, seed))
     about_messages = ("consume-queue", "queue-offset")  # digests know entries only
-    wanted = [each for each in errors(verify(spark, whole, whole / "report")) if each[1] not in about_messages]
+    wanted = [
+        each for each in errors(verify(spark, whole, whole / "report")) if each[1] not in about_messages
+    ]
     assert sorted(each for each in found if each[1] not in about_messages) == sorted(wanted)
 
 
@@ -118,7 +123,9 @@ def test_a_divergence_is_fetched_and_drilled_to_its_first_entry(spark: SparkSess
     assert errors(run(spark, dumps, None)) == [("n3", "divergence", index)]  # nothing is fetched twice
 
 
-def test_nodes_that_cannot_be_reached_any_more_leave_it_incomplete(spark: SparkSession, tmp_path: Path) -> None:
+def test_nodes_that_cannot_be_reached_any_more_leave_it_incomplete(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     dumps = tmp_path / "dumps"
     make_dumps(dumps, make_log(200, **LARGE), digests=True)
     falsify(dumps / "n2", 1)

@@ -7,7 +7,14 @@ import pytest
 
 from ledgermq.proto.block_digest import BLOCK_SIZE, block_digests
 from ledgermq.proto.digest_file import decode_digests, encode_digests
-from ledgermq.proto.entry import HEADER_DTYPE, HEADER_SIZE, EntryHeader, EntryKind, encode_filler, encode_header
+from ledgermq.proto.entry import (
+    HEADER_DTYPE,
+    HEADER_SIZE,
+    EntryHeader,
+    EntryKind,
+    encode_filler,
+    encode_header,
+)
 from ledgermq.raft.repair.digest_builder import DigestBuilder
 
 SEGMENT = 32 << 20
