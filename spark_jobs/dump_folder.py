@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ledgermq.proto.digest_dump import FETCHED
+from ledgermq.proto.digest_file import DIGESTS
 from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, manifest_fields
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.proto.group_ids import are_related
@@ -68,7 +69,9 @@ def group_folders(folder: Path) -> list[Path]:
     if not found or any(folder.glob(f"*/{MANIFEST}")):
         return [folder]
     # A folder without a finished dump must be refused, not skipped.
-    unfinished = {path.parent.parent for path in folder.glob("*/*/commitlog")}
+    unfinished = {
+        path.parent.parent for part in ("commitlog", DIGESTS) for path in folder.glob(f"*/*/{part}")
+    }
     return sorted(found | unfinished)
 
 
@@ -126,7 +129,7 @@ def _list_files(folder: Path, part: str) -> tuple[SegmentFile, ...]:
 
 
 def _refuse_unfinished(folder: Path, finished: set[Path]) -> None:
-    for path in sorted(folder.glob("*/commitlog")):
+    for path in sorted([*folder.glob("*/commitlog"), *folder.glob(f"*/{DIGESTS}")]):
         if path.parent not in finished and not (path.parent / "identity").exists():
             raise SparkJobError(
                 f"the dump in {path.parent} was not finished: {MANIFEST}, which is written last, is missing."

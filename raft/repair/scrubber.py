@@ -200,8 +200,8 @@ class Scrubber:
         end = time.monotonic() + seconds
         while (rest := end - time.monotonic()) > 0:
             await asyncio.sleep(min(rest, SEALED_S))
-            while (sealed := self._undigested()) is not None:
-                await self._segment(sealed)
+            while sealed := self._undigested():
+                await self._segment(sealed[0])
 
     async def _pass(self) -> None:
         """Read every segment with settled entries, oldest first; every other time a sealed one that has no
@@ -216,8 +216,9 @@ class Scrubber:
                 break
             self._in_order = not self._in_order
             start = later[0]
-            if not self._in_order and (sealed := self._undigested()) in later:
-                start = sealed
+            if not self._in_order:
+                sealed = [each for each in self._undigested() if each not in done]
+                start = sealed[0] if sealed else start
             done.add(start)
             await self._segment(start)
         self.repair.counts.passes += 1
@@ -235,6 +236,8 @@ class Scrubber:
         if cursor.limit == self.log.segment_size and cursor.sketch.is_index_saved:
             await in_thread(lambda: self._check_index(cursor.sketch))
         cursor.builder = DigestBuilder(self.incarnation(), start)
+        undigested = self._undigested()
+        undigested_bytes = len(undigested) * self.log.segment_size if start in undigested else 0
         if cursor.limit == self.log.segment_size:
             self._digested.add(start)
         while not cursor.is_done:
@@ -248,18 +251,21 @@ class Scrubber:
                 return  # retention deleted it
             log_bytes = self.log.end_offset - self.log.first_offset
             await asyncio.sleep(
-                self.plan.pause_s(cursor.position - position, time.monotonic() - begin, log_bytes)
+                self.plan.pause_s(
+                    cursor.position - position, time.monotonic() - begin, log_bytes, undigested_bytes
+                )
             )
         await in_thread(lambda: self._save_digests(cursor))
 
-    def _undigested(self) -> int | None:
-        """Return the start of the oldest sealed segment that has no digests yet."""
-        settled = self.settled_index()
-        self._digested &= {info.start_offset for info in self.log.segments()}
-        for info in self.log.segments():
-            if info.last_index < settled and info.start_offset not in self._digested:
-                return info.start_offset
-        return None
+    def _undigested(self) -> list[int]:
+        """Return the starts of the sealed segments that have no digests yet, oldest first."""
+        settled, segments = self.settled_index(), self.log.segments()
+        self._digested &= {info.start_offset for info in segments}
+        return [
+            info.start_offset
+            for info in segments
+            if info.last_index < settled and info.start_offset not in self._digested
+        ]
 
     def _cursor(self, start: int, last: LogIndex) -> _Cursor | None:
         """Return where to begin in a segment; None if it is gone or holds nothing up to entry `last`."""
