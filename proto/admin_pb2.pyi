@@ -543,10 +543,22 @@ class NoteClaimResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class DumpRequest(_message.Message):
-    __slots__ = ("without_consume_queues",)
+    __slots__ = ("without_consume_queues", "digests", "ranges")
     WITHOUT_CONSUME_QUEUES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
     without_consume_queues: bool
-    def __init__(self, without_consume_queues: bool = ...) -> None: ...
+    digests: bool
+    ranges: _containers.RepeatedCompositeFieldContainer[LogRange]
+    def __init__(self, without_consume_queues: bool = ..., digests: bool = ..., ranges: _Optional[_Iterable[_Union[LogRange, _Mapping]]] = ...) -> None: ...
+
+class LogRange(_message.Message):
+    __slots__ = ("begin", "end")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class DumpChunk(_message.Message):
     __slots__ = ("refusal", "path", "offset", "data", "total_bytes")

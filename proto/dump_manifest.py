@@ -16,6 +16,9 @@ from .foreign_text import safe_text
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = "ledgermq-dump"
 FORMAT_VERSION: Final = 1
+#: Version of the manifest of a dump that has digests in place of most of the log. An earlier build would call
+#: that log lost.
+DIGESTS_VERSION: Final = 2
 _LATEST_MS: Final = 253_402_300_799_999  # end of the year 9999, the last time that can be written
 
 
@@ -69,11 +72,12 @@ class DumpManifest:
     file_sizes: dict[str, int]  # path relative to the folder -> bytes
     log_time_ms: int
     software: str
+    has_digests: bool = False  # it holds digests in place of most of the log
 
     @property
     def is_restorable(self) -> bool:
         """True if a broker group can be restored from it: nothing is missing before the first entry."""
-        return self.first_index == 1 or self.state is not None
+        return not self.has_digests and (self.first_index == 1 or self.state is not None)
 
     def summary(self) -> dict[str, object]:
         """Return a machine-readable summary. `bytes` and `files` count everything but the manifest."""
@@ -102,12 +106,12 @@ def manifest_fields(raw: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise CorruptError("it is not the manifest of a LedgerMQ dump", 0)
     version = fields.get("format_version")
-    if version != FORMAT_VERSION:
-        if isinstance(version, int) and version > FORMAT_VERSION:
-            raise NewerFormatError("dump manifest", version, FORMAT_VERSION)
+    if version not in (FORMAT_VERSION, DIGESTS_VERSION):
+        if isinstance(version, int) and version > DIGESTS_VERSION:
+            raise NewerFormatError("dump manifest", version, DIGESTS_VERSION)
         raise CorruptError(f"it has format version {version!r}", 0)
     try:
-        return _checked(fields)
+        return _checked(fields) | {"has_digests": version == DIGESTS_VERSION}
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise CorruptError(f"it is damaged or incomplete ({type(error).__name__}: {error})", 0) from None
 

@@ -289,11 +289,17 @@ def _nodes_in(folder: Path) -> list[Path]:
 def _read_manifest(folder: Path) -> DumpManifest:
     path = folder / MANIFEST
     try:
-        return decode_manifest(path.read_bytes())
+        manifest = decode_manifest(path.read_bytes())
     except CorruptError as error:
         raise UnusableDumpError(f"{path}: {error.reason}. {_AGAIN}") from None
     except LayoutError as error:
         raise UnusableDumpError(f"{path}: {error}. Use the LedgerMQ that wrote it, or a newer one") from None
+    if manifest.has_digests:
+        raise UnusableDumpError(
+            f"{folder} holds digests of a log, not the log: it can be checked, but not read. "
+            "Take a whole dump: ledgermq dump DIR"
+        )
+    return manifest
 
 
 def _check_alike(first: NodeLog, log: NodeLog) -> None:

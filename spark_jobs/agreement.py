@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .block_digest import BLOCK_SIZE
+import numpy as np
+import pyarrow.compute as pa_compute
+
+from ledgermq.proto.block_digest import BLOCK_SIZE
+
 from .dump_folder import NodeDump
 from .dump_source import FORMAT, LedgerMQDump
 from .entry_checks import SliceSummary
@@ -98,6 +102,13 @@ class Comparison:
         """Return all block digests, ordered by block and node."""
         return self._blocks().toArrow().sort_by([("block", "ascending"), ("node", "ascending")])
 
+    def fetched(self) -> tuple[list[Finding], pa.Table]:
+        """Check the ranges that were fetched after digest dumps. Returns the findings, and the block rows."""
+        scan = self._read("scan", files="fetched").where("row in ('block', 'finding')").toArrow()
+        is_block = pa_compute.equal(scan["row"], "block")
+        texts = scan.filter(pa_compute.invert(is_block))["json"].to_pylist()
+        return [Finding.from_fields(json.loads(text)) for text in texts], scan.filter(is_block)
+
     def differing_entries(self, blocks: Sequence[int]) -> list[EntryFacts]:
         """Read the entries of `blocks` again. Returns what all nodes hold at the first indexes that differ.
 
@@ -108,7 +119,7 @@ class Comparison:
         ranges = json.dumps([[block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE] for block in blocks])
         rows = [(dump.node, dump.commit_index) for dump in self._dumps]
         commits = self._spark.createDataFrame(rows, "node string, commit_index long").hint("broadcast")
-        entries = self._read("entries", ranges=ranges).join(commits, "node")
+        entries = self._read("entries", ranges=ranges, files="all").join(commits, "node")
         entries = entries.where("crc_ok and index <= commit_index")
         version = "struct(kind, offset, term, size, crc)"
         differing = entries.groupBy("index", *_exprs("kind = 'filler' as filler")).agg(*_exprs(
@@ -162,19 +173,30 @@ def _exprs(*texts: str) -> list[Any]:
 
 
 def differing_blocks(blocks: pa.Table) -> list[int]:
-    """Return the blocks whose digests differ between nodes that have committed the whole block."""
-    first: dict[int, tuple[int, ...]] = {}
-    differing = set()
-    columns = ("block", "whole", "lane_a", "lane_b", "entries", "size")
-    for block, whole, *digest in zip(*(blocks[name].to_pylist() for name in columns), strict=True):
-        if whole and first.setdefault(block, tuple(digest)) != tuple(digest):
-            differing.add(block)
-    return sorted(differing)
+    """Return the blocks whose digests differ between nodes that have committed the whole block.
+
+    `blocks` are in order of the blocks.
+    """
+    whole = blocks.filter(blocks["whole"])
+    if whole.num_rows == 0:
+        return []
+    numbers = whole["block"].to_numpy()
+    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
+    firsts = np.repeat(starts, np.diff(starts, append=len(numbers)))
+    differs = np.zeros(len(numbers), np.bool_)
+    for name in ("lane_a", "lane_b", "entries", "size"):
+        values = whole[name].to_numpy()
+        differs |= values != values[firsts]
+    found: list[int] = np.unique(numbers[differs]).tolist()
+    return found
 
 
-def blocks_to_drill(differing: Sequence[int], edges: Sequence[int]) -> list[int]:
-    """Choose the blocks to read again: all edge blocks, the first differing ones, a spread of the others."""
-    half = MAX_DRILLED // 2
+def blocks_to_drill(differing: Sequence[int], edges: Sequence[int], most: int = MAX_DRILLED) -> list[int]:
+    """Choose the blocks to read again: all edge blocks, the first differing ones, a spread of the others.
+
+    At most `most` are differing ones.
+    """
+    half = most // 2
     rest = list(differing[half:])
     step = max(1, len(rest) // half)
     return sorted({*edges, *differing[:half], *rest[::step][:half]})

@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from ledgermq.proto.digest_dump import FETCHED
+from ledgermq.proto.digest_file import DIGESTS
 from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, manifest_fields
 from ledgermq.proto.errors import CorruptError, NewerFormatError
 from ledgermq.proto.group_ids import are_related
@@ -39,6 +41,7 @@ class NodeDump(DumpManifest):
 
     folder: str
     segments: tuple[SegmentFile, ...]
+    fetched: tuple[SegmentFile, ...] = ()  # ranges fetched after a digest dump (proto/digest_dump.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,9 @@ def group_folders(folder: Path) -> list[Path]:
     if not found or any(folder.glob(f"*/{MANIFEST}")):
         return [folder]
     # A folder without a finished dump must be refused, not skipped.
-    unfinished = {path.parent.parent for path in folder.glob("*/*/commitlog")}
+    unfinished = {
+        path.parent.parent for part in ("commitlog", DIGESTS) for path in folder.glob(f"*/*/{part}")
+    }
     return sorted(found | unfinished)
 
 
@@ -113,16 +118,18 @@ def read_dump(folder: Path) -> NodeDump:
             f"{path} has format version {error.found}; this build reads version {error.supported}."
             " Check it with the LedgerMQ that wrote it, or a newer one."
         ) from None
-    return NodeDump(folder=str(folder.resolve()), segments=_list_segments(folder), **fields)
+    fetched = _list_files(folder, FETCHED) if fields["has_digests"] else ()
+    segments = _list_files(folder, "commitlog")
+    return NodeDump(folder=str(folder.resolve()), segments=segments, fetched=fetched, **fields)
 
 
-def _list_segments(folder: Path) -> tuple[SegmentFile, ...]:
-    files = sorted(path for path in (folder / "commitlog").glob("*") if path.name.isdecimal())
-    return tuple(SegmentFile(int(path.name), path.stat().st_size, f"commitlog/{path.name}") for path in files)
+def _list_files(folder: Path, part: str) -> tuple[SegmentFile, ...]:
+    files = sorted(path for path in (folder / part).glob("*") if path.name.isdecimal())
+    return tuple(SegmentFile(int(path.name), path.stat().st_size, f"{part}/{path.name}") for path in files)
 
 
 def _refuse_unfinished(folder: Path, finished: set[Path]) -> None:
-    for path in sorted(folder.glob("*/commitlog")):
+    for path in sorted([*folder.glob("*/commitlog"), *folder.glob(f"*/{DIGESTS}")]):
         if path.parent not in finished and not (path.parent / "identity").exists():
             raise SparkJobError(
                 f"the dump in {path.parent} was not finished: {MANIFEST}, which is written last, is missing."
@@ -159,17 +166,22 @@ def _refuse_strangers(dumps: Sequence[NodeDump]) -> None:
 
 
 def slices_of(
-    dump: NodeDump, slice_size: int = DEFAULT_SLICE_SIZE, ranges: Sequence[tuple[int, int]] | None = None
+    dump: NodeDump,
+    slice_size: int = DEFAULT_SLICE_SIZE,
+    ranges: Sequence[tuple[int, int]] | None = None,
+    files: str = "log",
 ) -> Iterator[Slice]:
     """Cut the segments of a dump into slices of about `slice_size` bytes, at the manifest's index points.
 
-    `ranges` limits the result to slices that touch one of those offset ranges (lo, hi).
+    `ranges` limits the result to slices that touch one of those offset ranges (lo, hi). `files`: "log",
+    "fetched" (what was fetched afterwards), or "all".
     """
     queues = ("complete" if dump.queues_complete else "partial") if dump.has_queues else "none"
     points = sorted(offset for _, offset in dump.index_points)
     checksums = sorted((at, *rest) for at, rest in dump.checksums.items())
     starts = [at for at, _, _ in checksums]
-    for segment in dump.segments:
+    chosen = {"log": dump.segments, "fetched": dump.fetched, "all": dump.segments + dump.fetched}[files]
+    for segment in chosen:
         segment_end = segment.start - segment.start % dump.segment_size + dump.segment_size
         end = min(segment.start + segment.size, segment_end)
         inside = points[bisect_left(points, segment.start) : bisect_left(points, end)]

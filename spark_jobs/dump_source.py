@@ -5,8 +5,8 @@
 
 Options: `rows` = entries (default) | messages | scan; `body` = true | false (messages: without the bodies,
 because Spark cannot prune them itself); `slice_bytes` (default 128 MiB, one task each); `nodes` =
-comma-separated node ids; `ranges` = JSON list of [lo, hi) offsets: only slices that touch one of them are
-read.
+comma-separated node ids; `files` = log (default) | fetched | all, of digest dumps; `ranges` = JSON list of
+[lo, hi) offsets: only slices that touch one of them are read.
 
 Owns: cutting the dumps into tasks, and the schemas. Executors read files below the given path, so on a
 cluster it must be a shared folder. Arrow batches only; no log row is ever a Python object.
@@ -72,13 +72,18 @@ class DumpReader(DataSourceReader):
         if not path:
             raise SparkJobError("no folder was given. Write: spark.read.format('ledgermqdump').load(FOLDER)")
         self.folder = path.removeprefix("file://")
+        self.files = options.get("files", "log")
+        if self.files not in ("log", "fetched", "all"):
+            raise SparkJobError(f'option files="{self.files}" is not known; write one of log, fetched, all')
         self.nodes = [name for name in options.get("nodes", "").split(",") if name]
 
     def partitions(self) -> Sequence[InputPartition]:
         dumps = find_dumps(Path(self.folder))
         chosen = [dump for dump in dumps if not self.nodes or dump.node in self.nodes]
         return [
-            SlicePartition(part) for dump in chosen for part in slices_of(dump, self.slice_size, self.ranges)
+            SlicePartition(part)
+            for dump in chosen
+            for part in slices_of(dump, self.slice_size, self.ranges, self.files)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -40,6 +40,8 @@ class Kind(StrEnum):
     SEGMENT_SIZE = "segment-size"  # nodes of one broker group have different segment sizes
     CHANGED_DUMP = "changed-dump"  # bytes of the dump changed after it was taken
     MISSING_VOTER = "missing-voter"  # a configured voter has no dump here
+    DIGEST = "digest"  # a node's digest of a block is not that of its bytes
+    NOT_COMPARED = "not-compared"  # digests differ, and the bytes that tell more could not be fetched
     NOT_COMMITTED = "not-committed"  # entries above the node's commit point
 
 
@@ -78,6 +80,14 @@ ADVICE: Final = {
         "This copy was changed after it was dumped: the node is innocent. Take the dump again: ledgermq dump."
     ),
     Kind.MISSING_VOTER: "Take a dump of that node as well, into the same folder.",
+    Kind.DIGEST: (
+        "The node made a wrong digest, so its memory may be faulty: test it. Delete the node's folder "
+        "blockdigest, then take the digests again: ledgermq dump --digests."
+    ),
+    Kind.NOT_COMPARED: (
+        "Start that node, or name a nameserver that knows it, then take and check digests in one go: "
+        "ledgermq check --live NAMESERVER."
+    ),
     Kind.NOT_COMMITTED: "Nothing: entries above the commit point may still be replaced.",
 }
 

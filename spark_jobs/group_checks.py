@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .block_digest import BLOCK_SIZE
+from ledgermq.proto.block_digest import BLOCK_SIZE
+
 from .dump_folder import NodeDump
 from .findings import NO_INDEX, Finding, Kind, Severity
 
@@ -166,19 +167,6 @@ def merge_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((number, number))
     return runs
-
-
-def edge_blocks(dumps: Sequence[NodeDump]) -> list[int]:
-    """Return the blocks with a log start, log end or commit point of any node.
-
-    Digests decide nothing there.
-    """
-    edges = set()
-    for dump in dumps:
-        for offset in (dump.first_offset, dump.commit_offset):
-            if offset % BLOCK_SIZE:
-                edges.add(offset // BLOCK_SIZE)
-    return sorted(edges)
 
 
 def agreed_index(dumps: Sequence[NodeDump]) -> int:

@@ -68,6 +68,7 @@ def render_page(verdict: DumpVerdict) -> str:
         advice=advice_for(verdict.findings),
         human_bytes=human_bytes,
         when=_utc(max((node.dump.log_time_ms for node in verdict.nodes), default=0)),
+        digests=digests_text(verdict),
         checked_at=_utc(verdict.made.at_ms),
     )
 
@@ -153,3 +154,15 @@ def human_bytes(count: int) -> str:
 
 def _utc(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if time_ms else ""
+
+
+def digests_text(verdict: DumpVerdict) -> str:
+    """Return what the nodes' digests stand for, and since when they may be outdated; "" if there are none."""
+    times = [each for each in verdict.digests_read.values() if each[1]]
+    if not times:
+        return ""
+    oldest, newest = _utc(min(a for a, _ in times)), _utc(max(b for _, b in times))
+    return (
+        f"Compared by digests of what the nodes read intact from their disks, {oldest} to {newest}. A change "
+        "of the bytes since then is found when the node reads them again."
+    )

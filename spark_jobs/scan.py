@@ -15,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from crc32c import crc32c
 
+from ledgermq.proto.block_digest import BLOCK_SIZE, block_digests
 from ledgermq.proto.entry import EntryKind
 
-from .block_digest import BLOCK_SIZE, BlockDigest, block_digests
 from .consume_queue_checks import check_consume_queues, list_queues
 from .dump_folder import Slice
 from .entry_checks import SliceSummary, Where, check_entries, first_edge, last_edge
@@ -29,6 +30,8 @@ from .section_checks import QueueRun, check_sections
 
 #: Maximum number of findings per kind and slice; the last one counts the rest.
 MAX_PER_KIND: Final = 20
+#: Columns of a block's row, named like the fields of its digest.
+BLOCK_COLUMNS: Final = ("block", "entries", "size", "lane_a", "lane_b", "first_index", "last_index")
 
 
 class SliceFile:
@@ -83,8 +86,10 @@ def scan_slice(part: Slice) -> Iterator[dict[str, Any]]:
         complete = part.queues == "complete"
         found += check_consume_queues(table, runs, queues, where, complete=complete)
     yield _row(part, "slice", part.lo, _summary(part, table, runs))
-    for digest in block_digests(table, up_to=part.commit_offset):
-        yield _row(part, "block", digest.block * BLOCK_SIZE, asdict(digest))
+    count = int(np.searchsorted(table.positions, part.commit_offset))
+    for digest in block_digests(table.headers[:count], table.computed_crc[:count], table.positions[:count]):
+        fields = {name: int(digest[name]) for name in BLOCK_COLUMNS}
+        yield _row(part, "block", fields["block"] * BLOCK_SIZE, fields)
     for run in runs:
         names = ("topic_id", "queue_id", "base", "next", "index", "after_damage")
         yield _row(part, "queue", run.offset, {name: getattr(run, name) for name in names})
@@ -118,9 +123,7 @@ def _row(part: Slice, kind: str, offset: int, fields: dict[str, Any]) -> dict[st
         "slice": part.lo,
         "offset": offset,
     }
-    if kind == "block":
-        row |= {name: fields[name] for name in BlockDigest.__slots__}
-    elif kind == "queue":
+    if kind in ("block", "queue"):
         row |= fields
     else:
         row["json"] = json.dumps(fields)

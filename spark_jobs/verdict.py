@@ -6,8 +6,8 @@ Owns: merging the findings of all stages, and the words of the verdict. Must not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .dump_folder import NodeDump
@@ -67,6 +67,8 @@ class DumpVerdict:
     seconds: float
     scanned_bytes: int
     made: Making = Making()
+    # by node with a digest dump: when it read the oldest and the newest of what it digested, ms
+    digests_read: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def headline(self) -> str:
@@ -104,6 +106,7 @@ class DumpVerdict:
             "seconds": round(self.seconds, 3),
             "scanned_bytes": self.scanned_bytes,
             "made": asdict(self.made),
+            "digests_read_ms": {node: list(times) for node, times in self.digests_read.items()},
             "nodes": [node.fields() for node in self.nodes],
             "findings": [asdict(finding) | {"line": finding.line()} for finding in self.findings],
         }
@@ -118,6 +121,7 @@ def make_verdict(
     strict: bool,
     seconds: float,
     made: Making = Making(),
+    digests_read: Mapping[str, tuple[int, int]] | None = None,
 ) -> DumpVerdict:
     """Build the verdict. Errors come first, in log order."""
     order = {Severity.ERROR: 0, Severity.INCOMPLETE: 1, Severity.INFO: 2}
@@ -141,6 +145,7 @@ def make_verdict(
         seconds=seconds,
         scanned_bytes=sum(segment.size for dump in dumps for segment in dump.segments),
         made=made,
+        digests_read=digests_read or {},
     )
 
 

@@ -11,14 +11,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .agreement import Comparison, ScanResult, blocks_to_drill, differing_blocks
+from ledgermq.proto.digest_dump import edge_blocks
+
+from .agreement import MAX_DRILLED, Comparison, ScanResult, blocks_to_drill, differing_blocks
+from .digest_compare import (
+    MAX_FETCHED,
+    Fetch,
+    add_digests,
+    check_digests,
+    fetch_missing,
+    read_digests,
+    summaries,
+)
 from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps
 from .findings import Finding, Kind, merge_repeats
 from .group_checks import (
     attribute_changes,
     check_group,
     check_states,
-    edge_blocks,
     explain_blocks,
     find_divergences,
 )
@@ -44,13 +54,18 @@ def verify(
     command: str = "",
     slice_size: int = DEFAULT_SLICE_SIZE,
     run_stage: Callable[[str, Callable[[], object]], object] | None = None,
+    fetch: Fetch | None = None,
 ) -> DumpVerdict:
     """Verify the dumps in `folder`, write the report files into `out`, and return the verdict.
+
+    `fetch` gets the bytes of blocks whose digests differ from running nodes; None: it is not known where they
+    are.
 
     Raises: SparkJobError, OSError.
     """
     began = time.monotonic()
     dumps = find_dumps(folder)
+    digests = read_digests(dumps)
     comparison = Comparison(spark, folder, dumps, slice_size)
 
     def stage(name: str, work: Callable[[], T]) -> T:
@@ -59,22 +74,37 @@ def verify(
 
     try:
         scanned = stage("scan", comparison.scan)
+        for node, each in digests.items():
+            parts = scanned.slices.get(node, []) + summaries(each)
+            scanned.slices[node] = sorted(parts, key=lambda part: part.lo)
         findings = list(check_group(dumps))
         for dump in dumps:
             findings += _node_findings(dump, scanned)
         findings += stage("queues", lambda: _queue_findings(comparison, dumps, findings))
         blocks = stage("agree", comparison.blocks)
+        if digests:
+            blocks = add_digests(blocks, digests, dumps)
         differing = differing_blocks(blocks)
-        drilled = blocks_to_drill(differing, edge_blocks(dumps))
+        edges = edge_blocks(dumps)
+        drilled = blocks_to_drill(differing, edges, MAX_FETCHED if digests else MAX_DRILLED)
+        missing: list[Finding] = []
+        if digests:
+            look = sorted({*drilled} & {*differing})
+            missing = stage("fetch", lambda: fetch_missing(digests, dumps, edges, look, fetch))
+            damage, fetched = stage("read", comparison.fetched)
+            findings += [*damage, *check_digests(digests, fetched, damage), *missing]
         findings += find_divergences(stage("drill", lambda: comparison.differing_entries(drilled)))
         findings = attribute_changes(findings)
-        findings += explain_blocks(differing, findings)
+        unexplained = explain_blocks(differing, findings)
+        if not missing:  # else it is not known whether the logs differ, or a digest is wrong
+            findings += unexplained
         findings += check_states(dumps, findings)
         sums = {dump.node: totals(scanned.slices.get(dump.node, [])) for dump in dumps}
         verdict = make_verdict(
             str(folder), dumps, sums, merge_repeats(findings, MAX_REPORTED),
             strict=strict, seconds=time.monotonic() - began,
             made=Making(time.time_ns() // 1_000_000, _software(), command),
+            digests_read={node: each.read_ms for node, each in digests.items()},
         )  # fmt: skip
         stage("report", lambda: write_report(verdict, blocks, out))
     finally:
@@ -105,7 +135,8 @@ def _queue_findings(
         if finding.kind in (Kind.CRC, Kind.MISSING_RANGE, Kind.MISSING_SEGMENT)
     }
     queues = comparison.queues()
-    found = [finding for finding in queues.breaks if finding.node not in damaged]
+    parts = {dump.node for dump in dumps if dump.has_digests}  # messages between slices are not here
+    found = [finding for finding in queues.breaks if finding.node not in damaged | parts]
     for dump in dumps:
         if dump.has_queues and dump.node not in damaged:
             found += check_queue_ends(dump, queues.ends.get(dump.node, {}))

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from .block_fetch import fetcher
 from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps, group_folders
 from .errors import SparkJobError
 from .findings import Finding, Severity
+from .report_page import digests_text
 from .session import open_session
 from .stage_progress import run_stage
 from .verdict import DumpVerdict
@@ -147,6 +149,7 @@ def _run(
     return verify(
         spark, folder, out, strict=options.strict, command=options.command,
         slice_size=options.slice_mib << 20, run_stage=partial(run_stage, spark, console),
+        fetch=fetcher(options.nameserver) if options.nameserver else None,
     )  # fmt: skip
 
 
@@ -173,6 +176,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=DEFAULT_SLICE_SIZE >> 20,
         help="log read by one task, MiB (default: 128)",
     )
+    parser.add_argument(
+        "--nameserver",
+        default="",
+        help="knows the nodes, for the blocks that must be fetched if digests differ: HOST:PORT[,...]",
+    )
     options = parser.parse_args(arguments)
     if options.slice_mib < 1:
         parser.error("--slice-mib must be at least 1")
@@ -188,17 +196,20 @@ def print_verdict(verdict: DumpVerdict, out: Path, console: Console) -> None:
         right = column.endswith(">")
         table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=True)
     for node in verdict.nodes:
+        records = None if node.dump.has_digests else node.totals.records  # digests do not count messages
         numbers = (
-            node.totals.entries, node.totals.records, node.totals.size, node.dump.first_index,
+            node.totals.entries, records, node.totals.size, node.dump.first_index,
             node.dump.commit_index, node.errors,
         )  # fmt: skip
-        table.add_row(node.dump.node, *(f"{number:,}" for number in numbers), node.state)
+        table.add_row(node.dump.node, *("-" if each is None else f"{each:,}" for each in numbers), node.state)
     console.print(table)
     for finding in verdict.findings[:_MAX_LINES]:
         _print_finding(finding, console)
     hidden = len(verdict.findings) - _MAX_LINES
     if hidden > 0:
         console.print(f"... {hidden:,} more in {out / 'findings.parquet'}", markup=False)
+    if digests := digests_text(verdict):
+        console.print(digests, markup=False)
     console.print(f"report: {out / 'report.html'}", markup=False)
     words = {0: "CONSISTENT", 1: "INCONSISTENT", 3: "INCOMPLETE"}
     colour = {0: "green", 1: "red", 3: "yellow"}[verdict.exit_code]

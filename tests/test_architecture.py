@@ -41,6 +41,8 @@ ALLOWED: dict[str, set[str]] = {
 PURE_FOLDERS = ("raft/core", "broker/state", "broker/wire")
 PURE: dict[str, tuple[str, ...]] = {
     "proto": (
+        "block_digest",
+        "digest_file",
         "entry",
         "errors",
         "foreign_text",
@@ -62,6 +64,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "folder/opening",
         "log/contents",
         "log/segment_scan",
+        "repair/digest_builder",
         "repair/scrub_plan",
         "node_status",
         "transport/checked_frame",
@@ -118,7 +121,6 @@ PURE: dict[str, tuple[str, ...]] = {
         "push/owned_queue",
     ),
     "spark_jobs": (
-        "block_digest",
         "dump_rows",
         "entry_checks",
         "entry_table",

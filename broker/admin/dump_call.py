@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from ledgermq.proto import admin_pb2, route_pb2
 from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.node.raft_node import RaftNode
+from ledgermq.raft.types import LogIndex
 
-from ..backup.stream import DumpError, QueueSource, StateSource, dump_stream, live_point
+from ..backup.stream import DumpError, QueueSource, StateSource, dump_stream, live_point, range_stream
 from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint
 from ..config import BrokerConfig
 from ..refusals import RefusedError
@@ -18,6 +22,11 @@ from ..replica import Replica
 from ..state.consume_queue import BLOCK_UNITS, UNIT_SIZE, ColdRead, ConsumeQueue
 
 logger = logging.getLogger(__name__)
+
+#: Limits of one call for parts of the log.
+MAX_RANGES: Final = 65_536
+MAX_RANGE_BYTES: Final = 1 << 30
+_SIGN_OF_LIFE_S: Final = 5.0  # a caller gives a node up that sends nothing for 30 s
 
 
 @dataclass(eq=False, repr=False)
@@ -30,7 +39,22 @@ class Dumps:
     _transfer: BrokerStateTransfer
 
     async def chunks(self, request: admin_pb2.DumpRequest) -> AsyncIterator[admin_pb2.DumpChunk]:
-        """Yield this node's dump. Raises: RefusedError."""
+        """Yield this node's dump, its digest dump, or parts of its log. Raises: RefusedError."""
+        if request.ranges:
+            stream = self._ranges(request)
+        elif request.digests:
+            stream = self._digests()
+        else:
+            stream = self._whole(request)
+        try:
+            async for chunk in stream:
+                yield chunk
+        except (DumpError, OSError) as error:
+            raise RefusedError(
+                route_pb2.INTERNAL, f"{self._config.node_id}: the dump failed: {error}"
+            ) from None
+
+    async def _whole(self, request: admin_pb2.DumpRequest) -> AsyncIterator[admin_pb2.DumpChunk]:
         self._replica.require_whole_state()
         state = await self._state()
         try:
@@ -38,7 +62,7 @@ class Dumps:
                 self._raft.log,
                 self._raft.status(),
                 voters=tuple(self._config.voters),
-                log_folder=self._config.data_dir / "commitlog",
+                log_folder=self._log_folder,
                 queues=None if request.without_consume_queues else self._sources(),
                 state=None if state is None else StateSource(state.index, state.size, state.read),
             )
@@ -48,13 +72,60 @@ class Dumps:
                 )
             async for chunk in dump_stream(point):
                 yield chunk
-        except (DumpError, OSError) as error:
-            raise RefusedError(
-                route_pb2.INTERNAL, f"{self._config.node_id}: the dump failed: {error}"
-            ) from None
         finally:
             if state is not None:
                 state.close()
+
+    @property
+    def _log_folder(self) -> Path:
+        return self._config.data_dir / "commitlog"
+
+    async def _digests(self) -> AsyncIterator[admin_pb2.DumpChunk]:
+        """Yield digests, and the bytes behind them, after making the digests that are missing.
+
+        Chunks without data keep the caller waiting meanwhile.
+        """
+        yield admin_pb2.DumpChunk()
+        making = asyncio.ensure_future(self._raft.care.digests(lambda count: None))
+        try:
+            while not (await asyncio.wait([making], timeout=_SIGN_OF_LIFE_S))[0]:
+                yield admin_pb2.DumpChunk()
+        finally:
+            making.cancel()
+            await asyncio.wait([making])
+        point = await live_point(
+            self._raft.log, self._raft.status(), voters=tuple(self._config.voters),
+            log_folder=self._log_folder, queues=None, digests=making.result(),
+        )  # fmt: skip
+        async for chunk in dump_stream(point):
+            yield chunk
+
+    async def _ranges(self, request: admin_pb2.DumpRequest) -> AsyncIterator[admin_pb2.DumpChunk]:
+        """Yield parts of the committed log. Raises: RefusedError."""
+        log, status = self._raft.log, self._raft.status()
+        ranges = [(each.begin, each.end) for each in request.ranges]
+        if len(ranges) > MAX_RANGES or sum(hi - lo for lo, hi in ranges) > MAX_RANGE_BYTES:
+            raise RefusedError(
+                route_pb2.INVALID_ARGUMENT,
+                f"{len(ranges):,} parts of the log are too much for one call: at most {MAX_RANGES:,} parts, "
+                f"{MAX_RANGE_BYTES:,} bytes",
+            )
+        settled = min(status.commit_index, status.durable_index)
+        end = log.end_of(LogIndex(settled)) if settled >= log.first_index else log.first_offset
+        for lo, hi in ranges:
+            if (
+                not log.first_offset <= lo < hi <= end
+                or (hi - 1) // log.segment_size != lo // log.segment_size
+            ):
+                raise RefusedError(
+                    route_pb2.INVALID_ARGUMENT,
+                    f"{self._config.node_id} has no committed log bytes {lo:,} to {hi:,} in one segment: its "
+                    f"log holds {log.first_offset:,} to {end:,}. Retention may have deleted them: take the "
+                    "digests again",
+                )
+        yield admin_pb2.DumpChunk()
+        async for chunk in range_stream(self._log_folder, log.segment_size, ranges):
+            yield chunk
 
     async def _state(self) -> OutgoingCheckpoint | None:
         """Return the state that a log with a deleted beginning needs.

@@ -2,7 +2,8 @@
 
 Owns: the layout `commitlog/…`, `state/…`, `consumequeue/…`, `manifest.json` (last), and the manifest's
 contents. The state is included when retention deleted the beginning of the log: without it the rest of the
-log could not be restored (restore.py).
+log could not be restored (restore.py). A digest dump has `blockdigest/…` instead, and the bytes of each
+segment behind its digests, as `commitlog/<physical offset>`.
 Must not: repair, judge or refuse what it copies. A dump has to preserve damage at rest, so bytes are copied
 as the files have them. Must not: run on the event loop; everything here blocks on the disk.
 """
@@ -13,7 +14,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +23,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from ledgermq.proto.dump_manifest import FORMAT, FORMAT_VERSION, MANIFEST
+from ledgermq.proto.digest_file import DIGESTS, SegmentDigests, encode_digests
+from ledgermq.proto.dump_manifest import DIGESTS_VERSION, FORMAT, FORMAT_VERSION, MANIFEST
 from ledgermq.proto.entry import ALIGNMENT, HEADER_SIZE, MAGIC_WORD
 from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.log.identity import Manifest
@@ -102,13 +104,21 @@ class DumpPoint:
     group_id: int = 0  # distinguishes broker groups of one name; 0: not known
     former_group_ids: tuple[int, ...] = ()  # of this broker group before a recovery or promotion
     state: StateSource | None = None  # of a log whose beginning was deleted
+    # by segment start; None: the log itself is dumped
+    digests: Mapping[int, SegmentDigests] | None = None
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files except the manifest."""
+        """Bytes of all files except the manifest and digests."""
         queues = sum((queue.end - queue.begin) * UNIT_SIZE for queue in self.queues or ())
         state = 0 if self.state is None else self.state.size
-        return sum(end - start for start, end in self.segments()) + state + queues
+        log = sum(end - self.undigested(start) for start, end in self.segments())
+        return log + state + queues
+
+    def undigested(self, start: int) -> int:
+        """Return from which physical offset on a segment's bytes are dumped."""
+        digests = (self.digests or {}).get(start)
+        return start if digests is None else digests.end
 
     def segments(self) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each segment's part of the dump, as physical offsets."""
@@ -121,10 +131,14 @@ def dump_chunks(point: DumpPoint) -> Generator[Chunk, None, None]:
     """Yield every file of the dump, the manifest last. Blocks. Raises: DumpError, OSError."""
     notes = _Notes()
     for start, end in point.segments():
-        path = f"commitlog/{start:020d}"
-        notes.next_header = start
-        for chunk in _copy_segment(point.log_folder / f"{start:020d}", path, end - start):
-            notes.add(chunk, start)
+        first = point.undigested(start)
+        if point.digests is not None and start in point.digests:
+            digests = Chunk(f"{DIGESTS}/{start:020d}", 0, encode_digests(point.digests[start]))
+            notes.sizes[digests.path] = len(digests.data)
+            yield digests
+        notes.next_header = first
+        for chunk in copy_range(point.log_folder, start, first, end, "commitlog"):
+            notes.add(chunk, first)
             yield chunk
     if point.state is not None:
         for chunk in _copy_state(point.state):
@@ -189,8 +203,14 @@ def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _copy_segment(source: Path, path: str, size: int) -> Iterator[Chunk]:
-    """Yield the first `size` bytes of a segment file as they are on disk (its trailer is not log data)."""
+def copy_range(log_folder: Path, start: int, lo: int, hi: int, into: str) -> Iterator[Chunk]:
+    """Yield the bytes [lo, hi) of the segment at `start` as they are on disk, as the file `into/<lo>`.
+
+    A segment file may end early, and its trailer is not log data. Raises: DumpError (deleted), OSError.
+    """
+    source, path, size = log_folder / f"{start:020d}", f"{into}/{lo:020d}", hi - lo
+    if size <= 0:
+        return
     try:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -199,7 +219,7 @@ def _copy_segment(source: Path, path: str, size: int) -> Iterator[Chunk]:
         ) from None
     try:
         offset = 0
-        while offset < size and (data := os.pread(fd, min(CHUNK_SIZE, size - offset), offset)):
+        while offset < size and (data := os.pread(fd, min(CHUNK_SIZE, size - offset), lo - start + offset)):
             yield Chunk(path, offset, data)
             offset += len(data)
     finally:
@@ -258,7 +278,7 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
     queues = "none" if point.queues is None else "complete" if point.queues_complete else "partial"
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if point.digests is None else DIGESTS_VERSION,
         "software": _software(),
         "cluster": point.cluster,
         "group": point.broker_group,
@@ -338,7 +358,7 @@ def remove_dump(folder: Path) -> None:
     """Remove a dump's files, the manifest first, so that the rest never looks complete. Raises: OSError."""
     for name in (MANIFEST, f"{MANIFEST}.part"):
         (folder / name).unlink(missing_ok=True)
-    for name in ("commitlog", "consumequeue", "state"):
+    for name in ("commitlog", "consumequeue", "state", DIGESTS, "fetched"):
         if (folder / name).is_dir():
             shutil.rmtree(folder / name)
 

@@ -12,30 +12,43 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from pathlib import Path
 
 from ledgermq.proto.admin_pb2 import DumpChunk
+from ledgermq.proto.digest_file import SegmentDigests
 from ledgermq.proto.dump_manifest import MANIFEST, decode_manifest
 from ledgermq.proto.foreign_text import safe_json
 from ledgermq.raft.errors import DamagedLogError, RaftError
 from ledgermq.raft.log.commit_log import CommitLog
+from ledgermq.raft.log.segment import segment_start
 from ledgermq.raft.node_status import RaftStatus
 from ledgermq.raft.types import LogIndex
 
 from .dump_files import (
+    Chunk,
     CommitPoint,
     DumpError,
     DumpPoint,
     QueueSource,
     StateSource,
+    copy_range,
     dump_chunks,
     remove_dump,
     write_dump,
 )
 from .offline import offline_point
 
-__all__ = ["DumpError", "DumpPoint", "QueueSource", "StateSource", "dump_stream", "live_point", "main"]
+__all__ = [
+    "DumpError",
+    "DumpPoint",
+    "QueueSource",
+    "StateSource",
+    "dump_stream",
+    "live_point",
+    "main",
+    "range_stream",
+]
 
 
 async def live_point(
@@ -46,14 +59,17 @@ async def live_point(
     log_folder: Path,
     queues: Sequence[QueueSource] | None,
     state: StateSource | None = None,
+    digests: Sequence[SegmentDigests] | None = None,
 ) -> DumpPoint:
     """Choose what to dump of a running node: its log as far as it is applied and durable.
 
     Call it in the same event-loop turn that took `status` and `queues`: the queues must end at
-    `applied_index` or behind it. Raises: RaftError subclasses (the log could not be read, or changed
+    `applied_index` or behind it. `digests` are of this log; without queues,
+    all that is committed is dumped. Raises: RaftError subclasses (the log could not be read, or changed
     meanwhile: ask again).
     """
-    index = LogIndex(min(status.applied_index, status.durable_index))
+    reached = status.applied_index if digests is None else status.commit_index
+    index = LogIndex(min(reached, status.durable_index))
     base, log_time = log.base, log.last_timestamp
     starts = tuple(info.start_offset for info in log.segments())
     commit = CommitPoint(base.first_index - 1, base.prev_term, base.prev_crc, base.first_offset)
@@ -76,6 +92,9 @@ async def live_point(
         log_time_ms=log_time,
         queues=None if queues is None else tuple(queues),
         state=state,
+        digests=None
+        if digests is None
+        else {each.start: each for each in digests if each.start in starts and each.end <= commit.end},
     )
 
 
@@ -98,8 +117,27 @@ async def dump_stream(point: DumpPoint) -> AsyncIterator[DumpChunk]:
     The next chunk is read after the receiver has taken the last one, so a slow receiver costs nothing.
     Raises: DumpError, OSError.
     """
-    chunks = dump_chunks(point)
-    total = point.total_bytes
+    async for chunk in _sent(dump_chunks(point), point.total_bytes):
+        yield chunk
+
+
+async def range_stream(
+    log_folder: Path, segment_size: int, ranges: Sequence[tuple[int, int]]
+) -> AsyncIterator[DumpChunk]:
+    """Yield ranges of the log, none longer than its segment, each as a file `fetched/<begin>`.
+
+    Raises: DumpError, OSError.
+    """
+    chunks = (
+        chunk
+        for lo, hi in ranges
+        for chunk in copy_range(log_folder, segment_start(lo, segment_size), lo, hi, "fetched")
+    )
+    async for chunk in _sent(chunks, sum(hi - lo for lo, hi in ranges)):
+        yield chunk
+
+
+async def _sent(chunks: Generator[Chunk, None, None], total: int) -> AsyncIterator[DumpChunk]:
     try:
         while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
             yield DumpChunk(path=chunk.path, offset=chunk.offset, data=chunk.data, total_bytes=total)

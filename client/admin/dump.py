@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -18,6 +18,8 @@ import grpc.aio
 
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto.admin_pb2_grpc import AdminServiceStub
+from ledgermq.proto.digest_dump import FETCHED
+from ledgermq.proto.digest_file import DIGESTS
 from ledgermq.proto.dump_manifest import MANIFEST
 from ledgermq.proto.foreign_text import safe_text
 
@@ -25,6 +27,9 @@ from ..cluster.channels import open_channel
 from ..errors import BrokerUnreachableError, LedgerMQError, UsageError, error_of
 
 _CHUNK_SECONDS = 30.0  # a node that sends nothing for this long is given up
+#: Limits of one call for ranges of the log, below those of a node.
+_CALL_RANGES = 10_000
+_CALL_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -36,23 +41,23 @@ class DumpResult:
 
 
 async def dump_node(
-    name: str, address: str, to: Path, on_progress: Callable[[int, int], None] = lambda done, total: None
+    name: str,
+    address: str,
+    to: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    digests: bool = False,
 ) -> DumpResult:
     """Write the dump of the node at `address` to `to/name`, replacing an older one.
+
+    `digests`: block digests in place of the log, as far as it is committed in whole blocks.
 
     Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder
     cannot be written), LedgerMQError (names that lead elsewhere, a dump without its end).
     """
     folder = to / folder_name(name)
     _make_empty(folder)
-    result = DumpResult()
-    async with open_channel(address) as channel:
-        try:
-            await _receive(AdminServiceStub(channel).Dump(pb.DumpRequest()), folder, result, on_progress)
-        except TimeoutError as error:
-            raise BrokerUnreachableError(address, f"It sent nothing for {_CHUNK_SECONDS:g} s") from error
-        except grpc.aio.AioRpcError as error:
-            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
+    result = await _call(name, address, pb.DumpRequest(digests=digests), folder, on_progress)
     if not (folder / MANIFEST).exists():
         raise LedgerMQError(
             f"the dump of {name} ended without its manifest",
@@ -60,6 +65,72 @@ async def dump_node(
             f"Try again: ledgermq dump {to}",
         )
     return result
+
+
+async def fetch_ranges(name: str, address: str, to: Path, ranges: Sequence[tuple[int, int]]) -> DumpResult:
+    """Fetch bytes of a node's committed log, [lo, hi) each, into the files `to/name/fetched/<lo>`.
+
+    Raises: what `dump_node` raises.
+    """
+    result = DumpResult()
+    for part in _calls(ranges):
+        request = pb.DumpRequest(ranges=[pb.LogRange(begin=lo, end=hi) for lo, hi in part])
+        done = await _call(name, address, request, to / folder_name(name), lambda done, total: None)
+        result.files += done.files
+        result.bytes += done.bytes
+    return result
+
+
+def _calls(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Divide ranges among calls of a size that nodes accept."""
+    part: list[tuple[int, int]] = []
+    size = 0
+    for lo, hi in ranges:
+        if part and (len(part) == _CALL_RANGES or size + hi - lo > _CALL_BYTES):
+            yield part
+            part, size = [], 0
+        part.append((lo, hi))
+        size += hi - lo
+    if part:
+        yield part
+
+
+async def _call(
+    name: str, address: str, request: pb.DumpRequest, folder: Path, on_progress: Callable[[int, int], None]
+) -> DumpResult:
+    result = DumpResult()
+    newer = request.digests or bool(request.ranges)
+    async with open_channel(address) as channel:
+        try:
+            call = AdminServiceStub(channel).Dump(request)
+            if newer:
+                await _require_knowledge(name, call)
+            await _receive(call, folder, result, on_progress)
+        except TimeoutError as error:
+            raise BrokerUnreachableError(address, f"It sent nothing for {_CHUNK_SECONDS:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            raise BrokerUnreachableError(address, error.details() or error.code().name) from error
+    return result
+
+
+async def _require_knowledge(name: str, call: grpc.aio.UnaryStreamCall[pb.DumpRequest, pb.DumpChunk]) -> None:
+    """Read the first chunk, which has no path. An older node would send its whole log instead.
+
+    Raises: RefusedError, LedgerMQError, TimeoutError.
+    """
+    async with asyncio.timeout(_CHUNK_SECONDS):
+        chunk = await call.read()
+    if not isinstance(chunk, pb.DumpChunk):
+        return
+    if chunk.HasField("refusal") and chunk.refusal.code:
+        raise error_of(chunk.refusal)
+    if chunk.path:
+        call.cancel()
+        raise LedgerMQError(
+            f"{name} runs a version of LedgerMQ that has no block digests",
+            "It would have sent its whole log",
+            "Update it, or take whole dumps: ledgermq dump DIR",
+        )
 
 
 async def _receive(
@@ -78,6 +149,8 @@ async def _receive(
                 return  # the end of the stream
             if chunk.HasField("refusal") and chunk.refusal.code:
                 raise error_of(chunk.refusal)
+            if not chunk.path:
+                continue
             if chunk.path != current or file is None:
                 if file is not None:
                     file.close()
@@ -108,7 +181,7 @@ def _open(folder: Path, path: str) -> BinaryIO:
 def _make_empty(folder: Path) -> None:
     """Remove an older dump, and nothing else. Raises: UsageError."""
     if folder.exists():
-        ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue", "state"}
+        ours = {MANIFEST, f"{MANIFEST}.part", "commitlog", "consumequeue", "state", DIGESTS, FETCHED}
         others = [entry.name for entry in folder.iterdir() if entry.name not in ours]
         if others:
             raise UsageError(

@@ -11,17 +11,20 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from ledgermq.proto.digest_dump import edge_blocks, read_node_digests
 from ledgermq.proto.dump_manifest import MANIFEST, DumpManifest, decode_manifest
+from ledgermq.proto.dumped_log import UnusableDumpError
 from ledgermq.proto.errors import LayoutError
 
 from ..admin.cluster_status import KnownNode, ask, known_nodes
-from ..admin.dump import DumpResult, dump_node, folder_name
+from ..admin.dump import DumpResult, dump_node, fetch_ranges, folder_name
 from ..admin.status_report import size
 from ..errors import LedgerMQError, MissingExtraError, UsageError
 from ..local.cluster import require_server
@@ -67,13 +70,24 @@ def dump(
             "--overwrite", help="Replace the dump that DIR holds (it is removed first). Else it is refused."
         ),
     ] = False,
+    digests: Annotated[
+        bool,
+        typer.Option(
+            "--digests",
+            help="Take digests of the logs' blocks instead of the logs: megabytes, for ledgermq check only.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Copy every node's log as it stands on disk. Up to its commit point; then: ledgermq check DIR."""
     _refuse_data_folder(to)
     if data is not None:
+        if digests:
+            raise UsageError(
+                "a node that is not running makes no digests", "Nothing was dumped", "Leave out --digests"
+            )
         return _dump_offline(data, to, overwrite, as_json)
-    folders, missing = run(_dump_all(nameserver, node or [], to, overwrite, as_json))
+    folders, missing = run(_dump_all(nameserver, node or [], to, overwrite, as_json, digests=digests))
     if as_json:
         print_json({"dumps": [_summary(folder) for folder in folders], "missing": missing})
     if missing:
@@ -88,7 +102,22 @@ def dump(
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What ledgermq dump wrote.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="What ledgermq dump wrote. With --live a new folder for digests, default check-<time>.",
+        ),
+    ] = None,
+    nameserver: NameserverOption = DEFAULT_NAMESERVER,
+    live: Annotated[
+        str,
+        typer.Option(
+            "--live",
+            metavar="NAMESERVER",
+            help="Take the digests of the running nodes that it knows, check them, and fetch what differs.",
+        ),
+    ] = "",
     report: Annotated[
         Path | None, typer.Option("--out", help="Folder of the report. Default: DIR/report.")
     ] = None,
@@ -98,11 +127,23 @@ def check(
     as_json: JsonOption = False,
 ) -> int:
     """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
+    if live:
+        _require_spark()
+        folder = folder or Path(datetime.now(UTC).strftime("check-%Y%m%d-%H%M%S"))
+        _refuse_data_folder(folder)
+        _, missing = run(_dump_all(live, [], folder, overwrite=False, quiet=True, digests=True))
+        for name in missing:
+            err.print(f"{name} does not answer: there are no digests of it", markup=False)
+    if folder is None:
+        raise UsageError(
+            "no dumps are named", "Nothing was checked", "Name them: ledgermq check DIR, or --live NAMESERVER"
+        )
     if not folder.is_dir():
         print_error(f"there is no folder {folder}. Nothing was checked. Make one: ledgermq dump {folder}")
         return 2
     require_spark("ledgermq check")
     command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder)]
+    command += ["--nameserver", live or nameserver]
     command += ["--out", str(report)] if report is not None else []
     command += ["--local", str(local)] if local is not None else []
     command += ["--master", master] if master else []
@@ -161,7 +202,7 @@ def _manifest(folder: Path) -> DumpManifest | None:
 
 
 async def _dump_all(
-    nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool
+    nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool, *, digests: bool
 ) -> tuple[list[Path], list[str]]:
     """Dump all nodes, one after the other; return their folders, and the names of those that could not be
     reached.
@@ -188,12 +229,37 @@ async def _dump_all(
         else:
             here.append((target, folder, shown))
     for target, folder, shown in here:
-        done = await _dump_shown(target, folder)
+        done = await _dump_shown(target, folder, digests=digests)
         if not quiet:
             out.print(
                 escape(f"{shown}   {size(done.bytes)} in {done.files} files -> {folder / target.node_id}")
             )
+    if digests:
+        await _fetch_edges([(target, folder) for target, folder, _ in here])
     return [folder / target.node_id for target, folder, _ in here], missing
+
+
+async def _fetch_edges(taken: list[tuple[KnownNode, Path]]) -> None:
+    """Fetch the blocks in which any node's log begins or ends: digests of their parts cannot be compared.
+
+    The nodes write meanwhile, so every log ends elsewhere. Raises: what `fetch_ranges` raises, LedgerMQError.
+    """
+    by_group: dict[str, list[tuple[KnownNode, Path]]] = {}
+    for target, folder in taken:
+        by_group.setdefault(target.group, []).append((target, folder))
+    for nodes in by_group.values():
+        try:
+            dumps = [
+                (target, folder, read_node_digests(path, decode_manifest((path / MANIFEST).read_bytes())))
+                for target, folder in nodes
+                for path in [folder / target.node_id]
+            ]
+        except (UnusableDumpError, LayoutError) as error:
+            raise LedgerMQError(str(error)) from None
+        edges = edge_blocks([dump.manifest for _, _, dump in dumps])
+        for target, folder, dump in dumps:
+            if ranges := dump.wanted(edges):
+                await fetch_ranges(target.node_id, target.address, folder, ranges)
 
 
 def _refuse_other_shape(to: Path, targets: list[KnownNode], *, several: bool) -> None:
@@ -230,16 +296,16 @@ def _refuse_mixture(path: Path, shown: str) -> None:
         )
 
 
-async def _dump_shown(target: KnownNode, to: Path) -> DumpResult:
+async def _dump_shown(target: KnownNode, to: Path, *, digests: bool) -> DumpResult:
     """Dump one node with a line of progress on a terminal."""
     with err.status(f"{target.node_id} ...") as status:
 
         def show(done: int, total: int) -> None:
             status.update(f"{target.node_id}  {size(done)} of {size(total)}")
 
-        done = await dump_node(target.node_id, target.address, to, show)
+        done = await dump_node(target.node_id, target.address, to, show, digests=digests)
     manifest = _manifest(to / target.node_id)
-    if manifest is not None and not manifest.is_restorable:
+    if manifest is not None and not digests and not manifest.is_restorable:
         err.print(
             f"{target.node_id}: its dump can be checked and exported, but not restored: the beginning of "
             "its log was deleted, and it could not write the state that stands for it (its log says why)",

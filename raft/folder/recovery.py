@@ -37,6 +37,7 @@ from ledgermq.proto.errors import LayoutError, NewerFormatError
 from ..damage import Before, Damage, RepairNote
 from ..disk.files import File, FileSystem
 from ..errors import DamagedLogError, NewerFolderError
+from ..log.digest_store import remove_digests
 from ..log.entry_index import index_path, read_index
 from ..log.hard_state import DurableState
 from ..log.identity import Manifest
@@ -198,6 +199,9 @@ class LogRecovery:
         for name in self._files.list_directory(self._folders.indexes):
             if len(name) == 20 and name.isdecimal() and int(name) < self._base.first_offset:
                 self._files.unlink(index_path(self._folders.indexes, int(name)))
+        for name in self._files.list_directory(self._folders.digests):
+            if not (len(name) == 20 and name.isdecimal()) or int(name) < self._base.first_offset:
+                self._files.unlink(self._folders.digests / name)
         return [start for start in starts if start >= self._base.first_offset]
 
     def _find_broken(self, starts: list[int]) -> _Broken:
@@ -458,6 +462,8 @@ class LogRecovery:
             path = index_path(self._folders.indexes, other)
             if other >= start and self._files.exists(path):
                 self._files.unlink(path)
+            if other >= start:
+                remove_digests(self._files, self._folders.digests, other)
         return starts
 
     # --- small things ---------------------------------------------------------------------------------------

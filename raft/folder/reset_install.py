@@ -189,6 +189,8 @@ def _install(
         "reset: installing the leader's state node=%s base_index=%d state_index=%d bytes=%d",
         node, plan.base_index, plan.state_index, plan.state_size,
     )  # fmt: skip
+    for name in files.list_directory(folders.digests):
+        files.unlink(folders.digests / name)
     for folder in (folders.indexes, folders.segments):
         for name in files.list_directory(folder):
             files.unlink(folder / name)

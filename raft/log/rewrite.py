@@ -37,6 +37,7 @@ from ..disk.files import File, FileSystem, write_zeros
 from ..disk.page_writer import PAGE
 from ..errors import InvalidWireError, LogCompactedError, OtherHistoryError
 from ..types import LogIndex, Term
+from .digest_store import remove_digests
 from .entry_index import index_path
 from .hard_state import HardStateFile
 from .identity import LEARNER_MARK, Identity, read_identity, read_manifest, write_identity
@@ -251,6 +252,7 @@ class LogRepair:
 
     def _open(self, start: int) -> File:
         path = segment_path(self.folders.segments, start)
+        remove_digests(self.files, self.folders.digests, start)  # they say that the node read it intact
         if self.keeps_indexes:
             try:
                 return self.files.open(path)

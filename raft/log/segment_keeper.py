@@ -17,8 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ledgermq.proto.digest_file import DIGESTS
+
 from ..disk.files import File, FileSystem, is_full, write_zeros
 from ..errors import DiskFullError, StorageDefectError, StorageError, StorageFailedError
+from .digest_store import remove_digests
 from .entry_index import index_path, write_index
 from .identity import Manifest, write_manifest
 from .segment import TRAILER_SIZE, Segment, create_segment, segment_path
@@ -42,6 +45,7 @@ class LogFolders:
         self.data = data
         self.segments = data / "commitlog"
         self.indexes = data / "entryindex"
+        self.digests = data / DIGESTS
         self.manifest = data / "manifest"
         self.identity = data / "identity"
         self.hard_state = data / "hardstate"
@@ -157,7 +161,7 @@ class SegmentKeeper:
         return self._files.open(segment_path(self._folders.segments, start))
 
     def delete_after(self, start: int) -> None:
-        """Durably remove all segments after the one at `start`, and the index files from `start` on."""
+        """Durably remove all segments after the one at `start`, and derived files from `start` on."""
         self._urgent.set()
         with self._files_lock:
             self._urgent.clear()
@@ -168,7 +172,7 @@ class SegmentKeeper:
             if later:
                 self._files.sync_directory(self._folders.segments)
         for other in (start, *later):
-            self._unlink_index(other)
+            self._unlink_derived(other)
 
     # --- the work -------------------------------------------------------------------------------------------
     def _queue(self, job: Callable[[], None]) -> None:
@@ -268,7 +272,7 @@ class SegmentKeeper:
             # Unlock first: unlinking a large file is slow on some file systems, and the writer may need a
             # segment.
             self._files.unlink(segment_path(self._folders.segments, start))
-            self._unlink_index(start)
+            self._unlink_derived(start)
             with self._wake:
                 self.deleting -= 1
         self._files.sync_directory(self._folders.segments)
@@ -295,10 +299,12 @@ class SegmentKeeper:
             else:
                 return True
 
-    def _unlink_index(self, start: int) -> None:
+    def _unlink_derived(self, start: int) -> None:
+        """Remove the index file and the digests of a segment."""
         path = index_path(self._folders.indexes, start)
         if self._files.exists(path):
             self._files.unlink(path)
+        remove_digests(self._files, self._folders.digests, start)
 
 
 def make_ballast(files: FileSystem, path: Path) -> None:

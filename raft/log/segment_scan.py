@@ -99,12 +99,14 @@ def scan_segment(
     position: int = 0,
     limit: int | None = None,
     chunk: int = _CHUNK,
+    headers: bytearray | None = None,
 ) -> SegmentScan:
     """Verify the entries of a segment one by one: checksum, chain, order, place.
 
     Starts at `position`, where the entry after `before` must be. Ignores everything that begins at or after
     `limit` (both are positions in the file). Everything below `limit` was accepted earlier, so nothing there
-    is of a newer build. Reads `chunk` bytes at a time. Raises: NewerFormatError, OSError.
+    is of a newer build. Reads `chunk` bytes at a time. `headers` receives the 64 bytes of each valid
+    entry and filler. Raises: NewerFormatError, OSError.
     """
     segment = Segment(start, LogIndex(before.index + 1))
     window = _Window(file, segment_size, chunk)
@@ -127,6 +129,8 @@ def scan_segment(
                 raise
             return SegmentScan(segment, position, False, str(error), before)
         before = Before.after(header)
+        if headers is not None:
+            headers += data[place : place + HEADER_SIZE]
         if header.kind is EntryKind.FILLER:
             segment.filler = bytes(data[place : place + HEADER_SIZE])
             return SegmentScan(segment, segment_size, True, "", before)

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from ledgermq.proto.digest_file import SegmentDigests
+
 from ..config import RaftConfig
 from ..core.machine import RaftCore
 from ..disk.files import FileSystem
@@ -62,6 +64,7 @@ class LogCare:
             self.repair,
             metrics,
             settled_index,
+            lambda: storage.identity.incarnation,
         )
         refetch.source = RefetchSource(
             log, lambda: core.commit_index, lambda: core.leader_id, group_id, self.damage_for_peer
@@ -80,6 +83,14 @@ class LogCare:
             self.repair.on_failed(str(error))
             raise
         return last
+
+    async def digests(self, progress: Callable[[int], None]) -> list[SegmentDigests]:
+        """Return the block digests of the committed log (`Scrubber.digests`). Failed writes are fatal."""
+        try:
+            return await self._scrubber.digests(progress)
+        except StorageFailedError as error:
+            self.repair.on_failed(str(error))
+            raise
 
     async def close(self) -> None:
         """Stop scrubbing and repairing."""

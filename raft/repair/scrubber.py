@@ -2,9 +2,11 @@
 
 Verifies checksum and chain of every settled entry, the zeros after fillers, and the entry index files. A
 damaged range is fetched from a peer (repair/while_running.py). An index file is rebuilt from its segment.
+What it verified it also digests (digest_builder.py), for the check of replicas. Sealed segments without
+digests are read soon, while the page cache has them, and not again in the same pass.
 
-Owns: the current pass.   Must not: run on the event loop (a thread reads and verifies), evict other readers'
-data from the page cache, or look at entries that are not committed and durable.
+Owns: the current pass, the digest files. Must not: run on the event loop (a thread reads and verifies), evict
+other readers' data from the page cache, or look at entries that are not committed and durable.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from ledgermq.proto.block_digest import BLOCK_SIZE
+from ledgermq.proto.digest_file import SegmentDigests
 from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.proto.errors import LayoutError
 
@@ -25,6 +29,7 @@ from ..disk.files import File, FileSystem, RealFile, write_zeros
 from ..disk.threads import in_thread
 from ..errors import DamagedLogError, StorageError, StorageFailedError, defect_text
 from ..log.commit_log import CommitLog
+from ..log.digest_store import read_digests, remove_digests, write_digests
 from ..log.entry_index import read_index, write_index
 from ..log.reads import SegmentSketch
 from ..log.segment import segment_path
@@ -32,6 +37,7 @@ from ..log.segment_keeper import LogFolders
 from ..log.segment_scan import last_nonzero, scan_segment
 from ..metrics import RaftMetrics
 from ..types import LogIndex
+from .digest_builder import DigestBuilder
 from .scrub_plan import ScrubPlan
 from .while_running import RangeRepair
 
@@ -40,6 +46,7 @@ logger = logging.getLogger(__name__)
 #: Bytes to read and verify at a time.
 PIECE: Final = 1 << 20
 RETRY_S: Final = 5.0  # pause after damage that could not be repaired
+SEALED_S: Final = 60.0  # between two looks for segments that were sealed since the last pass
 
 
 @dataclass(slots=True)
@@ -50,6 +57,7 @@ class _Cursor:
     position: int  # in the file
     before: Before  # the entry or filler before `position`
     limit: int  # position just past the last wanted entry, or the segment size if all of it is wanted
+    builder: DigestBuilder | None = None  # takes what is verified
 
     @property
     def is_done(self) -> bool:
@@ -68,6 +76,9 @@ class Scrubber:
     repair: RangeRepair
     metrics: RaftMetrics
     settled_index: Callable[[], LogIndex]  # the last entry that is committed and locally durable
+    incarnation: Callable[[], int]
+    _digested: set[int] = field(default_factory=set)  # starts of sealed segments, also where it was in vain
+    _in_order: bool = False  # the last segment of the pass was the oldest one, not the newest
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -99,6 +110,66 @@ class Scrubber:
                     raise damage
                 progress(cursor.position - position)
 
+    async def digests(self, progress: Callable[[int], None]) -> list[SegmentDigests]:
+        """Return the digests of the committed log, oldest first, after making those that are missing, now and
+        at full speed. `progress` receives byte counts.
+
+        A segment's digests end where it is damaged, and at its last whole block while it is open.
+        Raises: OSError, StorageError.
+        """
+        found = []
+        start = -1
+        while (cursor := self._next_cursor(start, self.settled_index())) is not None:
+            start = cursor.sketch.start
+            made = await in_thread(partial(read_digests, self.files, self.folders.digests, start))
+            if made is not None and not await self._fits(made, cursor):
+                made = None
+            if made is None or self._can_grow(made, cursor):
+                made = await self._grown(made, cursor, progress)
+            if made is not None:
+                found.append(made)
+        return found
+
+    async def _fits(self, made: SegmentDigests, cursor: _Cursor) -> bool:
+        """Return whether digests are of this log, and of nothing that was cut off or replaced since."""
+        sketch = cursor.sketch
+        if (
+            made.incarnation != self.incarnation()
+            or (made.first.index, made.first.prev_crc) != (sketch.info.first_index, sketch.chained.crc)
+            or made.end > sketch.start + cursor.limit
+            or not self.files.exists(segment_path(self.folders.segments, sketch.start))
+        ):
+            return False
+        after = self.log.sketch(made.end) if made.end == sketch.start + self.log.segment_size else None
+        if after is not None:
+            return after.chained.crc == made.last.crc
+        try:
+            last = await self.log.header_at(LogIndex(made.last.index))
+        except StorageError:
+            return False
+        return (last.crc, last.end) == (made.last.crc, made.end)
+
+    def _can_grow(self, made: SegmentDigests, cursor: _Cursor) -> bool:
+        """Return whether whole blocks follow what is digested."""
+        limit = cursor.sketch.start + cursor.limit
+        if cursor.limit == self.log.segment_size:
+            return made.end < limit
+        return made.end // BLOCK_SIZE < limit // BLOCK_SIZE
+
+    async def _grown(
+        self, made: SegmentDigests | None, cursor: _Cursor, progress: Callable[[int], None]
+    ) -> SegmentDigests | None:
+        """Read and digest what follows `made` in its segment."""
+        cursor.builder = DigestBuilder(self.incarnation(), cursor.sketch.start, made)
+        if made is not None:
+            cursor.position, cursor.before = made.end - cursor.sketch.start, Before.after(made.last)
+        while not cursor.is_done:
+            position = cursor.position
+            if await in_thread(partial(self._check_piece, cursor)) is not None:
+                break  # a dump copies damage, and the scrubber repairs it
+            progress(cursor.position - position)
+        return await in_thread(partial(self._save_digests, cursor))
+
     def _next_cursor(self, start: int, last: LogIndex) -> _Cursor | None:
         """Return where to begin in the next segment after `start`; None: `last` is not in a later one."""
         for info in self.log.segments():
@@ -111,6 +182,7 @@ class Scrubber:
             begin = time.monotonic()
             try:
                 await self._pass()
+                await self._wait(self.plan.wait_s(time.monotonic() - begin))
             except StorageError as error:
                 self.repair.on_failed(str(error))
                 return
@@ -122,17 +194,32 @@ class Scrubber:
                 logger.error("defect node=%s", self.node, exc_info=defect)
                 self.repair.on_failed(defect_text("reading the log", defect))
                 return
-            await asyncio.sleep(self.plan.wait_s(time.monotonic() - begin))
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for the next pass, and digest the segments that are sealed meanwhile."""
+        end = time.monotonic() + seconds
+        while (rest := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(rest, SEALED_S))
+            while sealed := self._undigested():
+                await self._segment(sealed[0])
 
     async def _pass(self) -> None:
-        """Read every segment with settled entries, oldest first."""
+        """Read every segment with settled entries, oldest first; every other time a sealed one that has no
+        digests yet.
+        """
         begin, read = time.monotonic(), self.repair.counts.read_bytes
-        start = -1
+        self._digested |= await in_thread(self._find_digested)
+        done: set[int] = set()
         while True:
-            later = [info.start_offset for info in self.log.segments() if info.start_offset > start]
+            later = [info.start_offset for info in self.log.segments() if info.start_offset not in done]
             if not later:
                 break
+            self._in_order = not self._in_order
             start = later[0]
+            if not self._in_order:
+                sealed = [each for each in self._undigested() if each not in done]
+                start = sealed[0] if sealed else start
+            done.add(start)
             await self._segment(start)
         self.repair.counts.passes += 1
         self.metrics.counter("ledgermq_raft_scrub_passes_total").inc()
@@ -148,6 +235,11 @@ class Scrubber:
             return
         if cursor.limit == self.log.segment_size and cursor.sketch.is_index_saved:
             await in_thread(lambda: self._check_index(cursor.sketch))
+        cursor.builder = DigestBuilder(self.incarnation(), start)
+        undigested = self._undigested()
+        undigested_bytes = len(undigested) * self.log.segment_size if start in undigested else 0
+        if cursor.limit == self.log.segment_size:
+            self._digested.add(start)
         while not cursor.is_done:
             begin, position = time.monotonic(), cursor.position
             damage = await in_thread(lambda: self._check_piece(cursor))
@@ -159,8 +251,21 @@ class Scrubber:
                 return  # retention deleted it
             log_bytes = self.log.end_offset - self.log.first_offset
             await asyncio.sleep(
-                self.plan.pause_s(cursor.position - position, time.monotonic() - begin, log_bytes)
+                self.plan.pause_s(
+                    cursor.position - position, time.monotonic() - begin, log_bytes, undigested_bytes
+                )
             )
+        await in_thread(lambda: self._save_digests(cursor))
+
+    def _undigested(self) -> list[int]:
+        """Return the starts of the sealed segments that have no digests yet, oldest first."""
+        settled, segments = self.settled_index(), self.log.segments()
+        self._digested &= {info.start_offset for info in segments}
+        return [
+            info.start_offset
+            for info in segments
+            if info.last_index < settled and info.start_offset not in self._digested
+        ]
 
     def _cursor(self, start: int, last: LogIndex) -> _Cursor | None:
         """Return where to begin in a segment; None if it is gone or holds nothing up to entry `last`."""
@@ -184,16 +289,19 @@ class Scrubber:
             file = self.files.open(path, writable=False)
         except FileNotFoundError:
             # deleted by retention, or by a person; the next start reports that
-            cursor.position = cursor.limit
+            cursor.position, cursor.builder = cursor.limit, None
             return None
         try:
             stop = min(cursor.position + PIECE, cursor.limit)
             was_cached = _is_cached(file, stop - cursor.position, cursor.position)
-            scan = scan_segment(file, start, size, cursor.before, cursor.position, stop, PIECE)
+            headers = bytearray()
+            scan = scan_segment(file, start, size, cursor.before, cursor.position, stop, PIECE, headers)
             begin, cursor.position, cursor.before = cursor.position, scan.end, scan.before
             if scan.sealed and scan.segment.filler:
                 end = cursor.sketch.info.end_offset - start
                 self._zero_behind_filler(path.name, end + HEADER_SIZE)
+            if cursor.builder is not None:
+                cursor.builder.add(headers, time.time_ns() // 1_000_000)
             if not was_cached and isinstance(file, RealFile):
                 file.drop_cached(scan.end - begin, begin)
         finally:
@@ -202,6 +310,31 @@ class Scrubber:
             return None
         reason = scan.reason or "zeros where an entry must be"
         return DamagedLogError(self.node, path, scan.end, start + scan.end, reason)
+
+    def _save_digests(self, cursor: _Cursor) -> SegmentDigests | None:
+        """Store and return the digests of what was read; None: of nothing."""
+        if cursor.builder is None:
+            return None
+        whole = cursor.limit == self.log.segment_size and cursor.is_done
+        digests = cursor.builder.digests(sealed=whole)
+        start, folder = cursor.sketch.start, self.folders.digests
+        try:
+            if digests is None:
+                remove_digests(self.files, folder, start)
+            else:
+                write_digests(self.files, folder, digests)
+        except OSError as error:
+            logger.warning("digests not stored node=%s segment=%020d error=%s", self.node, start, error)
+        return digests
+
+    def _find_digested(self) -> set[int]:
+        """Return the starts of the segments with complete digests."""
+        size, found = self.log.segment_size, set()
+        for name in self.files.list_directory(self.folders.digests):
+            digests = read_digests(self.files, self.folders.digests, int(name)) if name.isdecimal() else None
+            if digests is not None and digests.end == digests.start + size:
+                found.add(digests.start)
+        return found
 
     def _zero_behind_filler(self, name: str, position: int) -> None:
         """Restore the zeros after a filler. They are zeros by definition, so no peer is needed."""

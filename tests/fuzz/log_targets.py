@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.broker.ports.http import HttpServer
 from ledgermq.proto.call_metadata import GROUP_ID, group_metadata, meant_group
+from ledgermq.proto.digest_file import decode_digests, encode_digests
 from ledgermq.proto.entry import HEADER_SIZE, MAGIC_WORD, EntryHeader, EntryKind
 from ledgermq.proto.errors import CorruptError, LayoutError, NewerFormatError
 from ledgermq.proto.foreign_text import safe_text
@@ -39,6 +40,7 @@ from ledgermq.raft.core.messages import AppendEntries, Heartbeat, RequestVote
 from ledgermq.raft.core.reign import Reign
 from ledgermq.raft.damage import Before, RepairNote
 from ledgermq.raft.errors import DamagedFolderError, DamagedFrameError, InvalidWireError, NewerFolderError
+from ledgermq.raft.log.digest_store import read_digests
 from ledgermq.raft.log.entry_index import decode_index, encode_index, read_index, read_index_nowait
 from ledgermq.raft.log.hard_state import DurableState, decode_state, encode_state
 from ledgermq.raft.log.identity import (
@@ -75,6 +77,7 @@ from ledgermq.raft.transport.seal import seal_of, unsealed
 from ledgermq.raft.transport.wire import decode, encode_append, encode_control
 from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from tests.broker.entry_log import EntryLog, records, section
+from tests.proto.test_digest_file import made
 from tests.raft.simulated_disk import SimulatedDisk
 
 from .files import one_file
@@ -337,6 +340,12 @@ def _read_index(data: bytes) -> None:
     read_index(one_file(data), Path("/data"), 0)
 
 
+def _digests(data: bytes) -> None:
+    digests = decode_digests(data)
+    assert len(digests.ends()) == len(digests.rows)
+    read_digests(one_file(data), Path("/data"), 0)
+
+
 def _marks(data: bytes) -> None:
     read_marks(one_file(data), 0)
 
@@ -378,6 +387,8 @@ LOG_TARGETS: Final[Sequence[Target]] = (
     ),
     Target("hard_state", decode_state, _ERRORS, lambda: [_hard_state()], _seal_hard_state),
     Target("entry_index", _read_index, _ERRORS, lambda: [_index()], lambda data: put_crc(data, 8, 12)),
+    Target("block_digests", _digests, (CorruptError, NewerFormatError), lambda: [encode_digests(made(6))],
+    lambda data: put_crc(data, 8, 12)),
     Target("flush_marks", _marks, (NewerFormatError,), lambda: [encode_mark(FlushMark(3, 0, 4096))],
     lambda data: put_crc(data, 8, 12)),
     Target("tls_hello", _tls, (NoHelloError,),

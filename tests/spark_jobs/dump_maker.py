@@ -9,13 +9,16 @@ from __future__ import annotations
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crc32c import crc32c
 
 from ledgermq.broker.backup.dump_files import CommitPoint, DumpPoint, QueueSource, dump_chunks, write_dump
+from ledgermq.proto.digest_dump import FETCHED
+from ledgermq.proto.digest_file import SegmentDigests
 from ledgermq.proto.entry import (
     HEADER_SIZE,
     EntryHeader,
@@ -35,7 +38,12 @@ from ledgermq.proto.record import (
     record_positions,
     seal_section,
 )
+from ledgermq.raft.damage import Before
+from ledgermq.raft.disk.files import RealFileSystem
 from ledgermq.raft.log.identity import Manifest
+from ledgermq.raft.log.segment_scan import scan_segment
+from ledgermq.raft.repair.digest_builder import DigestBuilder
+from ledgermq.spark_jobs.dump_folder import NodeDump
 
 UNIT = struct.Struct("<qiq")
 TOPIC, TOPIC_ID = "orders", 7
@@ -160,8 +168,14 @@ def take_dump(
     cluster: str = "local",
     incarnation: int | None = None,
     queues_complete: bool = True,
+    digests: bool = False,
+    damage: Callable[[Path], object] | None = None,
 ) -> Path:
-    """Lay the log down as a node does and dump it; return the dump's folder."""
+    """Lay the log down as a node does and dump it; return the dump's folder.
+
+    `digests`: take a digest dump, with the digests that a scrubber makes. `damage` changes the node's folder
+    before that.
+    """
     data = out.parent / f"data-{node}" / "commitlog"
     data.mkdir(parents=True, exist_ok=True)
     for start, content in log.segments.items():
@@ -169,20 +183,34 @@ def take_dump(
         (data / f"{start:020d}").write_bytes(file)
     commit_index = len(log.entries) if commit is None else commit
     last = log.entries[commit_index - 1] if commit_index else None
+    own = int(node[1:]) * 1111 if incarnation is None else incarnation
+    befores = list(_befores(log, data))
+    if damage is not None:
+        damage(data.parent)
+    made = None
+    if digests:
+        made = {}
+        for start, before in befores:
+            limit = min(log.segment_size, (last.end if last else 0) - start)
+            if limit > 0 and (each := digest_segment(data, own, log.segment_size, start, before, limit)):
+                made[start] = each
     point = DumpPoint(
         cluster=cluster,
         broker_group=group,
         node=node,
-        incarnation=int(node[1:]) * 1111 if incarnation is None else incarnation,
+        incarnation=own,
         voters=voters,
         segment_size=log.segment_size,
         log_folder=data,
         segment_starts=tuple(log.segments),
         base=Manifest(),
         commit=CommitPoint(commit_index, last.term, last.crc, last.end) if last else CommitPoint(0, 0, 0, 0),
-        end_offset=log.end,
+        end_offset=log.end if made is None or last is None else last.end,
+        digests=made,
         log_time_ms=log.entries[-1].timestamp if log.entries else 0,
-        queues=tuple(
+        queues=None
+        if digests
+        else tuple(
             QueueSource(TOPIC, TOPIC_ID, queue, 0, len(units), _reader(list(units)))
             for queue, units in sorted(log.units.items())
         ),
@@ -193,15 +221,57 @@ def take_dump(
     return folder
 
 
+def _befores(log: Log, data: Path) -> Iterator[tuple[int, Before]]:
+    """Yield what the first entry of each segment continues, before anything is damaged."""
+    before = Manifest().before
+    for start in log.segments:
+        yield start, before
+        with closing(RealFileSystem().open(data / f"{start:020d}", writable=False)) as file:
+            before = scan_segment(file, start, log.segment_size, before).before
+
+
+def digest_segment(
+    data: Path, incarnation: int, segment_size: int, start: int, before: Before, limit: int
+) -> SegmentDigests | None:
+    """Digest a segment like the scrubber: piece by piece, as far as it is intact."""
+    builder, position = DigestBuilder(incarnation, start), 0
+    with closing(RealFileSystem().open(data / f"{start:020d}", writable=False)) as file:
+        while position < limit:
+            headers = bytearray()
+            stop = min(position + (1 << 20), limit)
+            scan = scan_segment(file, start, segment_size, before, position, stop, 1 << 20, headers)
+            builder.add(headers, START_MS + position)
+            position, before = scan.end, scan.before
+            if position < stop:
+                break
+    return builder.digests(sealed=position >= segment_size)
+
+
+def fetch_from_data(dump: NodeDump, ranges: list[tuple[int, int]]) -> None:
+    """Fetch ranges of a node's log, as it was laid down by `take_dump`, into its digest dump."""
+    folder = Path(dump.folder)
+    (folder / FETCHED).mkdir(exist_ok=True)
+    for lo, hi in ranges:
+        path, position = segment_of(folder.parent.parent / f"data-{dump.node}", lo, dump.segment_size)
+        raw = path.read_bytes()[position : position + hi - lo]
+        (folder / FETCHED / f"{lo:020d}").write_bytes(raw)
+
+
 def _reader(units: list[bytes]) -> Callable[[int, int], bytes]:
     return lambda first, last: b"".join(units[first:last])
 
 
-def make_dumps(out: Path, log: Log | None = None, *, nodes: tuple[str, ...] = ("n1", "n2", "n3")) -> Log:
+def make_dumps(
+    out: Path,
+    log: Log | None = None,
+    *,
+    nodes: tuple[str, ...] = ("n1", "n2", "n3"),
+    digests: bool = False,
+) -> Log:
     """Dump the same log as every node's."""
     log = log or make_log()
     for node in nodes:
-        take_dump(log, out, node)
+        take_dump(log, out, node, digests=digests)
     return log
 
 

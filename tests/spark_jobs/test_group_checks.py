@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ledgermq.spark_jobs.block_digest import BLOCK_SIZE
+from ledgermq.proto.block_digest import BLOCK_SIZE
 from ledgermq.spark_jobs.dump_folder import find_dumps
 from ledgermq.spark_jobs.findings import NO_INDEX, Finding, Kind, Severity, exit_code, merge_repeats
 from ledgermq.spark_jobs.group_checks import (

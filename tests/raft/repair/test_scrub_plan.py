@@ -32,3 +32,10 @@ def test_rate_zero_is_off_and_nonsense_is_refused() -> None:
     for rate, interval in ((-1, WEEK), (1, 0.0)):
         with pytest.raises(ConfigurationError):
             ScrubPlan(rate, interval)
+
+
+def test_what_has_no_digests_is_read_faster_up_to_four_times_the_rate() -> None:
+    assert PLAN.rate(1 << 30, 600 * (8 << 20)) == 8 << 20
+    assert PLAN.rate(1 << 30, 600 * (20 << 20)) == 20 << 20
+    assert PLAN.rate(1 << 30, 1 << 40) == 32 << 20
+    assert PLAN.pause_s(8 << 20, 0.0, 1 << 30, 1 << 40) == 0.25
