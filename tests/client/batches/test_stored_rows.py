@@ -91,7 +91,7 @@ async def test_reading_back_finds_the_messages_of_the_part_among_others() -> Non
             taken = [stored.take(Row(body)) for body in (b"1", b"3", b"same", b"same", b"same", b"2")]
             assert taken == [True, True, True, True, False, False]
             answer.count = 5
-            with pytest.raises(LedgerMQError, match="4 messages of this part .* has recorded 5"):
+            with pytest.raises(LedgerMQError, match=r"4 messages of this part .* has recorded 5"):
                 await read_back(StoredRows(), broker_group, channels, "orders", answer, 60)
             group.queues[1, 0].begin = 4
             with pytest.raises(BatchError, match="Retention has deleted"):
