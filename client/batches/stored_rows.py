@@ -22,7 +22,13 @@ from ..cluster.calls import call_log_service
 from ..cluster.channels import Channels
 from ..cluster.topic_route import BrokerGroup
 from ..consume.fetched_records import open_section
-from ..errors import BrokerUnreachableError, LedgerMQError, error_of
+from ..errors import (
+    BatchError,
+    BrokerUnreachableError,
+    LedgerMQError,
+    OffsetOutOfRangeError,
+    error_of,
+)
 from ..message import MessageQueue, MessageView
 from .row_packer import Row
 
@@ -78,7 +84,7 @@ async def read_back(
 ) -> None:
     """Add the messages of the part that a broker group has stored. `answer`: the one that tells where.
 
-    Raises: OffsetOutOfRangeError (retention took some), and what `call_log_service` raises.
+    Raises: BatchError (retention deleted some), and what `call_log_service` raises.
     """
     found = 0
     for span in answer.spans:
@@ -114,11 +120,18 @@ def _views(
 ) -> Iterator[tuple[list[MessageView], int]]:
     """Yield the messages of the part in each section, and the offset behind it.
 
-    Raises: CorruptMessageError, OffsetOutOfRangeError.
+    Raises: CorruptMessageError, BatchError, and other refusals.
     """
     for each in fetched.queues:
         if each.HasField("refusal"):
-            raise error_of(each.refusal)
+            error = error_of(each.refusal)
+            if isinstance(error, OffsetOutOfRangeError):
+                raise BatchError(
+                    "what is missing of a batch cannot be told",
+                    f"Retention has deleted messages of it that an earlier attempt stored: {error}",
+                    "Start with a new checkpoint",
+                )
+            raise error
         for section in each.sections:
             records = open_section(queue, section, at)
             if records is None:

@@ -31,6 +31,8 @@ from ledgermq.nameserver.route_table import RouteTable
 from ledgermq.proto import log_pb2
 from ledgermq.proto import nameserver_pb2 as ns
 from ledgermq.proto.dump_manifest import FORMAT, FORMAT_VERSION, MANIFEST
+from ledgermq.proto.errors import LayoutError
+from ledgermq.proto.record import decode_section, verify_section
 from ledgermq.spark_jobs.dump_folder import read_dump
 from ledgermq.spark_jobs.entry_checks import Where, check_entries
 from ledgermq.spark_jobs.entry_table import read_entries
@@ -70,6 +72,29 @@ _ATTRIBUTES: Final[tuple[Callable[[Any], object], ...]] = (
     lambda view: (view.born_timestamp, view.tag, view.keys, view.message_group),
     lambda view: view.properties,
 )
+
+
+def _columns(data: bytes) -> None:
+    """A section as the Spark source reads it, twice, so that sections are joined."""
+    import pyarrow as pa  # of the extra [spark]
+
+    from ledgermq.spark_jobs.topics.message_columns import COLUMNS, message_batch, record_table
+
+    try:
+        header = decode_section(data)
+        verify_section(data, 0, header)
+    except LayoutError as error:
+        raise CorruptMessageError("orders", 0, str(error)) from error
+    raw = data[: header.total_size]
+    table = record_table(_QUEUE, [raw, raw], [header, header], [5, 6])
+    types = {
+        "int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string(),
+        "timestamp": pa.timestamp("us", "UTC"), "array<string>": pa.list_(pa.string()),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
+    }  # fmt: skip
+    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    for lenient in (True, False):
+        message_batch(table, schema, lenient=lenient)
 
 
 def _body(data: bytes) -> None:
@@ -200,6 +225,8 @@ def _register_seed() -> bytes:
 
 CLIENT_TARGETS: Final[Sequence[Target]] = (
     Target("fetched_section", _fetched, (CorruptMessageError,), lambda: [bytes(message_section())],
+    lambda data: seal_sections(data, 0)),
+    Target("message_columns", _columns, (CorruptMessageError,), lambda: [bytes(message_section())],
     lambda data: seal_sections(data, 0)),
     Target("message_body", _body, (UnpackError, zlib.error), lambda: [zlib.compress(b"a" * 99),
     gzip.compress(b"b" * 99, mtime=0)]),

@@ -52,6 +52,7 @@ EXEMPT: Final = {
     "client/demo/checks.py check": "the report that the demonstration's own check wrote",
     "spark_jobs/agreement.py Comparison.scan": "rows that the scan wrote",
     "spark_jobs/dump_source.py DumpReader.__init__": "an option of the caller",
+    "spark_jobs/topics/source_options.py _Given._given_offsets": "an option of the caller",
     "raft/repair/refetch.py RefetchService.handler.<locals>.serve": (
         "protobuf's own decoder, whose error is answered"
     ),
