@@ -11,9 +11,8 @@ readers are pickled in between, so they hold plain values, and connections only 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.sql.datasource import (
@@ -34,7 +33,7 @@ from ledgermq.client.consume.fetched_records import tag_hashes
 from ledgermq.client.errors import LedgerMQError
 from ledgermq.client.sync.bulk_reader import BulkReader
 
-from ..errors import SparkJobError
+from ..errors import SparkJobError, with_clear_errors
 from .message_columns import COLUMNS, message_batches, record_table
 from .pushed_filters import PushedBounds
 from .read_plan import QueueState, advance, lose, narrowed, ranges_between, resolve, tasks_of
@@ -52,38 +51,19 @@ logger = logging.getLogger(__name__)
 
 _LATEST = ReadBoundary("latest")
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _clear(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Let errors leave as one message: Spark prints the trace, too, and this one is short.
-
-    Raises: SparkJobError.
-    """
-
-    @wraps(method)
-    def call(reader: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
-        try:
-            return method(reader, *arguments, **named)
-        except (LedgerMQError, SparkJobError) as error:
-            raise SparkJobError(str(error)) from None
-
-    return call
-
 
 class LedgerMQDataSource(TopicSink):
     """Topics of a cluster, to read and to write. `register` puts it under its name."""
 
-    @_clear
+    @with_clear_errors
     def schema(self) -> str:
         return read_columns(self.options)
 
-    @_clear
+    @with_clear_errors
     def reader(self, schema: StructType) -> TopicBatchReader:
         return TopicBatchReader(self.options, schema)
 
-    @_clear
+    @with_clear_errors
     def streamReader(self, schema: StructType) -> TopicStreamReader:
         return TopicStreamReader(self.options, schema)
 
@@ -91,7 +71,7 @@ class LedgerMQDataSource(TopicSink):
 class PushingDataSource(LedgerMQDataSource):
     """The same for sessions that push filters down. Without that setting Spark would refuse every read."""
 
-    @_clear
+    @with_clear_errors
     def reader(self, schema: StructType) -> PushingBatchReader:
         return PushingBatchReader(self.options, schema)
 
@@ -166,7 +146,7 @@ class TopicBatchReader(_TopicReads, DataSourceReader):
         super().__init__(options, schema, streaming=False)
         self.bounds = PushedBounds()
 
-    @_clear
+    @with_clear_errors
     def partitions(self) -> Sequence[InputPartition]:
         given, bounds = self.options, self.bounds
         with TopicLook(given) as look:
@@ -227,7 +207,7 @@ class TopicStreamReader(_TopicReads, DataSourceStreamReader, SupportsTriggerAvai
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_messages) if self.options.max_messages else ReadAllAvailable()
 
-    @_clear
+    @with_clear_errors
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins. Spark asks twice; the answer must be the same."""
         if self._initial is None:
@@ -236,12 +216,12 @@ class TopicStreamReader(_TopicReads, DataSourceStreamReader, SupportsTriggerAvai
             self._initial = encode_positions(resolve(start, states, "startingOffsets"))
         return self._initial
 
-    @_clear
+    @with_clear_errors
     def prepareForTriggerAvailableNow(self) -> None:
         states = self.look.states(complete=True)
         self._cap = resolve(_LATEST, states, "")
 
-    @_clear
+    @with_clear_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = decode_positions(start)
         self._states = self.look.states(complete=False, former=before)
@@ -249,11 +229,11 @@ class TopicStreamReader(_TopicReads, DataSourceStreamReader, SupportsTriggerAvai
         found = advance(before, self._states, most, self._cap, fail=self.options.fail_on_data_loss)
         return start if found == before else encode_positions(found)
 
-    @_clear
+    @with_clear_errors
     def reportLatestOffset(self) -> dict[str, Any]:
         return encode_positions(resolve(_LATEST, self._states, ""))
 
-    @_clear
+    @with_clear_errors
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         before, after = decode_positions(start), decode_positions(end)
         now = self.look.states(complete=False, former=after)

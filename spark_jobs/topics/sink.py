@@ -31,7 +31,7 @@ from ledgermq.client.batches.row_packer import Row
 from ledgermq.client.errors import AttemptEndedError
 from ledgermq.client.sync.loop_thread import LoopThread, make
 
-from ..errors import SparkJobError
+from ..errors import SparkJobError, with_clear_errors
 from .row_columns import rows_by_topic
 from .sink_options import SinkOptions, check_append, check_schema, checked_options
 
@@ -60,6 +60,7 @@ class TopicSink(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @with_clear_errors
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch write. Raises: SparkJobError."""
         options = checked_options(self.options, streaming=False)
@@ -67,6 +68,7 @@ class TopicSink(DataSource):
         check_schema(schema, options)
         return BatchWriter(options, ordered="message_group" in schema.fieldNames())
 
+    @with_clear_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer of a stream. Raises: SparkJobError."""
         options = checked_options(self.options, streaming=True)
@@ -83,16 +85,18 @@ class BatchWriter(DataSourceArrowWriter):
         self.ordered = ordered
         self.job = f"write {options.write_id or uuid.uuid4()}"
 
+    @with_clear_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
-        """Write one partition. Runs on an executor. Raises: LedgerMQError."""
+        """Write one partition. Runs on an executor. Raises: SparkJobError."""
         context = _context()
         return write_partition(
             self.options, iterator, job=self.job, batch=0, partition=context.partitionId(),
             ordered=self.ordered,
         )  # fmt: skip
 
+    @with_clear_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All partitions are written. Runs on the driver. Raises: RowsDifferError."""
+        """All partitions are written. Runs on the driver. Raises: SparkJobError (other rows are stored)."""
         finish_batch(self.options, messages)
 
 
@@ -103,8 +107,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = options
         self.ordered = ordered
 
+    @with_clear_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
-        """Write one partition of a batch. Runs on an executor. Raises: LedgerMQError, SparkJobError."""
+        """Write one partition of a batch. Runs on an executor. Raises: SparkJobError."""
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or batch is None:
@@ -117,8 +122,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
             partition=context.partitionId(), ordered=self.ordered,
         )  # fmt: skip
 
+    @with_clear_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All partitions of a batch are written. Runs on the driver. Raises: RowsDifferError."""
+        """All partitions of a batch are written. Runs on the driver. Raises: SparkJobError (other rows are stored)."""
         finish_batch(self.options, messages)
 
 

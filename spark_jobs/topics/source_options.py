@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from ledgermq.client.errors import did_you_mean, similar_names
-
 from ..errors import SparkJobError
+from .given_options import NAMESERVERS, GivenOptions, no_column
 from .message_columns import COLUMNS
 
 #: Option → what it takes, for errors.
@@ -34,17 +33,14 @@ READ_OPTIONS: Final[Mapping[str, str]] = {
     "tags": "tags, several with ||",
     "columns": f"some of {', '.join(COLUMNS)}",
 }
-#: Names that Spark's Kafka connector has for the same.
-_KAFKA_NAMES: Final = {
-    "kafka.bootstrap.servers": "nameservers",
-    "bootstrap.servers": "nameservers",
-    "nameserver": "nameservers",
+#: Names that Spark's Kafka connector has for the same, and likely slips.
+_SAME: Final = {
     "topic": "subscribe",
     "topics": "subscribe",
+    "path": "subscribe",
     "maxoffsetspertrigger": "maxMessagesPerTrigger",
     "kafka.group.id": "groupId",
     "group.id": "groupId",
-    "path": "subscribe",
 }
 #: Offsets in JSON that stand for the begin and the end of a queue, as in the Kafka connector.
 LATEST: Final = -1
@@ -96,16 +92,13 @@ def check_columns(names: Iterable[str]) -> None:
     """Refuse a column that no topic has. Raises: SparkJobError."""
     for name in names:
         if name not in COLUMNS:
-            question = did_you_mean(similar_names(name, COLUMNS))
-            raise SparkJobError(
-                f'a topic has no column "{name}". {question or "It has: " + ", ".join(COLUMNS)}'
-            )
+            raise SparkJobError(no_column(name, COLUMNS))
 
 
 def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Return the options of a batch or a stream. Raises: SparkJobError."""
     given = _Given(options)
-    given.refuse_unknown()
+    given.refuse_unknown(_SAME)
     topics = tuple(dict.fromkeys(name.strip() for name in given.text("subscribe").split(",") if name.strip()))
     pattern = given.text("subscribePattern")
     if bool(topics) == bool(pattern):
@@ -124,7 +117,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     elif given.text("maxMessagesPerTrigger"):
         raise SparkJobError("option maxMessagesPerTrigger is for streams: a batch reads its range at once")
     return SourceOptions(
-        given.text("nameservers") or "127.0.0.1:9876",
+        given.text("nameservers", NAMESERVERS),
         given.text("cluster"),
         topics,
         pattern,
@@ -145,42 +138,11 @@ def _check_pattern(pattern: str) -> None:
         raise SparkJobError(f"option subscribePattern is no regular expression: {error}") from None
 
 
-class _Given:
-    """Options by name; Spark ignores case, and so does this."""
+class _Given(GivenOptions):
+    """The options of a read."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = {name.lower(): (name, str(text).strip()) for name, text in options.items()}
-
-    def refuse_unknown(self) -> None:
-        """Raises: SparkJobError for the first option that does not exist."""
-        known = {name.lower(): name for name in READ_OPTIONS}
-        for lower, (name, _) in self._options.items():
-            if lower in known:
-                continue
-            meant = _KAFKA_NAMES.get(lower)
-            similar = [meant] if meant else [known[each] for each in similar_names(lower, known)[:1]]
-            question = did_you_mean(similar) or f"Known are: {', '.join(READ_OPTIONS)}"
-            raise SparkJobError(f'there is no option "{name}" for reading ledgermq. {question}')
-
-    def text(self, name: str) -> str:
-        return self._options.get(name.lower(), ("", ""))[1]
-
-    def _wrong(self, name: str) -> SparkJobError:
-        return SparkJobError(f'option {name}="{self.text(name)}" is not valid; it takes {READ_OPTIONS[name]}')
-
-    def count(self, name: str) -> int:
-        text = self.text(name)
-        if not text:
-            return 0
-        if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 63):
-            raise self._wrong(name)
-        return int(text)
-
-    def flag(self, name: str, otherwise: bool) -> bool:
-        text = self.text(name).lower()
-        if text not in ("", "true", "false"):
-            raise self._wrong(name)
-        return text == "true" if text else otherwise
+        super().__init__(options, READ_OPTIONS, "reading")
 
     def boundary(self, which: str, word: str) -> ReadBoundary:
         offsets, timestamp = self.text(f"{which}Offsets"), self.text(f"{which}Timestamp")
@@ -203,12 +165,12 @@ class _Given:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise self._wrong(name) from None
+            raise self.wrong(name) from None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         milliseconds = int(moment.timestamp() * 1000)
         if milliseconds <= 0:
-            raise self._wrong(name)
+            raise self.wrong(name)
         return milliseconds
 
     def _given_offsets(self, name: str) -> GivenOffsets:
@@ -221,7 +183,7 @@ class _Given:
                 for topic, groups in json.loads(self.text(name)).items()
             }
         except (ValueError, AttributeError, TypeError, RecursionError):
-            raise self._wrong(name) from None
+            raise self.wrong(name) from None
 
 
 def _offset(value: object) -> int:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from ledgermq.spark_jobs.topics.sink import TopicSink
+from ledgermq.spark_jobs import register
 
 _CHUNK = 200
 _FAILING = 0.12  # share of first attempts that end half way
@@ -65,7 +65,7 @@ def main(nameserver: str, folder: Path, seed: int) -> None:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    session.dataSource.register(TopicSink)
+    register(session)
     lines = session.readStream.option("maxFilesPerTrigger", 1).text(str(folder / "input"))
     rows = lines.withColumnRenamed("value", "body").repartition(3, "body")
     query = (

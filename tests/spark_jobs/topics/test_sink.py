@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 
 from ledgermq.client.message import MessageView
 from ledgermq.client.sync import PullConsumer
-from ledgermq.spark_jobs.topics.sink import TopicSink
+from ledgermq.spark_jobs import register
 from tests.integration.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def session(spark: SparkSession) -> SparkSession:
-    spark.dataSource.register(TopicSink)
+    register(spark)
     return spark
 
 
@@ -85,7 +85,7 @@ def test_a_write_without_an_id_is_another_write_each_time(session: SparkSession,
     [
         ("string(id) AS value", {"topic": "t"}, 'the rows have no column "body"'),
         ("id AS body", {"topic": "t"}, 'column "body" is of type bigint'),
-        ("string(id) AS body", {"topics": "t"}, 'did you mean "topic"?'),
+        ("string(id) AS body", {"topics": "t"}, 'Did you mean "topic"?'),
         ("string(id) AS body", {}, "no topic is given"),
         ("string(null) AS body", {"topic": "t"}, "a row has none (null)"),
     ],

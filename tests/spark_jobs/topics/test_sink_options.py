@@ -53,14 +53,15 @@ def test_names_are_read_as_spark_passes_them() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"topics": "orders"}, 'no option "topics"; did you mean "topic"?'),
-        ({"nameserver": "a:1"}, 'did you mean "nameservers"?'),
-        ({"write_id": "x"}, 'did you mean "writeId"?'),
-        ({"xyz": "red"}, "known are nameservers, cluster, topic"),
-        ({"path": "orders"}, 'name the topic: .option("topic"'),
-        ({"timeoutMs": "soon"}, 'timeoutMs="soon" is not a number of milliseconds above 0'),
+        ({"topics": "orders"}, 'no option "topics" for writing ledgermq. Did you mean "topic"?'),
+        ({"nameserver": "a:1"}, 'Did you mean "nameservers"?'),
+        ({"write_id": "x"}, 'Did you mean "writeId"?'),
+        ({"xyz": "red"}, "Known are: nameservers, cluster, topic"),
+        ({"path": "orders"}, 'Did you mean "topic"?'),
+        ({"subscribe": "orders"}, 'Did you mean "topic"?'),
+        ({"timeoutMs": "soon"}, 'timeoutMs="soon" is not valid; it takes a whole number of milliseconds'),
         ({"timeoutMs": "0"}, "above 0"),
-        ({"failOnForgottenJob": "no"}, "neither true nor false"),
+        ({"failOnForgottenJob": "no"}, "it takes true or false"),
     ],
 )
 def test_wrong_options_are_refused(given: dict[str, str], text: str) -> None:
@@ -81,7 +82,7 @@ def test_a_stream_needs_no_write_id() -> None:
         ("bodies string, tag string", "t", 'rename "bodies" to it'),
         ("body int", "t", 'column "body" is of type int; binary or string is wanted: cast it'),
         ("body binary, properties map<string,int>", "t", "map<string,string> is wanted"),
-        ("body binary, tags string", "t", 'no column "tags"; did you mean "tag"?; select the columns'),
+        ("body binary, tags string", "t", 'no column "tags". Did you mean "tag"? Select the columns'),
         ("body binary, key string, keys array<string>", "t", "drop one"),
         ("body binary", "", 'set option("topic", "orders"), or give the rows a column "topic"'),
     ],
