@@ -27,6 +27,7 @@ MAX_JOBS: Final = 20_000
 MAX_PARTS: Final = 50_000
 MAX_SPANS: Final = 200_000
 _MAX_JOB_BYTES: Final = 255
+_FEATURE: Final = "write batches exactly once"
 _MAX_BATCH: Final = (1 << 63) - 1
 
 
@@ -51,9 +52,9 @@ class Batches:
             key = (writer, topic.topic_id)
             result = self._replica.state.batch_writes.look(job, request.batch, key)
         else:
-            await self._features.require(BATCH_WRITES, "write batches exactly once")
-            self._check_room(job)
+            await self._features.require(BATCH_WRITES, _FEATURE)
             command = BeginBatch(job, writer, topic.topic_id, request.batch, request.unknown_too)
+            self._check_room(command)
             applied = await self._pipeline.run(command)
             if not isinstance(applied.result, BatchResult):
                 raise RefusedError(
@@ -77,6 +78,7 @@ class Batches:
 
     async def finish(self, request: log_pb2.FinishBatchRequest) -> log_pb2.FinishBatchResponse:
         """Declare a part complete. Raises: RefusedError, and what the pipeline raises."""
+        await self._features.require(BATCH_WRITES, _FEATURE)
         command = FinishBatch(request.producer_id, request.topic_id, request.producer_epoch, request.count)
         applied = await self._pipeline.run(command)
         if applied.result.state is not BatchState.FINISHED:
@@ -95,13 +97,16 @@ class Batches:
             await self._barrier.catch_up()  # the caller may know more than a leader that was deposed
             return self._replica.state.topics.named(name)
 
-    def _check_room(self, job: bytes) -> None:
-        """Check the limits of what the state keeps. Raises: RefusedError."""
+    def _check_room(self, command: BeginBatch) -> None:
+        """Check the limits of what the state keeps, after the command. Raises: RefusedError."""
         known = self._replica.state.batch_writes
+        if known.part((command.writer, command.topic_id)) is not None:
+            return  # it takes the place of its predecessor, or drops it
+        jobs, parts, spans = known.sizes_without(command.job, before_batch=command.batch)
         for count, limit, what in (
-            (0 if job in known.jobs else len(known.jobs), MAX_JOBS, "jobs"),
-            (known.part_count, MAX_PARTS, "parts of batches"),
-            (known.span_count, MAX_SPANS, "queues of parts of batches"),
+            (jobs, MAX_JOBS, "jobs"),
+            (parts, MAX_PARTS, "parts of batches"),
+            (spans, MAX_SPANS, "queues of parts of batches"),
         ):
             if count >= limit:
                 raise RefusedError(

@@ -77,6 +77,19 @@ class BatchWrites:
         owner = self._owners.get(key)
         return None if owner is None else self.jobs[owner].parts[key]
 
+    def sizes_without(self, name: bytes, *, before_batch: int) -> tuple[int, int, int]:
+        """Return the numbers of jobs, parts and spans, without what a batch of a job takes the place of.
+
+        `name`: id of the job, which does not count itself.
+        """
+        job = self.jobs.get(name)
+        dropped = list(job.parts.values()) if job is not None and job.batch < before_batch else []
+        return (
+            len(self.jobs) - (job is not None),
+            self.part_count - len(dropped),
+            self.span_count - sum(len(part.spans) for part in dropped),
+        )
+
     def begin(self, command: BeginBatch, index: int, now: int) -> BatchResult:
         """Begin an attempt at a part. `index`: of the entry; it becomes the epoch. `now`: log time, ms."""
         key = (command.writer, command.topic_id)
@@ -89,17 +102,18 @@ class BatchWrites:
             return BatchResult(BatchState.OLDER, batch=job.batch)
         if self._owners.get(key, command.job) != command.job:
             return BatchResult(BatchState.TAKEN)
+        former, epoch = self.part(key), BATCH_WRITE_EPOCH | (index & _INDEX_MASK)
+        if former is not None and former.epoch == epoch:  # two attempts in one entry, perhaps at two batches
+            return BatchResult(BatchState.BUSY)
         if job is None:
             job = self.jobs[command.job] = Job(command.batch, now)
         elif command.batch > job.batch:
             self._drop_parts(job)
             job.batch = command.batch
         job.timestamp = now
-        part, epoch = job.parts.get(key), BATCH_WRITE_EPOCH | (index & _INDEX_MASK)
+        part = job.parts.get(key)
         if part is not None and part.finished:
             return self.look(command.job, command.batch, key)
-        if part is not None and part.epoch == epoch:  # two attempts began in one entry: one of them must win
-            return BatchResult(BatchState.BUSY)
         job.parts[key] = Part(epoch) if part is None else Part(epoch, part.count, False, part.spans)
         self._owners[key] = command.job
         return self.look(command.job, command.batch, key)
@@ -128,15 +142,17 @@ class BatchWrites:
         job.timestamp = now
         return self.look(owner, job.batch, key)
 
-    def record(self, key: PartKey, queue_id: int, base: int, count: int, now: int) -> None:
-        """Record a section that was applied at queue offset `base`."""
+    def record(self, key: PartKey, queue_id: int, base: int, count: int, now: int) -> bool:
+        """Record a section that was applied at queue offset `base`; tell whether there is such a part."""
         owner = self._owners.get(key)
-        if owner is not None:
-            job = self.jobs[owner]
-            before = job.parts[key]
-            job.parts[key] = part = before.with_section(queue_id, base, count)
-            self.span_count += len(part.spans) - len(before.spans)
-            job.timestamp = now
+        if owner is None:
+            return False
+        job = self.jobs[owner]
+        before = job.parts[key]
+        job.parts[key] = part = before.with_section(queue_id, base, count)
+        self.span_count += len(part.spans) - len(before.spans)
+        job.timestamp = now
+        return True
 
     def forget(self, before: int) -> None:
         """Drop jobs whose last change is older than `before` (log time, ms)."""

@@ -121,16 +121,24 @@ class BrokerState:
             )
         starts = record_starts(body, section.count)
         self.queues.append(queue, units_of(body, starts, physical_offset))
-        if section.producer_id and section.producer_epoch & BATCH_WRITE_EPOCH:
-            part = (section.producer_id, topic_id)
-            self.batch_writes.record(part, queue_id, base, section.count, self.timestamp)
-        elif section.producer_id:
-            key, epoch = (section.producer_id, topic_id, queue_id), section.producer_epoch
-            self.streams.record(key, epoch, section.base_sequence, section.count, base, self.timestamp)
-        else:
+        if not section.producer_id:
             ids, wanted = message_ids(body, starts)
             self.message_ids.record(topic_id, queue_id, base, ids, wanted, self.timestamp)
+        elif not self._is_of_part(section, base):
+            key, epoch = (section.producer_id, topic_id, queue_id), section.producer_epoch
+            self.streams.record(key, epoch, section.base_sequence, section.count, base, self.timestamp)
         return AppliedSection(topic_id, queue_id, base, section.count)
+
+    def _is_of_part(self, section: SectionHeader, base: int) -> bool:
+        """Record a section of a part of a batch, and tell whether it is one.
+
+        An older leader admitted any epoch of a producer. Those are recorded as it recorded them: the same
+        entries make the same state.
+        """
+        key = (section.producer_id, section.topic_id)
+        return bool(section.producer_epoch & BATCH_WRITE_EPOCH) and self.batch_writes.record(
+            key, section.queue_id, base, section.count, self.timestamp
+        )
 
     # --- commands -------------------------------------------------------------------------------------------
     def _create_topic(self, command: c.CreateTopic, effects: Effects) -> CommandResult:

@@ -147,3 +147,22 @@ async def test_what_would_not_fit_is_refused_and_what_is_known_goes_on(
     refusal = await refusal_of(served.begin(job="another"))
     assert (refusal.code, refusal.retryable) == (route_pb2.NOT_SUPPORTED, False)
     assert "8 days" in refusal.message
+
+
+@pytest.mark.parametrize("limit", ["MAX_PARTS", "MAX_SPANS"])
+async def test_what_makes_room_itself_is_not_refused_for_want_of_room(
+    served: Served, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.store(await served.begin(), 1)
+    monkeypatch.setattr(batches, limit, 1)
+    assert (await served.begin()).count == 1, "an attempt at a part that is known"
+    assert (await refusal_of(served.begin(partition=1))).code == route_pb2.NOT_SUPPORTED
+    assert (await served.begin(batch=1)).producer_epoch, "a batch drops the parts of the one before"
+    assert served.node.state.batch_writes.part_count == 1
+
+
+async def test_finishing_is_proposed_only_where_every_node_knows_the_command(served: Served) -> None:
+    begun = await served.begin()
+    served.store(begun, 1)
+    await served.finish(begun, 1)
+    assert served.levels == [BATCH_WRITES, BATCH_WRITES]

@@ -213,3 +213,16 @@ def test_nodes_with_one_history_have_equal_checkpoints_even_when_one_restarts(se
     spans = sum(len(part.spans) for job in found.jobs.values() for part in job.parts.values())
     assert found.span_count == spans
     assert found.part_count == sum(len(job.parts) for job in found.jobs.values())
+
+
+def test_attempts_at_two_batches_in_one_entry_do_not_share_an_epoch(node: Node, topic: int) -> None:
+    both = node.command(c.BeginBatch(JOB, WRITER, topic, 0), c.BeginBatch(JOB, WRITER, topic, 1))
+    first, second = (result_of(both, BatchResult, place) for place in (0, 1))
+    assert (first.state, second.state) == (BatchState.BEGUN, BatchState.BUSY)
+    assert begin(node, topic, 1).epoch != first.epoch
+
+
+def test_a_section_of_no_part_is_one_of_a_producer_as_it_is_for_older_nodes(node: Node, topic: int) -> None:
+    store(node, topic, 0, 2, BATCH_WRITE_EPOCH | 5)
+    stream = node.state.streams.get((WRITER, topic, 0))
+    assert stream is not None and stream.epoch == BATCH_WRITE_EPOCH | 5
