@@ -128,7 +128,7 @@ def check(
 ) -> int:
     """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
     if live:
-        _require_spark()
+        require_spark("ledgermq check")
         folder = folder or Path(datetime.now(UTC).strftime("check-%Y%m%d-%H%M%S"))
         _refuse_data_folder(folder)
         _, missing = run(_dump_all(live, [], folder, overwrite=False, quiet=True, digests=True))

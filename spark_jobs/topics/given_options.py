@@ -50,9 +50,7 @@ class GivenOptions:
         return self._options.get(name.lower(), ("", ""))[1] or otherwise
 
     def wrong(self, name: str) -> SparkJobError:
-        return SparkJobError(
-            f'option {name}="{self.text(name)}" is not valid; it takes {self._known[name]}'
-        )
+        return SparkJobError(f'option {name}="{self.text(name)}" is not valid; it takes {self._known[name]}')
 
     def count(self, name: str, otherwise: int = 0) -> int:
         """Return a whole number above 0. Raises: SparkJobError."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import code
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,15 @@ from ledgermq.client.errors import LedgerMQError
 from ..errors import SparkJobError
 from ..package import build_package
 from ..session import open_session
-from .topic_views import clear_error, make_views, mentioned, plain_value, user_topics
+from .topic_views import (
+    clear_error,
+    is_of_spark,
+    make_views,
+    mentioned,
+    plain_value,
+    unknown_table,
+    user_topics,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a query or the shell; return the exit code."""
     options = _parse(arguments)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # says each error again, in JSON
+    topics: list[str] = []
     try:
         topics = user_topics(options.nameserver)
         if options.command == "sql":
@@ -61,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        if not type(error).__module__.startswith("pyspark."):
+        if not is_of_spark(error):
             raise
-        errors.print(f"error: {clear_error(error)}", markup=False)
+        errors.print(f"error: {unknown_table(error, topics) or clear_error(error)}", markup=False)
         return EXIT_FAILED
 
 
@@ -122,7 +133,18 @@ def _interact(spark: SparkSession, names: Sequence[str]) -> None:
         '\nFor example: spark.sql("SELECT tag, count(*) FROM '
         f'{names[0] if names else "orders"} GROUP BY tag").show()'
     )
-    code.interact(banner, local={"spark": spark}, exitmsg="")
+    _Console({"spark": spark}).interact(banner, exitmsg="")
+
+
+class _Console(code.InteractiveConsole):
+    """A console that shows errors of Spark as one sentence, and others as Python does."""
+
+    def showtraceback(self) -> None:
+        error = sys.exception()
+        if error is not None and is_of_spark(error):
+            self.write(f"error: {clear_error(error)}\n")
+        else:
+            super().showtraceback()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -96,7 +96,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @with_clear_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All partitions are written. Runs on the driver. Raises: SparkJobError (other rows are stored)."""
+        """All partitions are written. Runs on the driver. Raises: SparkJobError."""
         finish_batch(self.options, messages)
 
 
@@ -124,7 +124,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @with_clear_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All partitions of a batch are written. Runs on the driver. Raises: SparkJobError (other rows are stored)."""
+        """All partitions of a batch are written. Runs on the driver. Raises: SparkJobError."""
         finish_batch(self.options, messages)
 
 

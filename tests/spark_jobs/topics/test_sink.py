@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,3 +105,25 @@ def test_other_rows_under_the_same_id_end_the_write(session: SparkSession, clust
         save(
             session.range(8).coalesce(1).selectExpr("string(id) AS body"), cluster, topic="same", writeId="w"
         )
+
+
+def test_topics_flow_into_topics(session: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
+    rows = session.range(900).selectExpr("string(id) AS body", "array(concat('key', id % 5)) AS keys")
+    save(rows, cluster, topic="source")
+    options = {"nameservers": cluster.nameserver, "subscribe": "source"}
+    batch = session.read.format("ledgermq").options(**options).load().where("queue < 100")
+    save(batch.select("body", "keys"), cluster, topic="by-batch")
+    stream = session.readStream.format("ledgermq").options(
+        **options, startingOffsets="earliest", maxMessagesPerTrigger="250"
+    )
+    query = (
+        stream.load().select("body", "keys").writeStream.format("ledgermq")
+        .options(nameservers=cluster.nameserver, topic="by-stream", checkpointLocation=str(tmp_path))
+        .trigger(availableNow=True).start()
+    )  # fmt: skip
+    query.awaitTermination(120)
+    assert query.exception() is None
+    for topic in ("by-batch", "by-stream"):
+        found = messages(cluster, topic)
+        assert sorted(int(each.body) for each in found) == list(range(900))
+        assert all(each.keys == (f"key{int(each.body) % 5}",) for each in found)
