@@ -33,8 +33,9 @@ from ledgermq.broker.service.sessions import session_of
 from ledgermq.broker.service.telemetry import check_settings, settings_command
 from ledgermq.broker.state.codecs import decode as decode_command
 from ledgermq.broker.state.codecs import encode
-from ledgermq.broker.state.commands import JoinConsumerGroup
+from ledgermq.broker.state.commands import BeginBatch, JoinConsumerGroup
 from ledgermq.broker.state.consume_queue import record_starts, units_of
+from ledgermq.broker.state.effects import BatchResult
 from ledgermq.broker.state.machine import message_ids
 from ledgermq.broker.wire import native as log_wire
 from ledgermq.broker.wire import official as messaging_wire
@@ -248,6 +249,11 @@ def _snapshot() -> Snapshot:
     turn.add_records(section(topic, 1, records(3)))
     node.commit(turn)
     node.command(JoinConsumerGroup(group, "worker", ("orders",), "average", "z", "*", 3000, 1000))
+    begun = node.command(BeginBatch(bytes(16), 9, topic, 0)).results[0]
+    assert isinstance(begun, BatchResult)
+    turn = node.view.open_turn()
+    turn.add_records(section(topic, 1, records(2), producer_id=9, producer_epoch=begun.epoch))
+    node.commit(turn)
     return take_snapshot(node.state)
 
 

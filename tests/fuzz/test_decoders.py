@@ -41,6 +41,7 @@ EXEMPT: Final = {
     # Made by this process itself.
     "raft/folder/bootstrap.py group_id_of": "a digest",
     "broker/leader/allocation.py _place": "a digest",
+    "broker/native/batches.py writer_id": "a digest",
     "broker/service/sessions.py session_of": "a digest",
     "broker/state/dedup.py Stream.find": (
         "batches that `with_batch` packed, or a checkpoint whose checksum was right"
@@ -51,6 +52,7 @@ EXEMPT: Final = {
     "client/bench/workloads.py _receive": "the benchmark's own messages",
     "client/demo/checks.py check": "the report that the demonstration's own check wrote",
     "spark_jobs/agreement.py Comparison.scan": "rows that the scan wrote",
+    "spark_jobs/topics/row_columns.py bodies_of": "columns that Spark passes within a process",
     "spark_jobs/dump_source.py DumpReader.__init__": "an option of the caller",
     "spark_jobs/topics/source_options.py _Given._given_offsets": "an option of the caller",
     "raft/repair/refetch.py RefetchService.handler.<locals>.serve": (
