@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -141,6 +143,7 @@ def run_check(folder: Path) -> dict[str, object]:
     watcher.start()
     out, errors = process.communicate()
     seconds = time.monotonic() - began
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended.set()
     watcher.join()
     if process.returncode not in (0, 1, 3):
@@ -151,6 +154,8 @@ def run_check(folder: Path) -> dict[str, object]:
         "verdict": verdict["verdict"],
         "seconds": round(seconds, 1),
         "seconds_without_start": verdict["seconds"],
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "load_per_core": round(os.getloadavg()[0] / (os.cpu_count() or 1), 1),
         "peak_bytes": peak,
     }
 

@@ -51,6 +51,8 @@ EXEMPT: Final = {
     "client/bench/workloads.py _receive": "the benchmark's own messages",
     "client/demo/checks.py check": "the report that the demonstration's own check wrote",
     "spark_jobs/agreement.py Comparison.scan": "rows that the scan wrote",
+    "spark_jobs/agreement.py Comparison.fetched": "rows that the scan wrote",
+    "raft/repair/digest_builder.py DigestBuilder.add": "whole headers that the scan of a segment verified",
     "spark_jobs/dump_source.py DumpReader.__init__": "an option of the caller",
     "raft/repair/refetch.py RefetchService.handler.<locals>.serve": (
         "protobuf's own decoder, whose error is answered"
