@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -124,18 +125,19 @@ def write_open_part(folder: Path, start: int, last: EntryHeader) -> EntryHeader:
     return entry
 
 
-def run_check(folder: Path) -> dict[str, object]:
+def run_check(folder: Path) -> dict[str, Any]:
     """Run the check as a process; return its verdict, time (s) and the peak of its memory (bytes)."""
     command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder), "--json"]
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    peak = 0
+    peak, cpu = 0, 0.0
     ended = threading.Event()
 
     def watch() -> None:
-        nonlocal peak
+        nonlocal peak, cpu
         while not ended.wait(0.1):
             peak = max(peak, memory_of(process.pid))
+            cpu = max(cpu, cpu_of(process.pid))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -151,6 +153,8 @@ def run_check(folder: Path) -> dict[str, object]:
         "verdict": verdict["verdict"],
         "seconds": round(seconds, 1),
         "seconds_without_start": verdict["seconds"],
+        "cpu_seconds": round(cpu, 1),
+        "load_per_core": round(os.getloadavg()[0] / (os.cpu_count() or 1), 1),
         "peak_bytes": peak,
     }
 
@@ -165,6 +169,18 @@ def memory_of(pid: int) -> int:
             continue  # it has ended
         total += next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
     return total
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of a process and all its living descendants."""
+    ticks = 0
+    for each in _family(pid):
+        try:
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _family(pid: int) -> list[int]:

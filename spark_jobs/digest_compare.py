@@ -120,6 +120,7 @@ def fetch_missing(
                 raise SparkJobError("no nameserver was named: run it again with --nameserver HOST:PORT")
             fetch(dump, ranges)
         except (SparkJobError, OSError) as error:
+            digests[dump.node].drop_partly_fetched()  # it would look like damage
             found.append(_not_compared(dump, ranges, sorted(differing), str(error)))
     return found
 

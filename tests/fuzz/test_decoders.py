@@ -53,6 +53,8 @@ EXEMPT: Final = {
     "client/demo/checks.py check": "the report that the demonstration's own check wrote",
     "spark_jobs/agreement.py Comparison.scan": "rows that the scan wrote",
     "spark_jobs/topics/row_columns.py bodies_of": "columns that Spark passes within a process",
+    "spark_jobs/agreement.py Comparison.fetched": "rows that the scan wrote",
+    "raft/repair/digest_builder.py DigestBuilder.add": "whole headers that the scan of a segment verified",
     "spark_jobs/dump_source.py DumpReader.__init__": "an option of the caller",
     "spark_jobs/topics/source_options.py _Given._given_offsets": "an option of the caller",
     "raft/repair/refetch.py RefetchService.handler.<locals>.serve": (

@@ -116,8 +116,8 @@ def test_an_unfinished_dump_is_refused(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "is not the manifest"),
         (
-            '{"format": "ledgermq-dump", "format_version": 2}',
-            "has format version 2; this build reads version 1",
+            '{"format": "ledgermq-dump", "format_version": 3}',
+            "has format version 3; this build reads version 2",
         ),
         ('{"format": "ledgermq-dump", "format_version": 1}', "is damaged or incomplete"),
     ],

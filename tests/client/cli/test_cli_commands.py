@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -534,9 +535,10 @@ def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(cli_dump, "_require_spark", lambda: None)
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
     options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--json"]
-    assert run_cli(["check", str(tmp_path), *options]) == 3
-    assert run_cli(["check", str(tmp_path), "--master", "spark://host:7077"]) == 3
-    job = ["-m", "ledgermq.spark_jobs.verify", str(tmp_path)]
+    servers = ["--nameserver", "10.0.0.1:9876"]
+    assert run_cli(["check", str(tmp_path), *servers, *options]) == 3
+    assert run_cli(["check", str(tmp_path), *servers, "--master", "spark://host:7077"]) == 3
+    job = ["-m", "ledgermq.spark_jobs.verify", str(tmp_path), *servers]
     assert asked == [[*job, *options], [*job, "--master", "spark://host:7077"]]
 
 
@@ -615,3 +617,41 @@ def test_the_library_needs_nothing_of_the_command_line_and_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and int(done.stdout) > 20, done.stderr
+
+
+def test_a_live_check_takes_digests_first_and_checks_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+    taken: list[tuple[str, Path, bool]] = []
+
+    async def dump_all(
+        nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool, *, digests: bool
+    ) -> tuple[list[Path], list[str]]:
+        taken.append((nameserver, to, digests))
+        to.mkdir()
+        return [to / "n1"], ["n2"]
+
+    def run_to_end(command: list[str]) -> int:
+        asked.append(command[1:])
+        return 3
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_dump, "_require_spark", lambda: None)
+    monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
+    monkeypatch.setattr(cli_dump, "_dump_all", dump_all)
+    assert run_cli(["check", "--live", "h:1", "DIGESTS"]) == 3
+    assert run_cli(["check", "--live", "h:1"]) == 3
+    assert taken[0] == ("h:1", Path("DIGESTS"), True)
+    assert re.fullmatch(r"check-\d{8}-\d{6}", str(taken[1][1]))
+    assert [each[2:5] for each in asked] == [[str(to), "--nameserver", "h:1"] for _, to, _ in taken]
+    assert "n2 does not answer" in capsys.readouterr().err
+
+
+def test_a_check_of_nothing_and_digests_of_a_stopped_node_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(["check"]) != 0
+    assert "ledgermq check DIR, or --live NAMESERVER" in capsys.readouterr().err
+    assert run_cli(["dump", "--digests", "--data", str(tmp_path), str(tmp_path / "out")]) != 0
+    assert "a node that is not running makes no digests" in capsys.readouterr().err
