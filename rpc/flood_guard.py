@@ -1,6 +1,6 @@
-"""What a peer may do on one connection without a use: frames that bring nothing, and streams that are reset.
+"""Limits on what a peer sends to no purpose on one connection: frames that bring nothing, and resets.
 
-Owns: the reserves of both, and which frames do not count. Must not: read frames.
+Owns: the allowance for each, and which frames do not count. Must not: read frames.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes of topics, consumer groups and offsets, on the leader. Each call returns after apply.
+"""Changes of topics, consumer groups and offsets, on the leader. Calls return once their command is applied.
 
 Raises (all): RefusedError, NotThereError, LimitReachedError, and what the pipeline raises.
 """

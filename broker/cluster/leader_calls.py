@@ -1,10 +1,10 @@
-"""Delivery of a call to the leader, through an election, within its deadline: served here or forwarded.
+"""Delivery of a call to the leader before its deadline, even across an election: here or forwarded.
 
 All calls that come here are safe to repeat: sends are deduplicated by message id, acknowledgements and
-offsets are idempotent, and a grant whose answer was lost becomes visible again. A call is forwarded once at
-most: a node that does not lead refuses a forwarded call, and the node that sent it looks for the leader
-again. A forward to a node that no longer leads is given up: that node may be stopped or isolated, and would
-otherwise be waited for until the caller's deadline.
+offsets are idempotent, and the messages of a grant whose answer was lost become visible again. A call is
+forwarded once at most: a node that does not lead refuses a forwarded call, and the node that sent it looks
+for the leader again. A forward to a node that no longer leads is given up: that node may be stopped or
+isolated, and would otherwise be waited for until the caller's deadline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """ReceiveMessage at a follower: the leader leases messages and locates them, this node reads them (D17).
 
-So cold reads of a consumer cost the disk and memory of the node that it talks to. The leader sends some 20
-bytes per message instead of its body. Messages that this node cannot read soon come from the leader (this
-node lags, is being rebuilt, has a damaged copy, or its disk hangs). This node hands out only messages that it
-has applied or got from the leader, and that the leader has granted.
+Cold reads then use the disk and memory of the node that the consumer is connected to. The leader sends some
+20 bytes per message instead of its body. If this node cannot read a message soon (it lags, is being rebuilt,
+has a damaged copy, or its disk hangs), it fetches it from the leader. This node hands out only messages
+that it has applied or got from the leader, and that the leader has granted.
 Without `follower_reads`, or under a leader that knows no grants, the call is passed on whole.
 Owns: grants from their arrival until the consumer has the messages. The rest is given back, however late the
 grant arrived.

@@ -3,7 +3,8 @@
 Official clients in four languages speak TLS by default (docs/protocol.md, TLS and plaintext). A port with TLS
 passes a hello (0x16) to the server's TLS socket. A port without TLS closes the connection at once, and logs
 once per peer which setting to change. Any other byte goes to the gRPC server behind the front, or is refused
-in the same way where the port accepts TLS only. So is a stream between nodes, which belongs on the Raft port.
+in the same way where the port accepts TLS only. A stream between nodes is refused likewise: it belongs on
+the Raft port.
 Whether a hello is whole: `raft/ports/tls_records.py`.
 """
 

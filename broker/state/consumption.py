@@ -2,10 +2,10 @@
 
 A `Consumption` is the state of one consumer group in one queue. `position` is one past the last offset that
 was granted or skipped. An offset below it is done unless it has a row in `leases` or in `parked`.
-Out-of-order acknowledgements therefore need no interval list, and `committed` is the offset of the first
-lease row. A lease ends when log time reaches its `deadline`; its row stays, and the message may be leased
-again. A parked message has a row in `parked` only: it is not delivered until it is released, and it does
-not hold `committed` back.
+Out-of-order acknowledgements therefore need no interval list. `committed` is the offset of the first lease
+row, or `position` when there is none. A lease ends when log time reaches its `deadline`; its row stays, and
+the message may be leased again. A parked message has a row in `parked` only: it is not delivered until it is
+released, and it does not hold `committed` back.
 
 Owns: the state transitions, the table, and the index of client sessions that hold leases (derived, not in
 checkpoints).

@@ -35,7 +35,7 @@ COLUMNS = ("NODE", "ROLE", "ADDRESS", "DURABLE>", "COMMIT>", "BEHIND>", "FSYNC p
 
 
 class BrokerGroupVerdict(IntEnum):
-    """State of a broker group. The value is the exit code."""
+    """State of a broker group. `exit_code` makes one of all broker groups."""
 
     HEALTHY = 0
     DEGRADED = 1

@@ -4,11 +4,12 @@ Rules:
     outcome unknown or stored     resend the same bytes to the same broker group, which detects the sequence
     definitely not stored         the leader's hint, another broker group, or a pause and the same broker
                                   group, depending on the reason
-    message group set             never another broker group: order holds per queue; draining fails it
+    message group set             never another broker group: order holds per queue; if the
+                                  broker group is draining, the send fails
     the caller must change        fail at once: a retry cannot help
 A pause is as long as the leader asks for, else `backoff_ms` in `client/pauses.py` (10 ms, doubling, at most
-500). The deadline of a message bounds all retries:
-the producer sets it, `send_window.py` gives up expired sections.
+500); a new leader, a gap in the sequence or a stale epoch are dealt with at once. The deadline of a message
+bounds all retries: the producer sets it, `send_window.py` gives up expired sections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lateness of a node's timers and peers: what an election timeout must bear on a machine short of CPU.
+"""Lateness of a node's timers and peers: the delay that an election timeout must tolerate.
 
 Owns: the measure, and the patience that follows from it. Must not: read a clock; the caller counts ticks. A
 single pause says nothing about the next one, so the second worst value of the last one or two windows counts.

@@ -4,7 +4,8 @@ Owns: the estimate of log time and its slewing to the wall clock. Must not: read
 wall clock and a monotonic clock, both in ms.
 Invariants: the value of `lead` never decreases and is never below a timestamp of the log or of a followed
 leader; a correction changes the pace by at most 1 %. A heartbeat alone moves log time at most `MAX_AHEAD_MS`
-past this node's own clocks; an entry, which is checked and becomes part of the log, moves it anywhere.
+past this node's own clocks; an entry, which is checked and becomes part of the log, may move it by any
+amount.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Whether a port wants TLS at all is decided by `broker/ports/tls_judge.py`.
 
 Pure. A record begins with five bytes: type, version (2), length (2). The hello is the first handshake
 message: type (1), length (3), contents. It may be spread over any number of records. A client's records
-belong to the handshake until the first one of type application data. In TLS 1.3 that one carries the end of
-the handshake, in older versions it follows it. A client that sends such a record before the server has
-answered (early data, or a lie) has not ended the handshake. Later lies are detected by the side that
-decrypts.
+belong to the handshake until the first one of type application data. In TLS 1.3 that record contains
+the end of the handshake; in older versions it comes after the end. A client that sends such a record before
+the server has answered (early data, or a lie) has not ended the handshake. Anything false after that fails
+when the server decrypts it.
 """
 
 from __future__ import annotations
