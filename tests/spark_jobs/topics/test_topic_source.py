@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgermq.client import Message
-from ledgermq.client.sync import Admin, Producer, PullConsumer
+from ledgermq.client.sync import Admin, BrokerGroupAdmin, Producer, PullConsumer
 from ledgermq.spark_jobs import register
 from tests.integration.cluster import Cluster, wait_until
 
@@ -183,25 +184,24 @@ def test_a_stream_goes_on_when_the_leader_is_killed(session: SparkSession, tmp_p
         assert read(session, cluster, subscribe="live").count() == 2500
 
 
-def test_new_queues_are_read_from_their_first_offset(
-    session: SparkSession, running: Cluster, tmp_path: Path
+def test_a_new_broker_group_and_a_new_topic_are_read_from_their_first_offset(
+    session: SparkSession, tmp_path: Path
 ) -> None:
-    topic(running, "grows", 100, queues=1)
-    options = {"subscribe": "grows", "startingOffsets": "earliest"}
-    stream(session, running, tmp_path, **options)
-    with Admin(running.nameserver) as admin:
-        admin.update_topic("grows", queues=4)
-    wait_until(lambda: len(_queues(running, "grows")) == 4, "the nameserver knows the new queues")
-    topic(running, "grows", 300, first=100)
-    stream(session, running, tmp_path, **options)
-    assert written(session, tmp_path) == list(range(400))
-    queues = session.read.parquet(str(tmp_path / "out")).select("queue").distinct().count()
-    assert queues == 4
-
-
-def _queues(cluster: Cluster, name: str) -> tuple[Any, ...]:
-    with PullConsumer(cluster.nameserver) as consumer:
-        return tuple(consumer.queues(name))
+    with Cluster(tmp_path / "cluster", nodes=1) as cluster:
+        topic(cluster, "grows", 100, queues=1)
+        options = {"subscribePattern": "grows.*", "startingOffsets": "latest"}
+        stream(session, cluster, tmp_path, **options)
+        name = cluster.add_group(1)
+        with BrokerGroupAdmin(cluster.nameserver) as admin:
+            admin.add_group(name)
+        with PullConsumer(cluster.nameserver) as consumer:
+            wait_until(lambda: len(consumer.queues("grows")) == 2, "both broker groups have the topic", 30)
+        topic(cluster, "grows", 100, first=100)
+        topic(cluster, "grows2", 100, first=200)
+        stream(session, cluster, tmp_path, **options)
+        assert written(session, tmp_path) == list(range(100, 300))
+        groups = session.read.parquet(str(tmp_path / "out")).select("queue_group").distinct().collect()
+        assert {row.queue_group for row in groups} == {"g0", name}
 
 
 def test_a_topic_that_was_created_again_is_noticed(
@@ -235,7 +235,7 @@ def test_offsets_that_retention_took(session: SparkSession, tmp_path: Path) -> N
             sent = 0
             end = time.monotonic() + 60
             while begin() <= 10 and time.monotonic() < end:
-                producer.send(Message("short", bytes(100_000)))
+                producer.send(Message("short", os.urandom(100_000)))
                 sent += 1
             assert begin() > 10
         text = failure(lambda: stream(session, cluster, tmp_path, **options))
