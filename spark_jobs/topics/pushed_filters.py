@@ -37,7 +37,7 @@ class PushedBounds:
     def take(self, filters: Iterable[Filter]) -> None:
         """Narrow the bounds by filters that all hold."""
         for each in filters:
-            path = getattr(each, "attribute", ())
+            path: tuple[str, ...] = getattr(each, "attribute", ())
             column = path[0] if len(path) == 1 else ""
             if column in ("topic", "queue_group", "queue"):
                 self._take_choice(column, each)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import code
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,8 @@ _SETTINGS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a query or the shell; return the exit code."""
     options = _parse(arguments)
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # it prints errors as JSON, too
+    topics: list[str] = []
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         topics = user_topics(options.nameserver)
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not type(error).__module__.startswith("pyspark."):
             raise
-        errors.print(f"error: {clear_error(error)}", markup=False)
+        errors.print(f"error: {clear_error(error, topics)}", markup=False)
         return EXIT_FAILED
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from ledgermq.client.errors import did_you_mean, similar_names
 from ledgermq.client.sync import Admin
 
 from .topic_look import is_system
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 #: What the worker of a Python source puts before the text of our own errors, which have one line.
 _OWN_ERROR = re.compile(r"(?:SparkJobError|CorruptMessageError): (.+)")
-_JVM_TRACE = re.compile(r"\n\s*(?:JVM stacktrace|at (?:org|java|scala)\.|Traceback |Driver stacktrace)")
+_TRACE_OR_PLAN = re.compile(
+    r"\n\s*(?:JVM stacktrace|at (?:org|java|scala)\.|Traceback |Driver stacktrace|'\w+ ?\[)"
+)
+_NO_VIEW = re.compile(r"table or view `([^`]+)` cannot be found")
 
 
 def user_topics(nameservers: str) -> list[str]:
@@ -67,10 +71,14 @@ def plain_value(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def clear_error(error: BaseException) -> str:
+def clear_error(error: BaseException, topics: Sequence[str] = ()) -> str:
     """Return what a person can use of an error of Spark: our own sentence, or Spark's first ones."""
     text = str(error)
     own = _OWN_ERROR.findall(text)
     if own:
         return str(own[-1]).strip()
-    return _JVM_TRACE.split(text, maxsplit=1)[0].strip()
+    missing = _NO_VIEW.search(text)
+    if missing:
+        question = did_you_mean(similar_names(missing.group(1), topics))
+        return f'there is no topic "{missing.group(1)}". {question or "See: ledgermq topic list"}'
+    return _TRACE_OR_PLAN.split(text, maxsplit=1)[0].strip()
