@@ -27,15 +27,7 @@ from ledgermq.client.errors import LedgerMQError
 from ..errors import SparkJobError
 from ..package import build_package
 from ..session import open_session
-from .topic_views import (
-    clear_error,
-    is_of_spark,
-    make_views,
-    mentioned,
-    plain_value,
-    unknown_table,
-    user_topics,
-)
+from .topic_views import clear_error, make_views, mentioned, plain_value, user_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,9 +45,9 @@ _SETTINGS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a query or the shell; return the exit code."""
     options = _parse(arguments)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # says each error again, in JSON
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # it prints errors as JSON, too
     topics: list[str] = []
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         topics = user_topics(options.nameserver)
         if options.command == "sql":
@@ -72,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        if not is_of_spark(error):
+        if not _is_of_spark(error):
             raise
-        errors.print(f"error: {unknown_table(error, topics) or clear_error(error)}", markup=False)
+        errors.print(f"error: {clear_error(error, topics)}", markup=False)
         return EXIT_FAILED
 
 
@@ -141,10 +133,14 @@ class _Console(code.InteractiveConsole):
 
     def showtraceback(self) -> None:
         error = sys.exception()
-        if error is not None and is_of_spark(error):
+        if error is not None and _is_of_spark(error):
             self.write(f"error: {clear_error(error)}\n")
         else:
             super().showtraceback()
+
+
+def _is_of_spark(error: BaseException) -> bool:
+    return type(error).__module__.startswith("pyspark.")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -9,23 +9,22 @@ import base64
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-from ledgermq.client.errors import did_you_mean, shortened, similar_names
+from ledgermq.client.errors import did_you_mean, similar_names
 from ledgermq.client.sync import Admin
 
 from .topic_look import is_system
 
 if TYPE_CHECKING:
-    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
 #: What the worker of a Python source puts before the text of our own errors, which have one line.
 _OWN_ERROR = re.compile(r"(?:SparkJobError|CorruptMessageError): (.+)")
-#: Behind what a person can use: the plan of the query, hints about catalogs, traces.
-_REST = re.compile(
-    r";\n'|\nSearch path: |\n\s*(?:JVM stacktrace|at (?:org|java|scala)\.|Traceback |Driver stacktrace)"
+_TRACE_OR_PLAN = re.compile(
+    r"\n\s*(?:JVM stacktrace|at (?:org|java|scala)\.|Traceback |Driver stacktrace|'\w+ ?\[)"
 )
+_NO_VIEW = re.compile(r"table or view `([^`]+)` cannot be found")
 
 
 def user_topics(nameservers: str) -> list[str]:
@@ -72,24 +71,14 @@ def plain_value(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def is_of_spark(error: BaseException) -> TypeGuard[PySparkException]:
-    """Tell whether Spark raised an error. It is asked of the name: Spark may not be there."""
-    return type(error).__module__.startswith("pyspark.")
-
-
-def clear_error(error: BaseException) -> str:
+def clear_error(error: BaseException, topics: Sequence[str] = ()) -> str:
     """Return what a person can use of an error of Spark: our own sentence, or Spark's first ones."""
     text = str(error)
     own = _OWN_ERROR.findall(text)
     if own:
         return str(own[-1]).strip()
-    return _REST.split(text, maxsplit=1)[0].strip()
-
-
-def unknown_table(error: PySparkException, topics: Sequence[str]) -> str:
-    """Return the sentence about a table that a query names and that is no topic; "" for other errors."""
-    if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
-        return ""
-    name = (error.getMessageParameters() or {}).get("relationName", "").strip("`")
-    question = did_you_mean(similar_names(name, topics)) or f"Topics: {shortened(topics) or 'none yet'}"
-    return f'there is no topic "{name}", and no view of that name. {question}'
+    missing = _NO_VIEW.search(text)
+    if missing:
+        question = did_you_mean(similar_names(missing.group(1), topics))
+        return f'there is no topic "{missing.group(1)}". {question or "See: ledgermq topic list"}'
+    return _TRACE_OR_PLAN.split(text, maxsplit=1)[0].strip()

@@ -18,6 +18,7 @@ import typer.main
 from ledgermq.client.admin import dump
 from ledgermq.client.cli import dump as cli_dump
 from ledgermq.client.cli import run_cli
+from ledgermq.client.cli import spark as cli_spark
 from ledgermq.client.cli.command_line import build_app
 from ledgermq.proto import admin_pb2
 from ledgermq.proto import route_pb2 as pb
@@ -532,7 +533,7 @@ def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         asked.append(command[1:])
         return 3
 
-    monkeypatch.setattr(cli_dump, "_require_spark", lambda: None)
+    monkeypatch.setattr(cli_dump, "require_spark", lambda command: None)
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
     options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--json"]
     servers = ["--nameserver", "10.0.0.1:9876"]
@@ -544,12 +545,29 @@ def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 #: Commands that run until somebody stops them, the demo for people, and one that prints nothing but lines of
 #: JSON.
-NO_JSON = {"up", "broker", "nameserver", "demo", "message export"}
+NO_JSON = {"spark shell", "up", "broker", "nameserver", "demo", "message export"}
 
 
 def test_a_question_cannot_be_asked_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["cluster", "recover", "--data", str(tmp_path), "--json"]) == 1
     assert "--yes-lose-data GROUP --json" in capsys.readouterr().err
+
+
+def test_a_query_gets_all_options_and_may_begin_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run_to_end(command: list[str]) -> int:
+        asked.append(command[1:])
+        return 1
+
+    monkeypatch.setattr(cli_spark, "require_spark", lambda command: None)
+    monkeypatch.setattr(cli_spark, "run_to_end", run_to_end)
+    line = ["spark", "sql", "-n", "h:1", "--local", "3", "--limit", "9", "--json", "--", "--x\nSELECT 1"]
+    assert run_cli(line) == 1
+    assert asked == [
+        ["-m", "ledgermq.spark_jobs.topics.query", "sql", "--nameserver", "h:1", "--local", "3", "--limit", "9",
+         "--json", "--", "--x\nSELECT 1"]
+    ]  # fmt: skip
 
 
 def test_every_command_that_reports_has_json() -> None:
@@ -637,7 +655,7 @@ def test_a_live_check_takes_digests_first_and_checks_them(
         return 3
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli_dump, "_require_spark", lambda: None)
+    monkeypatch.setattr(cli_dump, "require_spark", lambda _: None)
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
     monkeypatch.setattr(cli_dump, "_dump_all", dump_all)
     assert run_cli(["check", "--live", "h:1", "DIGESTS"]) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgermq.client import Message
-from ledgermq.client.sync import Admin, Producer, PullConsumer
+from ledgermq.client import Message, MessageView
+from ledgermq.client.sync import Admin, BrokerGroupAdmin, Producer, PullConsumer
 from ledgermq.spark_jobs import register
 from tests.integration.cluster import Cluster, wait_until
 
@@ -49,11 +50,14 @@ def read(spark: SparkSession, cluster: Cluster, **options: str) -> DataFrame:
 
 
 def stream(
-    spark: SparkSession, cluster: Cluster, folder: Path, until: Callable[[Any], bool] | None = None,
-    **options: str,
-) -> list[dict[str, Any]]:  # fmt: skip
+    spark: SparkSession,
+    cluster: Cluster,
+    folder: Path,
+    options: dict[str, str],
+    until: Callable[[Any], bool] | None = None,
+) -> list[dict[str, Any]]:
     """Run a stream into Parquet until all is read, or `until(query)`; return its progress."""
-    frame = spark.readStream.format("ledgermq").options(nameservers=cluster.nameserver, **options).load()
+    frame = spark.readStream.format("ledgermq").options(**options, nameservers=cluster.nameserver).load()
     writer = frame.writeStream.format("parquet").option("path", str(folder / "out"))
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
     writer = (
@@ -67,8 +71,8 @@ def stream(
             query.awaitTermination(120)
         else:
             wait_until(lambda: query.exception() or until(query), "the stream is that far")
-        if query.exception() is not None:
-            raise query.exception()
+        if (error := query.exception()) is not None:
+            raise error
         return [json.loads(each.json) for each in query.recentProgress]
     finally:
         query.stop()
@@ -93,7 +97,7 @@ def test_a_batch_has_every_message_with_all_columns(session: SparkSession, runni
     assert sorted(int(bytes(row.body)) for row in rows) == list(range(1000))
     with PullConsumer(running.nameserver) as consumer:
         consumer.subscribe("batch")
-        expected = {}
+        expected: dict[tuple[int, int], MessageView] = {}
         while len(expected) < 1000:
             for message in consumer.poll(512, timeout_ms=5_000):
                 expected[message.queue.queue_id, message.queue_offset] = message
@@ -149,14 +153,14 @@ def test_available_now_keeps_to_the_limit_and_restarts_where_it_was(
     topic(running, "limited", 1000)
     options = {"subscribe": "limited", "startingOffsets": "earliest", "maxMessagesPerTrigger": "300",
                "groupId": "lake"}  # fmt: skip
-    progress = stream(session, running, tmp_path, **options)
+    progress = stream(session, running, tmp_path, options)
     assert [each["numInputRows"] for each in progress if each["numInputRows"]] == [300, 300, 300, 100]
     topic(running, "limited", 200, first=1000)
     # A batch that was planned and perhaps written, but not noted as done, is read again: the same messages.
     last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     (last.parent / f".{last.name}.crc").unlink()
-    stream(session, running, tmp_path, **options)
+    stream(session, running, tmp_path, options)
     assert written(session, tmp_path) == list(range(1200))
     with PullConsumer(running.nameserver, group="lake") as consumer:
         committed = consumer.committed("limited")
@@ -173,35 +177,34 @@ def test_a_stream_goes_on_when_the_leader_is_killed(session: SparkSession, tmp_p
             if rows >= 500 and not killed:
                 killed.append(cluster.kill_leader())
                 topic(cluster, "live", 500, first=2000)
-            return rows >= 2500
+            return bool(rows >= 2500)
 
         options = {"subscribe": "live", "startingOffsets": "earliest", "maxMessagesPerTrigger": "250"}
-        stream(session, cluster, tmp_path, far_enough, **options)
+        stream(session, cluster, tmp_path, options, far_enough)
         assert killed
         assert set(written(session, tmp_path)) == set(range(2500))
         assert len(written(session, tmp_path)) == 2500
         assert read(session, cluster, subscribe="live").count() == 2500
 
 
-def test_new_queues_are_read_from_their_first_offset(
-    session: SparkSession, running: Cluster, tmp_path: Path
+def test_a_new_broker_group_and_a_new_topic_are_read_from_their_first_offset(
+    session: SparkSession, tmp_path: Path
 ) -> None:
-    topic(running, "grows", 100, queues=1)
-    options = {"subscribe": "grows", "startingOffsets": "earliest"}
-    stream(session, running, tmp_path, **options)
-    with Admin(running.nameserver) as admin:
-        admin.update_topic("grows", queues=4)
-    wait_until(lambda: len(_queues(running, "grows")) == 4, "the nameserver knows the new queues")
-    topic(running, "grows", 300, first=100)
-    stream(session, running, tmp_path, **options)
-    assert written(session, tmp_path) == list(range(400))
-    queues = session.read.parquet(str(tmp_path / "out")).select("queue").distinct().count()
-    assert queues == 4
-
-
-def _queues(cluster: Cluster, name: str) -> tuple[Any, ...]:
-    with PullConsumer(cluster.nameserver) as consumer:
-        return tuple(consumer.queues(name))
+    with Cluster(tmp_path / "cluster", nodes=1) as cluster:
+        topic(cluster, "grows", 100, queues=1)
+        options = {"subscribePattern": "grows.*", "startingOffsets": "latest"}
+        stream(session, cluster, tmp_path, options)
+        name = cluster.add_group(1)
+        with BrokerGroupAdmin(cluster.nameserver) as admin:
+            admin.add_group(name)
+        with PullConsumer(cluster.nameserver) as consumer:
+            wait_until(lambda: len(consumer.queues("grows")) == 2, "both broker groups have the topic", 30)
+        topic(cluster, "grows", 100, first=100)
+        topic(cluster, "grows2", 100, first=200)
+        stream(session, cluster, tmp_path, options)
+        assert written(session, tmp_path) == list(range(100, 300))
+        groups = session.read.parquet(str(tmp_path / "out")).select("queue_group").distinct().collect()
+        assert {row.queue_group for row in groups} == {"g0", name}
 
 
 def test_a_topic_that_was_created_again_is_noticed(
@@ -209,15 +212,15 @@ def test_a_topic_that_was_created_again_is_noticed(
 ) -> None:
     topic(running, "again", 50)
     options = {"subscribe": "again", "startingOffsets": "earliest"}
-    stream(session, running, tmp_path, **options)
+    stream(session, running, tmp_path, options)
     with Admin(running.nameserver) as admin:
         before = admin.describe_topic("again")[0].topic_id
         admin.delete_topic("again")
         topic(running, "again", 70, first=50)
         assert admin.describe_topic("again")[0].topic_id != before
-    text = failure(lambda: stream(session, running, tmp_path, **options))
+    text = failure(lambda: stream(session, running, tmp_path, options))
     assert 'topic "again" was deleted and created again' in text
-    stream(session, running, tmp_path, failOnDataLoss="false", **options)
+    stream(session, running, tmp_path, options | {"failOnDataLoss": "false"})
     assert written(session, tmp_path) == list(range(120))
 
 
@@ -226,7 +229,7 @@ def test_offsets_that_retention_took(session: SparkSession, tmp_path: Path) -> N
     with Cluster(tmp_path / "cluster", nodes=3, settings=settings) as cluster:
         topic(cluster, "short", 10, queues=1)
         options = {"subscribe": "short", "startingOffsets": "earliest"}
-        stream(session, cluster, tmp_path, **options)
+        stream(session, cluster, tmp_path, options)
         with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
 
             def begin() -> int:
@@ -235,12 +238,12 @@ def test_offsets_that_retention_took(session: SparkSession, tmp_path: Path) -> N
             sent = 0
             end = time.monotonic() + 60
             while begin() <= 10 and time.monotonic() < end:
-                producer.send(Message("short", bytes(100_000)))
+                producer.send(Message("short", os.urandom(100_000)))
                 sent += 1
             assert begin() > 10
-        text = failure(lambda: stream(session, cluster, tmp_path, **options))
+        text = failure(lambda: stream(session, cluster, tmp_path, options))
         assert "were deleted by retention before they were read" in text
-        stream(session, cluster, tmp_path, failOnDataLoss="false", **options)
+        stream(session, cluster, tmp_path, options | {"failOnDataLoss": "false"})
         offsets = session.read.parquet(str(tmp_path / "out")).select("offset").collect()
         found = sorted(row.offset for row in offsets)
         assert found[:10] == list(range(10))
