@@ -565,8 +565,8 @@ def test_a_query_gets_all_options_and_may_begin_with_a_dash(monkeypatch: pytest.
     line = ["spark", "sql", "-n", "h:1", "--local", "3", "--limit", "9", "--json", "--", "--x\nSELECT 1"]
     assert run_cli(line) == 1
     assert asked == [
-        ["-m", "ledgermq.spark_jobs.topics.query", "sql", "--nameserver", "h:1", "--local", "3", "--limit", "9",
-         "--json", "--", "--x\nSELECT 1"]
+        ["-m", "ledgermq.spark_jobs.topics.query", "sql", "--nameserver", "h:1", "--local", "3", "--limit",
+         "9", "--json", "--", "--x\nSELECT 1"]
     ]  # fmt: skip
 
 
