@@ -44,7 +44,7 @@ ARGUMENTS = {
     "cluster status": "--watch", "cluster leader": "", "cluster transfer": "n2",
     "cluster add-group": "g1", "cluster drain": "g0 --wait", "cluster undrain": "g0",
     "cluster remove-group": "g0 --yes", "cluster forget-group": "g0 --yes", "cluster promote": "n2 --yes",
-    "bench": "--seconds 1", "admin clean": "--yes",
+    "bench": "--seconds 1", "admin clean": "--yes", "spark sql": "SELECT", "spark shell": "",
 }  # fmt: skip
 LOCAL = {
     "restore": "{} --data {}/new", "message export": "{} --topic t", "up": "--data {}/up",
