@@ -330,6 +330,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         if self.is_open and not self._table.is_draining:
             self._control.begin_drain()
 
+    def end_drain(self) -> None:
+        """Take no more streams, not even those on their way."""
+        if self.is_open and not self._table.is_draining:
+            self._control.end_drain()
+
     def close(self, code: int = h2.NO_ERROR, reason: str = "") -> None:
         """End the connection when everything sent has left the write buffer."""
         if self.is_open:
