@@ -167,7 +167,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         if received.is_behind and not self._goes_on and output.is_open:
             self._goes_on = True
             self.transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            if received.rest and not received.missing:  # frames wait
+                messages.shared.turns.wait(self._go_on)
+            else:
+                self._loop.call_soon(self._go_on)
         if self.listeners and (received.rest or received.data_left or messages.incomplete or self.broken):
             for listen in tuple(self.listeners):
                 listen()

@@ -27,7 +27,7 @@ from .peers import run, serving
 from .raw_peer import RawPeer
 
 ONE: Final = os.environ.get("SEED")
-COUNT: Final = int(os.environ.get("SEEDS") or 100)
+COUNT: Final = int(os.environ.get("SEEDS") or 80)
 #: What a server may end the connection of a right peer for: scarce memory, and that it stops.
 _FAIR: Final = (h2.NO_ERROR, h2.ENHANCE_YOUR_CALM)
 
