@@ -21,7 +21,7 @@ FOR ?= 60m
 SOAK ?= build/sim-soak.jsonl
 COVERED_SEEDS ?= 1 2 3 4 5 6 7 8
 
-.PHONY: help preflight setup spark lowest fmt lint types test unit sim fuzz sim-soak coverage mutants integration e2e bench bench-quick docs proto image up demo clean
+.PHONY: help preflight setup spark lowest fmt lint types test unit sim fuzz h2spec sim-soak coverage mutants integration e2e bench bench-quick docs proto image up demo clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-27s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ lowest: $(SPARK) ## the client's tests with the lower bounds of its dependencies
 
 fuzz: $(STAMP) ## feed every decoder with mutated bytes, for a time in all (FOR=60s); one of them: TARGET=name
 	$(BIN)/python -m tests.fuzz --for $(if $(filter file,$(origin FOR)),60s,$(FOR)) $(if $(TARGET),--target $(TARGET))
+
+h2spec: $(STAMP) ## the conformance test of HTTP/2 against a server of rpc/, on asyncio and uvloop; builds it with Go
+	@$(BIN)/python -m tests.rpc.h2spec
 
 sim-soak: $(STAMP) ## seeds of the simulator that nobody ran yet, for a time (FOR=60m); goes on where it was stopped
 	$(BIN)/python -m tests.sim --soak $(SOAK) --for $(FOR)

@@ -8,5 +8,5 @@ Begin with `grpc_server.py` and `grpc_channel.py`, the two ends. Under both: `ht
 made of `http2_input.py`, which reads frames, `http2_output.py`, which sends them, and parts with one subject
 each; `http2_stream.py` is one call on it. `direct_call.py` is for streams where a turn of the loop counts.
 Then `http2_frames.py`, `header_blocks.py`, `flow_control.py`, `shared_memory.py`, `unsent_memory.py`,
-`call_headers.py`, `grpc_messages.py`; every bound stands in `wire_limits.py`.
+`turns.py`, `call_headers.py`, `grpc_messages.py`; every bound stands in `wire_limits.py`.
 """

@@ -7,6 +7,7 @@ what a method does. It has the methods of `grpc.aio.Server` that generated code 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import socket
@@ -108,6 +109,7 @@ class GrpcServer:
         self._scratch = bytearray(SCRATCH_SIZE)
         self._logged: dict[tuple[str, str], float] = {}
         self._is_stopping = False
+        self._has_no_calls = asyncio.Event()
 
     # --- methods --------------------------------------------------------------------------------------------
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Sequence[Any]) -> None:
@@ -183,11 +185,16 @@ class GrpcServer:
         self._sockets.clear()
         for connection in list(self._connections):
             connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace or 0):
+                while self._calls:  # calls that were on their way come to them
+                    self._has_no_calls.clear()
+                    await self._has_no_calls.wait()
+        for connection in list(self._connections):
+            connection.end_drain()
         calls = [call for calls in self._calls.values() for call in calls]
         tasks = [call.task for call in calls if call.task is not None]
-        if grace and tasks:
-            await asyncio.wait(tasks, timeout=grace)
-        for call in [call for calls in self._calls.values() for call in calls]:
+        for call in calls:
             call.end(grpc.StatusCode.UNAVAILABLE, "the server stops")
         await asyncio.gather(*tasks, return_exceptions=True)
         await Http2Connection.close_all(list(self._connections), "this server stops")
@@ -304,6 +311,8 @@ class GrpcServer:
             running.discard(call)
             if not running:
                 del self._calls[call.connection]
+                if not self._calls:
+                    self._has_no_calls.set()
 
     def _refuse(
         self, connection: Http2Connection, stream_id: int, head: RequestHead, code: grpc.StatusCode

@@ -167,7 +167,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         if received.is_behind and not self._goes_on and output.is_open:
             self._goes_on = True
             self.transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            if received.rest and not received.missing:  # frames wait
+                messages.shared.turns.wait(self._go_on)
+            else:
+                self._loop.call_soon(self._go_on)
         if self.listeners and (received.rest or received.data_left or messages.incomplete or self.broken):
             for listen in tuple(self.listeners):
                 listen()
@@ -329,6 +332,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Take no more streams; end when the last one has. Streams on their way are still served."""
         if self.is_open and not self._table.is_draining:
             self._control.begin_drain()
+
+    def end_drain(self) -> None:
+        """Take no more streams, not even those on their way."""
+        if self.is_open and not self._table.is_draining:
+            self._control.end_drain()
 
     def close(self, code: int = h2.NO_ERROR, reason: str = "") -> None:
         """End the connection when everything sent has left the write buffer."""

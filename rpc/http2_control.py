@@ -90,6 +90,12 @@ class Http2Control:
         self._output.emit(h2.goaway_frame(MAX_STREAM_ID, h2.NO_ERROR, "this server stops"))
         self._output.emit(h2.frame(h2.PING, 0, 0, _DRAIN_PING))
 
+    def end_drain(self) -> None:
+        """Tell a client which stream is the last one. Later ones are dropped."""
+        self._streams.is_draining = True
+        self._output.emit(h2.goaway_frame(self._streams.last_id, h2.NO_ERROR, "this server stops"))
+        self._user.end_if_drained()
+
     # --- received -------------------------------------------------------------------------------------------
     def take_window_update(self, stream_id: int, increment: int) -> None:
         if not self._guard.spend_explained():
@@ -139,9 +145,7 @@ class Http2Control:
         if not flags & h2.ACK:
             self._output.emit(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif payload == _DRAIN_PING and streams.is_server and not streams.is_draining:
-            streams.is_draining = True
-            self._output.emit(h2.goaway_frame(streams.last_id, h2.NO_ERROR, "this server stops"))
-            self._user.end_if_drained()
+            self.end_drain()
 
     def take_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:

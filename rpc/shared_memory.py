@@ -22,6 +22,7 @@ import logging
 from itertools import islice
 from typing import Final, Protocol
 
+from .turns import Turns
 from .unsent_memory import UnsentMemory
 from .wire_limits import CHECK_S, FAVOUR_S, MIN_RATE, READ_AHEAD, SMALL_SHARE, STALL_S, WireLimits
 
@@ -67,6 +68,7 @@ class SharedMemory:
         """`limit`: bytes. `answers`: the budget for the other direction, of servers."""
         self.limit = limit
         self.answers = answers
+        self.turns = Turns()
         self.held = 0
         self.incomplete = 0  # messages
         #: Connections that hold part of a message: (time, bytes received) of the last look at them.

@@ -36,7 +36,8 @@ IDLE_FRAMES_PER_S: Final = 200
 #: Open streams whose windows SETTINGS change for what one of these frames costs: each one is looked at.
 STREAMS_PER_IDLE_FRAME: Final = 100
 #: Frames of one connection that are taken in one turn of the loop: each may be a whole call of some 30 µs.
-#: The rest waits, and the connection is not read meanwhile (uvloop reads one up to 32 times in a turn).
+#: The rest waits, and the connection is not read meanwhile (uvloop reads one up to 32 times in a turn). Of
+#: all that wait, one goes on in each turn.
 FRAMES_PER_TURN: Final = 500
 #: Streams that the peer resets: a reserve and its growth per second (rapid reset, CVE-2023-44487).
 RESETS: Final = 1000

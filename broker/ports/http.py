@@ -2,7 +2,8 @@
 
 GET and HEAD only, one answer per connection. The port opens before the node does, and stays open while a node
 is replaced (a reset, a promotion). Must not: serve anything that changes state, or keep connections open. Few
-connections are served at a time, each for a few seconds.
+connections are served at a time, each for a few seconds. What begins like no request is closed at once, and
+the log says once per peer what to switch.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from collections.abc import Callable
 from typing import Final
 
 from ledgermq.raft.ports.counts import Ended, PortCounts, Refused
+from ledgermq.raft.ports.tls_records import HANDSHAKE
+from ledgermq.rpc.foreign_client import refusal_of
 
 from ..config import split_address
 from .listeners import PortError, check_port
+from .tls_judge import HTTP_WITHOUT_TLS, ONLY_HTTP, TlsJudge
 
 Answer = tuple[int, str, bytes]
 Routes = dict[str, Callable[[], Answer]]
@@ -28,6 +32,10 @@ MAX_CONNECTIONS: Final = 64
 TEXT: Final = "text/plain; charset=utf-8"
 
 
+class _ForeignClientError(Exception):
+    """It does not speak HTTP/1.1. The text says what to switch."""
+
+
 class HttpServer:
     """Answers GET requests from a table of paths; `routes` returns the table in force."""
 
@@ -35,6 +43,7 @@ class HttpServer:
         self._routes = routes
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.counts = PortCounts("http", limit=min(MAX_CONNECTIONS, descriptors // 16))
+        self._judge = TlsJudge("http")
         self._server: asyncio.Server | None = None
         #: Connections that have sent no request yet, the oldest first.
         self._silent: dict[asyncio.WriteTransport, None] = {}
@@ -64,7 +73,7 @@ class HttpServer:
         counts.open += 1
         self._silent[transport] = None
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _READ_TIMEOUT)
+            head = await asyncio.wait_for(_read_head(reader), _READ_TIMEOUT)
             self._silent.pop(transport, None)
             transport.set_write_buffer_limits(0)  # makes `drain` wait until all is passed to the kernel
             writer.write(render(self.answer(head)))
@@ -73,6 +82,9 @@ class HttpServer:
         except TimeoutError:
             counts.ended[Ended.SILENT] += 1
             transport.abort()
+        except _ForeignClientError as error:
+            self._judge.tell(writer.get_extra_info("peername"), str(error))
+            writer.close()
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             writer.close()  # not a request, or the caller left: there is nothing to answer
         finally:
@@ -101,6 +113,22 @@ class HttpServer:
             return 404, TEXT, f"no such path; there are {', '.join(routes)}\n".encode()
         status, kind, body = route()
         return status, kind, b"" if method == "HEAD" else body
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
+    """Return request line and headers.
+
+    Raises: _ForeignClientError, and what StreamReader.readuntil raises.
+    """
+    begin, is_request = await reader.readexactly(1), False
+    if begin[0] == HANDSHAKE:
+        raise _ForeignClientError(HTTP_WITHOUT_TLS)
+    while not is_request:
+        reason, is_request = refusal_of(begin)
+        if reason and not is_request:
+            raise _ForeignClientError(ONLY_HTTP)
+        begin += b"" if is_request else await reader.readexactly(1)
+    return begin + await reader.readuntil(b"\r\n\r\n")
 
 
 def render(answer: Answer) -> bytes:

@@ -4,7 +4,7 @@ Official clients in four languages speak TLS by default (docs/protocol.md, TLS a
 passes a hello (0x16) to the server's TLS socket. A port without TLS closes the connection at once, and logs
 once per peer which setting to change. Any other byte goes to the gRPC server behind the front, or is refused
 in the same way where the port accepts TLS only. A stream between nodes is refused likewise: it belongs on
-the Raft port.
+the Raft port. The HTTP port (`http.py`) logs its refusals here.
 Whether a hello is whole: `raft/ports/tls_records.py`.
 """
 
@@ -34,8 +34,23 @@ SWITCH_PORT: Final = (
     "Raft port (raft_bind)"
 )
 SWITCH_TLS_ON: Final = "this port takes TLS only (client_tls = tls). Switch TLS on in the client"
+#: For the port of probes and metrics.
+HTTP_WITHOUT_TLS: Final = (
+    "this port speaks HTTP without TLS. Ask for http://, in Prometheus scheme: http; or correct the port "
+    "(http_bind)"
+)
+ONLY_HTTP: Final = (
+    "this port speaks HTTP/1.1 and serves probes and metrics only. Correct the port of the client: that of a "
+    "listener for messages, raft_bind between nodes"
+)
 
-_KINDS: Final = {SWITCH_TLS_OFF: "tls hello", SWITCH_TLS_ON: "plaintext", SWITCH_PORT: "stream between nodes"}
+_KINDS: Final = {
+    SWITCH_TLS_OFF: "tls hello",
+    SWITCH_TLS_ON: "plaintext",
+    SWITCH_PORT: "stream between nodes",
+    HTTP_WITHOUT_TLS: "tls hello",
+    ONLY_HTTP: "foreign bytes",
+}
 
 
 class TlsJudge:
@@ -56,11 +71,12 @@ class TlsJudge:
         return PortVerdict.PASS_ON_TLS if self._tls else self._refuse(transport, SWITCH_TLS_OFF)
 
     def _refuse(self, transport: asyncio.Transport, advice: str) -> PortVerdict:
-        self._tell(transport.get_extra_info("peername"), advice)
+        self.tell(transport.get_extra_info("peername"), advice)
         transport.close()
         return PortVerdict.TAKEN
 
-    def _tell(self, peer: object, advice: str) -> None:
+    def tell(self, peer: object, advice: str) -> None:
+        """Log why a connection was closed, once per peer and advice. `peer`: its address (host, port)."""
         host = str(peer[0]) if isinstance(peer, tuple) else str(peer)
         if (host, advice) in self._told:
             return

@@ -374,6 +374,10 @@ class Transport(Generic[ControlItem, AppendItem]):
         except DamagedFrameError as error:
             incoming.stream.end_damaged(error)
             return
+        except Exception:  # a bug of ours; what a stranger may send is no reason to end the node
+            logger.exception("greeting not judged, it comes again")
+            incoming.end()
+            return
         self._greeting.pop(incoming, None)
         stream = incoming.stream
         if self._silent or not stream.is_open:

@@ -400,6 +400,11 @@ class OutStream(Generic[Item]):
                 self.kind.value, self.peer.address, error,
             )  # fmt: skip
             return None
+        except Exception:  # a bug of ours
+            logger.exception(
+                "greeting not judged, trying again stream=%s peer=%s", self.kind.value, self.peer.address
+            )
+            return None
 
     def _disconnected(self, end: _Ended) -> None:
         self.is_closed_there = end.unreachable

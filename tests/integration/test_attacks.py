@@ -45,6 +45,7 @@ NAMESERVER = Methods(
     request(b"/ledgermq.v1.NameServerService/GetRoute"),
     request(b"/ledgermq.v1.NameServerService/Heartbeat"),
 )
+NO_CALLS = Methods(b"", b"")
 #: What logs say at least once, wherever it was tried.
 SENTENCES = (
     "this port speaks gRPC over HTTP/2, not HTTP/1.1: use a gRPC client",
@@ -52,6 +53,8 @@ SENTENCES = (
     "tls hello refused port=log/default peer=127.0.0.1: this port is plaintext. Switch TLS off in the client",
     "plaintext refused port=messaging/default peer=127.0.0.1: this port takes TLS only (client_tls = tls).",
     "stream between nodes refused port=log/default peer=127.0.0.1: a node connects to a port for clients.",
+    "tls hello refused port=http peer=127.0.0.1: this port speaks HTTP without TLS.",
+    "foreign bytes refused port=http peer=127.0.0.1: this port speaks HTTP/1.1 and serves probes",
     "this is how a flood looks: stop that client",
     "large requests wait for memory",
 )
@@ -122,6 +125,7 @@ def ports_of(cluster: Cluster) -> list[Port]:
                 b"\x08\x01",
             ),
             Port(f"{name} raft", cluster.address(name, "raft"), RAFT, big=b"\x08\x01"),
+            Port(f"{name} http", cluster.address(name, "http"), NO_CALLS, is_http=True),
         ]
     return ports
 
@@ -163,9 +167,9 @@ async def _attack_all(cluster: Cluster, ports: list[Port], load: Load) -> None:
     reader = Reader(cluster.nameserver)
     async with reader.running():
         await reader.more(1)
-        for kind, attack in ATTACKS.items():
+        for kind in ATTACKS:
             before = {name: memory_kib(process.pid) for name, process in cluster.nodes.items()}
-            async with under_attack(attack, ports):
+            async with under_attack(kind, ports):
                 sent = load.count
                 await reader.more(50)
                 while load.count < sent + 50:  # noqa: ASYNC110  # a counter

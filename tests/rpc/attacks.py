@@ -1,5 +1,7 @@
 """Attacks on a port that speaks gRPC, by raw peers; `under_attack` makes one of ATTACKS at many ports.
 
+A port of probes, which speaks HTTP/1.1, gets those of AT_HTTP.
+
 An attack that leaves its connections open yields while they are: what it takes then is what it may take.
 """
 
@@ -52,6 +54,7 @@ class Port:
     tls: ssl.SSLContext | None = None
     big: bytes = b""  # request of `methods.unary` with a large answer; such a port takes large requests, too
     crowd: int = 8  # peers that each begin a large message
+    is_http: bool = False  # it speaks HTTP/1.1 for probes: only AT_HTTP are attacks there
 
     def peer(self, *, greets: bool = True) -> contextlib.AbstractAsyncContextManager[RawPeer]:
         return raw_peer(self.address, greets=greets, tls=self.tls)
@@ -108,7 +111,9 @@ async def window_overflow(port: Port, _stack: AsyncExitStack) -> None:
 async def thrown(data: bytes, port: Port, _stack: AsyncExitStack) -> None:
     """Bytes that are no HTTP/2, without TLS whatever the port speaks."""
     answer = await _throw(port.address, data)
-    if data.startswith((b"GET", b"POST")) and port.tls is None:
+    if port.is_http:
+        assert answer.startswith(b"HTTP/1.1 40") if data.startswith((b"GET", b"POST")) else not answer, answer
+    elif data.startswith((b"GET", b"POST")) and port.tls is None:
         assert b"gRPC over HTTP/2, not HTTP/1.1: use a gRPC client" in answer, answer
 
 
@@ -232,15 +237,23 @@ async def streams_left_open(port: Port, stack: AsyncExitStack) -> None:
 async def idle_connections(port: Port, stack: AsyncExitStack) -> None:
     """A full port refuses more: that is no failure."""
     for _ in range(max(20, port.crowd)):
-        await _opened(port, stack)
+        if port.is_http:
+            await _begin(port, b"GET /li", stack)
+        else:
+            await _opened(port, stack)
+
+
+async def _begin(port: Port, data: bytes, stack: AsyncExitStack) -> None:
+    """Open a connection, and send the begin of something."""
+    host, _, number = port.address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(number))
+    stack.callback(writer.close)
+    writer.write(data)
 
 
 async def half_hellos(port: Port, stack: AsyncExitStack) -> None:
-    host, _, number = port.address.rpartition(":")
     for _ in range(50):
-        _, writer = await asyncio.open_connection(host, int(number))
-        stack.callback(writer.close)
-        writer.write(HALF_HELLO)
+        await _begin(port, HALF_HELLO, stack)
     await asyncio.sleep(0)
 
 
@@ -260,11 +273,15 @@ ATTACKS: Final[dict[str, Attack]] = {
     "idle connections": idle_connections,
     "half a hello": half_hellos,
 }
+#: Those that need no HTTP/2.
+AT_HTTP: Final = frozenset((*NO_HTTP_2, "ALPN http/1.1", "no ALPN", "idle connections", "half a hello"))
 
 
 @contextlib.asynccontextmanager
-async def under_attack(attack: Attack, ports: list[Port]) -> AsyncIterator[None]:
+async def under_attack(kind: str, everywhere: list[Port]) -> AsyncIterator[None]:
     """Attack all ports at once; what stays open stays so inside the block."""
+    attack = ATTACKS[kind]
+    ports = [each for each in everywhere if kind in AT_HTTP or not each.is_http]
     async with AsyncExitStack() as stack:
         stacks = [await stack.enter_async_context(AsyncExitStack()) for _ in ports]
         await asyncio.gather(*(attack(port, each) for port, each in zip(ports, stacks, strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from ledgermq.rpc import http2_frames as h2
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.http2_connection import Http2Connection
 from ledgermq.rpc.http2_input import SCRATCH_SIZE
+from ledgermq.rpc.turns import Turns
 from ledgermq.rpc.wire_limits import FRAMES_PER_TURN
 from tests.fuzz.rpc_targets import FakeTransport, until_ended
 
@@ -122,5 +124,50 @@ def test_what_comes_while_frames_wait_is_taken_behind_them() -> None:
         await asyncio.sleep(0)
         assert transport.answers == FRAMES_PER_TURN + 10 and transport.is_read()
         await until_ended(connection)
+
+    run(test)
+
+
+def test_of_many_peers_with_many_frames_one_goes_on_in_each_turn() -> None:
+    async def test() -> None:
+        server = GrpcServer()
+        peers = [(server.serve_connection(), _Transport()) for _ in range(4)]
+        for connection, transport in peers:
+            connection.connection_made(transport)  # type: ignore[arg-type]
+            _arrive(connection, h2.PREFACE + h2.settings_frame([]))
+            _arrive(connection, _calls(2 * FRAMES_PER_TURN + 1))
+        peers[1][0].abort("gone")
+
+        def answers() -> list[int]:
+            return [transport.answers for _, transport in peers]
+
+        share = FRAMES_PER_TURN
+        assert answers() == [share, share, share, share]
+        await asyncio.sleep(0)
+        assert answers() == [2 * share, share, share, share]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert answers() == [2 * share, share, 2 * share, share]
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert answers() == [2 * share + 1, share, 2 * share + 1, 2 * share + 1]
+        assert [transport.is_read() for _, transport in peers] == [True, False, True, True]
+        for connection, _ in peers:
+            await until_ended(connection)
+
+    run(test)
+
+
+def test_a_defect_in_one_turn_leaves_the_others_theirs() -> None:
+    async def test() -> None:
+        escaped: list[BaseException] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: escaped.append(context["exception"])
+        )
+        turns, done = Turns(), asyncio.Event()
+        turns.wait(partial(next, iter(())))
+        turns.wait(done.set)
+        await done.wait()
+        assert len(escaped) == 1
 
     run(test)

@@ -20,7 +20,7 @@ from ledgermq.rpc.wire_limits import WireLimits
 from tests.ports import free_port
 
 from .peers import EOF, PAIRS, Stub, channel_to, error_of, pair, run, serving, until
-from .raw_peer import ECHO, SLEEP, RawPeer, message, raw_peer
+from .raw_peer import ECHO, SLEEP, UNREAD, RawPeer, message, raw_peer, request
 
 Code = grpc.StatusCode
 
@@ -130,6 +130,67 @@ def test_a_drain_names_the_last_stream_after_the_client_has_answered() -> None:
             service.go_on.set()
             assert (await peer.until(h2.DATA, 1))[3] == message(b"woken")
             await stopping
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_calls_that_were_on_their_way_have_the_same_grace(is_whole: bool) -> None:
+    async def test() -> None:
+        async with serving("wire") as (server, address, service), raw_peer(address) as peer:
+            peer.call(1, SLEEP)
+            await until(lambda: service.started == 1)
+            stopping = asyncio.ensure_future(server.stop(60))
+            await peer.until(h2.PING)
+            if is_whole:
+                peer.call(3, UNREAD)
+            else:
+                peer.send(h2.HEADERS, h2.END_HEADERS, 3, ECHO)
+            peer.send(h2.RST_STREAM, 0, 1, b"\0\0\0\x08")
+            await until(lambda: service.ended == 1)
+            peer.send(h2.PING, 0, 0, b"answered")
+            assert (await peer.until(h2.PING))[3] == b"answered"
+            if is_whole:
+                service.go_on.set()
+            else:
+                peer.send(h2.DATA, h2.END_STREAM, 3, message(b"0"))
+            assert (await peer.until(h2.DATA, 3))[3] == message(b"0")
+            await stopping
+
+    run(test)
+
+
+def test_a_stop_waits_for_the_handlers_of_calls_that_were_on_their_way() -> None:
+    async def test() -> None:
+        release, stopped = asyncio.Event(), list[bytes]()
+        async with serving("wire") as (server, address, service), raw_peer(address) as peer:
+
+            async def stuck(body: bytes, context: Any) -> bytes:
+                service.started += 1
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    if body == b"slow":
+                        await release.wait()
+                    stopped.append(body)
+                return b""
+
+            handler = grpc.unary_unary_rpc_method_handler(stuck)
+            server.add_registered_method_handlers("test.Service", {"Stuck": handler})
+            peer.call(1, request(b"/test.Service/Stuck"), b"quick")
+            await until(lambda: service.started == 1)
+            stopping = asyncio.ensure_future(server.stop(1.0))
+            await peer.until(h2.PING)
+            peer.call(3, request(b"/test.Service/Stuck"), b"slow")
+            assert (await peer.goaway())[0] == h2.NO_ERROR
+            peer.writer.close()
+            await until(lambda: not server.connection_count)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert stopped == [b"quick"] and not stopping.done()
+            release.set()
+            await stopping
+            assert stopped == [b"quick", b"slow"]
 
     run(test)
 

@@ -9,8 +9,10 @@ import pytest
 
 from ledgermq.broker.ports import http
 from ledgermq.broker.ports.http import TEXT, HttpServer, Routes, render
+from ledgermq.broker.ports.tls_judge import HTTP_WITHOUT_TLS, ONLY_HTTP
 from ledgermq.broker.service.probes import starting
 from ledgermq.raft.ports.counts import Ended, Refused
+from ledgermq.rpc import http2_frames as h2
 
 
 def server() -> HttpServer:
@@ -74,6 +76,49 @@ async def test_a_probe_is_answered_however_many_are_connected_and_say_nothing(
     await asyncio.wait([*silent, late], return_when=asyncio.ALL_COMPLETED)
     assert counts.ended == {Ended.MADE_ROOM: 1, Ended.SILENT: 2} and not counts.refused
     assert (await ask(b"GET /livez HTTP/1.1\r\n\r\n")).endswith(b"ok\n")
+    await serving.stop()
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "advice"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "tls hello", HTTP_WITHOUT_TLS),
+        (b"\x16", "tls hello", HTTP_WITHOUT_TLS),
+        (bytes(100_000), "foreign bytes", ONLY_HTTP),
+        (b"GETS", "foreign bytes", ONLY_HTTP),
+        (h2.PREFACE, "foreign bytes", ONLY_HTTP),
+        (b"LMQR\x01A", "foreign bytes", ONLY_HTTP),
+    ],
+)
+async def test_what_is_no_request_is_closed_at_once_and_the_log_says_once_what_to_switch(
+    sent: bytes, kind: str, advice: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http, "_READ_TIMEOUT", 600.0)
+    serving = server()
+    port = await serving.start("127.0.0.1:0")
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+    assert caplog.messages == [f"{kind} refused port=http peer=127.0.0.1: {advice}"]
+    assert not serving.counts.open
+    await serving.stop()
+
+
+async def test_a_request_may_come_byte_by_byte() -> None:
+    serving = server()
+    port = await serving.start("127.0.0.1:0")
+    for method in (b"GET", b"OPTIONS"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for byte in method + b" /livez HTTP/1.1\r\n\r\n":
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200" if method == b"GET" else b"HTTP/1.1 405"), answer
+        writer.close()
     await serving.stop()
 
 

@@ -285,8 +285,12 @@ async def test_a_port_that_an_outgoing_connection_holds_is_in_use_and_the_advice
 async def test_a_greeting_that_cannot_be_settled_here_is_tried_again(
     one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk where the peer's incarnation must be stored, or a reply of a newer build."""
-    failures: list[Exception] = [OSError(errno.ENOSPC, "No space left on device"), ValueError("newer")]
+    """A full disk where the peer's incarnation must be stored, a reply of a newer build, a bug of ours."""
+    failures: list[Exception] = [
+        OSError(errno.ENOSPC, "No space left on device"),
+        ValueError("newer"),
+        KeyError("a bug"),
+    ]
     admit = one.admit
 
     async def failing(hello: Hello) -> Refusal | None:
@@ -510,6 +514,28 @@ async def test_frames_that_come_with_the_greeting_wait_until_it_is_accepted(
         await one.until(lambda: len(one.frames) == 3)
     assert [frame for _, _, frame in one.frames] == [b"0", b"1", b"2"]
     await one.until_not_heard(two.id)
+
+
+@pytest.mark.parametrize("visit", [CallVisitor, PlainVisitor])
+async def test_a_stream_whose_greeting_finds_a_defect_is_ended_and_does_not_wait(
+    one: Peer, two: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, visit: Visit
+) -> None:
+    await serve(one)
+    admit = one.admit
+
+    async def defective(hello: Hello) -> Refusal | None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(one, "admit", defective)
+    async with visit(one.transport.bind) as visitor:
+        visitor.greet(two.hello(one.id))
+        await visitor.ended()
+    assert "greeting not judged, it comes again" in caplog.text and "a bug" in caplog.text
+    assert not one.transport._greeting
+    monkeypatch.setattr(one, "admit", admit)
+    async with visit(one.transport.bind) as visitor:
+        visitor.greet(two.hello(one.id))
+        assert not (await visitor.answer()).refusal_kind
 
 
 _NO_STANDING = pb.Hello(standing=cast(Any, 99))
