@@ -171,8 +171,12 @@ async def in_batches(run: Run, session: Session) -> list[Row]:
         return []
     rows = []
     for size, label in ((1024, "1 KiB"), (128, "128 B")):
-        send, calls = make(os.urandom(size), BATCH), max(2, _window(session, size) // BATCH)
-        rows.append(await run.loop(f"W3 {label}, send_batch", send, calls, BATCH))
+        window = _window(session, size)
+        for open_at_once in getattr(session, "batch_windows", (window,)):
+            send, calls = make(os.urandom(size), BATCH), max(2, open_at_once // BATCH)
+            name = f"W3 {label}, send_batch"
+            name += f", {open_at_once:,} in flight" if open_at_once > window else ""
+            rows.append(await run.loop(name, send, calls, BATCH))
     return rows
 
 
