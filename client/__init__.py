@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .admin.broker_groups import BrokerGroupAdmin
     from .admin.message_query import FoundMessages
     from .cluster.every_group import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
+    from .consume.bulk_reader import NodesUnreachableError
     from .consume.pull_consumer import PullConsumer
     from .consume.simple_consumer import SimpleConsumer
     from .errors import (
@@ -82,6 +83,7 @@ _HOMES: Final = {
     "Message": "message",
     "MessageQueue": "message",
     "MessageView": "message",
+    "NodesUnreachableError": "consume.bulk_reader",
     "PartlyChangedError": "cluster.every_group",
     "PartlyRefusedError": "cluster.every_group",
     "Producer": "produce.producer",
@@ -130,6 +132,7 @@ __all__ = [
     "NameserversDownError",
     "NoBrokersError",
     "NoQuorumError",
+    "NodesUnreachableError",
     "NotANameserverError",
     "NotLeaderError",
     "OffsetOutOfRangeError",

@@ -1,15 +1,6 @@
-"""Error of the Spark jobs, and how errors of the client become it."""
+"""Error of the Spark jobs."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-from ledgermq.client.errors import LedgerMQError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class SparkJobError(Exception):
@@ -17,19 +8,3 @@ class SparkJobError(Exception):
 
     Its text is for users: what happened, why, and the next command.
     """
-
-
-def with_clear_errors(method: Callable[P, T]) -> Callable[P, T]:
-    """Let errors leave as one sentence: Spark prints the trace, too, and this one is short.
-
-    Raises: SparkJobError.
-    """
-
-    @wraps(method)
-    def call(*arguments: P.args, **named: P.kwargs) -> T:
-        try:
-            return method(*arguments, **named)
-        except (LedgerMQError, SparkJobError) as error:
-            raise SparkJobError(str(error)) from None
-
-    return call

@@ -33,7 +33,8 @@ from ledgermq.client.consume.fetched_records import tag_hashes
 from ledgermq.client.errors import LedgerMQError
 from ledgermq.client.sync.bulk_reader import BulkReader
 
-from ..errors import SparkJobError, with_clear_errors
+from ..errors import SparkJobError
+from .clear_errors import with_clear_errors
 from .message_columns import COLUMNS, message_batches, record_table
 from .pushed_filters import PushedBounds
 from .read_plan import QueueState, advance, lose, narrowed, ranges_between, resolve, tasks_of

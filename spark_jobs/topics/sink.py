@@ -31,7 +31,8 @@ from ledgermq.client.batches.row_packer import Row
 from ledgermq.client.errors import AttemptEndedError
 from ledgermq.client.sync.loop_thread import LoopThread, make
 
-from ..errors import SparkJobError, with_clear_errors
+from ..errors import SparkJobError
+from .clear_errors import with_clear_errors
 from .row_columns import rows_by_topic
 from .sink_options import SinkOptions, check_append, check_schema, checked_options
 
