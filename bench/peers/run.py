@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 import importlib.util
 import json
@@ -33,6 +34,8 @@ from typing import Any
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import uvloop
+
+from ledgermq.client.bench.workloads import GC_THRESHOLDS
 
 from .java import HEAP, JarsError
 from .plots import write_plots
@@ -85,6 +88,8 @@ def prepared(keys: Sequence[str], jars: Path) -> dict[str, System]:
 
 
 async def _main(options: argparse.Namespace) -> None:
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     rows: list[Row] = []
     systems = prepared(options.systems, options.jars)
     for number in range(options.runs):

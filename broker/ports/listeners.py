@@ -28,7 +28,7 @@ from ledgermq.raft.ports.peer_sockets import set_options
 from ledgermq.rpc.grpc_options import limits_of
 from ledgermq.rpc.grpc_server import GrpcServer
 from ledgermq.rpc.shared_memory import SharedMemory
-from ledgermq.rpc.wire_limits import WireLimits
+from ledgermq.rpc.wire_limits import WIDE_WINDOW, WireLimits
 
 from ..config import ListenerConfig, split_address
 from .open_connections import ConnectionWatch
@@ -166,7 +166,7 @@ def _server(policy: PortPolicy, max_connections: int | None, counts: PortCounts,
     if policy.transport == "grpcio":
         return grpc.aio.server(options=options)
     # Without a time for idle connections among the options they stay open.
-    limits = limits_of(options, WireLimits(max_idle_s=0))
+    limits = limits_of(options, WireLimits(stream_window=WIDE_WINDOW, max_idle_s=0))
     return GrpcServer(limits, takes_compressed=False, name=counts.name, memory=memory)
 
 

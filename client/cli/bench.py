@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -20,7 +21,7 @@ from ..admin.admin import Admin
 from ..bench import document as bench_document
 from ..bench import plots as bench_plots
 from ..bench.figures import Figures
-from ..bench.workloads import TITLES, Settings, Workloads
+from ..bench.workloads import GC_THRESHOLDS, TITLES, Settings, Workloads
 from ..cluster.topic_route import BrokerGroup
 from ..errors import LedgerMQError, UsageError
 from .output import DEFAULT_NAMESERVER, NameserverOption, err, out, print_json, print_table, run
@@ -82,6 +83,8 @@ def bench(
     bench_document.check_file(json)
     if plots is not None:
         bench_plots.check_folder(plots)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     figures, used, count, topic = run(_run(nameserver, names, settings, queues, topic, quiet=json == "-"))
     content = bench_document.document(settings, topic, count, used, figures)
     if json == "-":

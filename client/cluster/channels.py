@@ -15,7 +15,7 @@ import grpc
 from grpc import aio
 
 from ledgermq.rpc.grpc_channel import GrpcChannel, Reconnects, was_not_sent
-from ledgermq.rpc.wire_limits import WireLimits
+from ledgermq.rpc.wire_limits import WIDE_WINDOW, WireLimits
 
 from ..errors import BrokerUnreachableError, ClosedError, UsageError
 
@@ -53,6 +53,7 @@ def open_channel(address: str, *, watch: bool = False) -> GrpcChannel:
     """
     limits = WireLimits(
         max_message=MAX_MESSAGE_BYTES,
+        stream_window=WIDE_WINDOW,
         keepalive_s=KEEPALIVE_S,
         keepalive_timeout_s=WATCH_TIMEOUT_S if watch else KEEPALIVE_TIMEOUT_S,
     )

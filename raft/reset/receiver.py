@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 
 from ledgermq.proto import raft_pb2 as pb
 from ledgermq.rpc.grpc_channel import CLIENT_LIMITS, GrpcChannel, Reconnects
+from ledgermq.rpc.wire_limits import WIDE_WINDOW
 
 from ..config import RaftConfig
 from ..core.machine import RaftCore
@@ -49,7 +50,7 @@ _T = TypeVar("_T")
 END_OF_STREAM: Final[Any] = vars(grpc.aio)["EOF"]  # missing in the type stubs
 _RECONNECTS: Final = Reconnects(attempt_s=1.0, patience_s=1.0)
 #: Pings detect a peer that vanished without a reset. The window is for links with a long way.
-_LIMITS: Final = replace(CLIENT_LIMITS, stream_window=4 << 20, keepalive_s=2.0, keepalive_timeout_s=1.5)
+_LIMITS: Final = replace(CLIENT_LIMITS, stream_window=WIDE_WINDOW, keepalive_s=2.0, keepalive_timeout_s=1.5)
 
 
 class ResetReceiver:
