@@ -46,10 +46,12 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum, IntFlag
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
+from numpy.lib.stride_tricks import as_strided
 
 from .entry import Buffer, padded
 from .errors import CorruptError, NewerFormatError
@@ -420,21 +422,23 @@ def _equal_positions(body: Buffer, count: int, distance: int) -> np.ndarray | No
     return positions
 
 
-def check_runs(body: Buffer, positions: np.ndarray) -> None:
-    """Check the inner lengths of all records at once. Raises: CorruptError."""
+def check_runs(body: Buffer, positions: np.ndarray) -> np.ndarray:
+    """Check the inner lengths of all records at once. Returns their headers. Raises: CorruptError."""
     headers = record_headers(body, positions)
+    lengths = headers[:1] if len(headers) and are_alike(headers) else headers  # one may stand for all
     exact = (
         RECORD_HEADER_SIZE
-        + 8 * headers["key_count"].astype(np.int64)
-        + headers["system_size"]
-        + headers["rest_size"]
+        + 8 * lengths["key_count"].astype(np.int64)
+        + lengths["system_size"]
+        + lengths["rest_size"]
     )
-    rest_start = exact - headers["rest_size"]
-    body_end = headers["body_offset"].astype(np.int64) + headers["body_size"]
-    bad = ((exact + 7) & ~7 != headers["size"]) | (headers["body_offset"] < rest_start) | (body_end > exact)
-    bad |= headers["reserved"] != 0
+    rest_start = exact - lengths["rest_size"]
+    body_end = lengths["body_offset"].astype(np.int64) + lengths["body_size"]
+    bad = (lengths["body_offset"] < rest_start) | (body_end > exact) | (lengths["reserved"] != 0)
+    bad = bad | ((exact + 7) & ~7 != headers["size"])
     if bad.any():
         raise CorruptError("record runs do not fit the record", int(positions[int(bad.argmax())]))
+    return headers
 
 
 class RecordWords:
@@ -471,12 +475,28 @@ def record_flags(body: Buffer, positions: np.ndarray) -> np.ndarray:
 
 def record_headers(body: Buffer, positions: np.ndarray) -> np.ndarray:
     """Return the fixed headers of the records at `positions` (RECORD_DTYPE, same length), copied once."""
-    raw = np.frombuffer(body, np.uint8)
-    if len(positions) == 0:
+    count, width = len(positions), RECORD_HEADER_SIZE // 8
+    if count == 0:
         return np.empty(0, RECORD_DTYPE)
-    words = raw[: len(raw) // 8 * 8].view("<u8")
-    gathered = words[(positions // 8)[:, None] + np.arange(RECORD_HEADER_SIZE // 8)]
-    return np.ascontiguousarray(gathered).view(RECORD_DTYPE).reshape(-1)
+    words, places = np.frombuffer(body, "<u8", len(body) // 8), positions >> 3
+    step = int(places[1] - places[0]) if count > 1 else width
+    breaks = np.flatnonzero(places[1:] - places[:-1] != step) + 1
+    is_inside = int(places.min()) >= 0 and int(places.max()) + width <= len(words)
+    if len(breaks) * _MANY > count or step < width or not is_inside:
+        found = words[places[:, None] + np.arange(width)]
+    else:  # stretches of evenly spaced records, as those of equal size are: a view of each
+        found = np.empty((count, width), "<u8")
+        for first, end in pairwise([0, *breaks.tolist(), count]):
+            start = int(places[first])
+            stretch = words[start : start + (end - first - 1) * step + width]
+            found[first:end] = as_strided(stretch, (end - first, width), (8 * step, 8), writeable=False)
+    return found.view(RECORD_DTYPE).reshape(-1)
+
+
+def are_alike(headers: np.ndarray) -> bool:
+    """Tell whether headers (RECORD_DTYPE, at least one) say the same of their flags and inner lengths."""
+    words = headers.view("<u8").reshape(len(headers), -1)
+    return all(bool((words[:, word] == words[0, word]).all()) for word in _LENGTH_WORDS)
 
 
 def decode_record(buffer: Buffer, position: int = 0) -> RecordView:

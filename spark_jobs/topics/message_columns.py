@@ -10,6 +10,7 @@ The bytes come from producers through brokers: checksums are right, and the cont
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,6 +27,7 @@ from ledgermq.proto.record import (
     SECTION_HEADER_SIZE,
     RecordFlags,
     SectionHeader,
+    are_alike,
     check_runs,
     record_headers,
     record_positions,
@@ -50,7 +52,6 @@ COLUMNS: Final[Mapping[str, str]] = {
 _TIMES: Final = (-62_135_596_800_000, 253_402_300_799_999)
 #: Rows in a batch with compressed bodies: each may unpack to 4 MiB.
 _PACKED_ROWS: Final = 64
-_HEX: Final = np.frombuffer("".join(f"{byte:02X}" for byte in range(256)).encode(), "<u2")
 _ID_SIZE: Final = 34
 _ONE_BYTE_LENGTH: Final = 128  # from this on, a protobuf length takes more than one byte
 _TOPIC_FIELD: Final = 0x0A  # tag of field 1, length-delimited
@@ -101,8 +102,7 @@ def record_table(
     sizes = np.array([each.size for each in headers], np.int64)
     starts = np.cumsum(sizes + SECTION_HEADER_SIZE) - (sizes + SECTION_HEADER_SIZE)
     try:
-        positions = _positions(data, starts, sizes, counts)
-        found = record_headers(data, positions)
+        positions, found = _records(data, starts, sizes, counts)
     except LayoutError as error:
         raise CorruptMessageError(queue.topic, queue.queue_id, str(error)) from error
     within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -112,15 +112,16 @@ def record_table(
     )
 
 
-def _positions(data: bytes, starts: Int64s, sizes: Int64s, counts: Int64s) -> Int64s:
-    """Return the positions of all records in `data`, checked as `record_positions` does.
+def _records(
+    data: bytes, starts: Int64s, sizes: Int64s, counts: Int64s
+) -> tuple[Int64s, npt.NDArray[np.void]]:
+    """Return positions and headers of all records in `data`, checked as `record_positions` does.
 
     Raises: CorruptError.
     """
     found = _scanned(data, starts, sizes, counts)
     if found is not None:
-        check_runs(data, found)
-        return found
+        return found, check_runs(data, found)
     # A body holds what looks like a record, or a section is damaged: walk each by its sizes.
     parts = [
         record_positions(memoryview(data)[start : start + size], count) + start
@@ -128,7 +129,8 @@ def _positions(data: bytes, starts: Int64s, sizes: Int64s, counts: Int64s) -> In
             (starts + SECTION_HEADER_SIZE).tolist(), sizes.tolist(), counts.tolist(), strict=True
         )
     ]
-    return np.concatenate([*parts, np.empty(0, np.int64)])
+    found = np.concatenate([*parts, np.empty(0, np.int64)])
+    return found, record_headers(data, found)
 
 
 def _scanned(data: bytes, starts: Int64s, sizes: Int64s, counts: Int64s) -> Int64s | None:
@@ -217,10 +219,10 @@ class _Columns:
         return _times(self._table.stored)
 
     def message_id(self) -> pa.Array:
-        raw = np.ascontiguousarray(self._table.headers["message_id"]).view(np.uint8).reshape(-1, 16)
+        digits = hexlify(self._table.headers["message_id"].tobytes()).upper()
         text = np.empty((self._count, _ID_SIZE), np.uint8)
         text[:, :2] = (ord("0"), ord("1"))
-        text[:, 2:] = np.ascontiguousarray(_HEX[raw]).view(np.uint8).reshape(-1, 32)
+        text[:, 2:] = np.frombuffer(digits, np.uint8).reshape(-1, 32)
         ends = np.arange(self._count + 1, dtype=np.int32) * _ID_SIZE
         ids = pa.Array.from_buffers(
             pa.string(), self._count, [None, pa.py_buffer(ends), pa.py_buffer(text.tobytes())]
@@ -278,6 +280,8 @@ class _Columns:
     def _may_have_properties(self) -> npt.NDArray[np.bool_]:
         """Tell where the rest run holds more than the fields topic and body: decided by lengths alone."""
         headers, positions = self._table.headers, self._table.positions
+        if self._count and are_alike(headers):
+            headers = headers[:1]  # it stands for all of them
         run = headers["key_count"].astype(np.int64) * 8 + headers["system_size"] + RECORD_HEADER_SIZE
         end = run + headers["rest_size"]
         body_size = headers["body_size"].astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -230,3 +231,16 @@ def test_hashes_and_ids_are_the_same_for_ever() -> None:
     assert (raw, flags) == (b"\x0a" * 16, RecordFlags.V1_ID)
     assert pack_message_id("01" + "0a" * 16)[1] == 0
     assert len(pack_message_id("any text")[0]) == 16
+
+
+@pytest.mark.parametrize("sizes", [[64] * 300, [72] * 120 + [64] * 5 + [72] * 120, [64, 72, 88] * 40, [64]])
+def test_headers_of_evenly_and_unevenly_spaced_records_are_those_at_their_positions(sizes: list[int]) -> None:
+    positions = np.cumsum([0, *sizes[:-1]]).astype(np.int64)
+    body = np.random.default_rng(1).bytes(sum(sizes))
+    found = record_headers(body, positions)
+    assert found.tobytes() == b"".join(body[at : at + RECORD_HEADER_SIZE] for at in positions.tolist())
+
+
+def test_headers_outside_of_the_body_are_refused() -> None:
+    with pytest.raises(IndexError):
+        record_headers(bytes(64 * 200), np.arange(201, dtype=np.int64) * 64)
