@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ledgermq.client.batches.part_writer import BatchClient, WrittenPart
 from ledgermq.client.batches.row_packer import Row
+from ledgermq.client.cluster.calls import call_log_service
 from ledgermq.client.errors import (
     AttemptEndedError,
     FencedError,
@@ -21,6 +23,7 @@ from ledgermq.client.errors import (
     LedgerMQError,
     RowsDifferError,
 )
+from ledgermq.proto.log_pb2 import BeginBatchRequest
 
 from .cluster import Cluster
 from .history import read_topic
@@ -147,6 +150,39 @@ def test_what_cannot_be_written_exactly_once_is_refused(cluster: Cluster) -> Non
 
     asyncio.run(run())
     assert stored(cluster, "refused") == Counter([b"a", b"b", b"c", b"d", b"d"])
+
+
+def test_a_job_that_ended_is_ended_in_every_broker_group_that_knows_it(cluster: Cluster) -> None:
+    async def run(*, end: bool) -> WrittenPart:
+        async with BatchClient(cluster.nameserver) as client:
+            part = await client.begin("ends", job="e", batch=0, partition=0)
+            await part.write_bodies([b"a", b"b"])
+            written = await part.flush()
+            if end:
+                await client.finish([written], ended_job="e")
+            return written
+
+    first = asyncio.run(run(end=True))
+    assert (first.sent, sorted(first.begun_at)) == (2, ["g0", "g1"])
+    late = asyncio.run(run(end=False))
+    assert (late.sent, late.broker_group) == (0, "")
+    assert stored(cluster, "ends") == Counter([b"a", b"b"])
+
+    async def known() -> list[bool]:
+        async with BatchClient(cluster.nameserver) as client:
+            route = await client.routes.get("ends", refresh=True)
+            request = BeginBatchRequest(job="e", topic="ends", look=True)
+            return [
+                (
+                    await call_log_service(
+                        partial(client.routes.broker_group, "ends", each.group.name), client.channels,
+                        lambda stub: stub.BeginBatch, request,
+                    )
+                ).finished
+                for each in route.parts
+            ]  # fmt: skip
+
+    assert asyncio.run(known()) == [True, True]
 
 
 def test_a_batch_goes_on_in_another_broker_group_when_the_first_is_drained(cluster: Cluster) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="the [spark] extra is not installed")
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from ledgermq.client.message import MessageView
 from ledgermq.client.sync import PullConsumer
 from ledgermq.spark_jobs import register
+from ledgermq.spark_jobs.topics.sink import BatchWriter, write_partition
+from ledgermq.spark_jobs.topics.sink_options import SinkOptions
 from tests.integration.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -79,6 +83,17 @@ def test_a_write_without_an_id_is_another_write_each_time(session: SparkSession,
         save(rows, cluster, topic="twice")
     counts = Counter(each.body for each in messages(cluster, "twice"))
     assert counts == Counter({b"%d" % number: 2 for number in range(50)})
+
+
+def test_the_brokers_learn_that_a_write_without_an_id_has_ended(cluster: Cluster) -> None:
+    options = SinkOptions(cluster.nameserver, topic="ends")
+    for each, sent in ((options, 0), (replace(options, write_id="w"), 1)):
+        writer = BatchWriter(each, ordered=False)
+        rows = pa.record_batch({"body": pa.array([b"a"])})
+        place: dict[str, Any] = {"job": writer.job, "batch": 0, "partition": 0, "ordered": False}
+        writer.commit([write_partition(each, iter([rows]), **place)])
+        other = write_partition(each, iter([rows]), **place | {"partition": 1})
+        assert [part.sent for part in other.parts] == [sent]
 
 
 @pytest.mark.parametrize(
