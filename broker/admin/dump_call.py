@@ -14,7 +14,15 @@ from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex
 
-from ..backup.stream import DumpError, QueueSource, StateSource, dump_stream, live_point, range_stream
+from ..backup.stream import (
+    DumpError,
+    DumpOvertakenError,
+    QueueSource,
+    StateSource,
+    dump_stream,
+    live_point,
+    range_stream,
+)
 from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint
 from ..config import BrokerConfig
 from ..refusals import RefusedError
@@ -43,7 +51,7 @@ class Dumps:
         if request.ranges:
             stream = self._ranges(request)
         elif request.digests:
-            stream = self._digests()
+            stream = self._digests(reread=request.reread)
         else:
             stream = self._whole(request)
         try:
@@ -51,7 +59,9 @@ class Dumps:
                 yield chunk
         except (DumpError, OSError) as error:
             raise RefusedError(
-                route_pb2.INTERNAL, f"{self._config.node_id}: the dump failed: {error}"
+                route_pb2.INTERNAL,
+                f"{self._config.node_id}: the dump failed: {error}",
+                retryable=isinstance(error, DumpOvertakenError),
             ) from None
 
     async def _whole(self, request: admin_pb2.DumpRequest) -> AsyncIterator[admin_pb2.DumpChunk]:
@@ -67,7 +77,7 @@ class Dumps:
                 state=None if state is None else StateSource(state.index, state.size, state.read),
             )
             if state is not None and state.log_start < point.base.first_index:
-                raise DumpError(
+                raise DumpOvertakenError(
                     "retention deleted what the state counts on while the dump was taken. Run the dump again."
                 )
             async for chunk in dump_stream(point):
@@ -80,13 +90,13 @@ class Dumps:
     def _log_folder(self) -> Path:
         return self._config.data_dir / "commitlog"
 
-    async def _digests(self) -> AsyncIterator[admin_pb2.DumpChunk]:
-        """Yield digests, and the bytes behind them, after making the digests that are missing.
+    async def _digests(self, *, reread: bool) -> AsyncIterator[admin_pb2.DumpChunk]:
+        """Yield digests, and the bytes behind them, after making those that are missing, or all (`reread`).
 
         Chunks without data keep the caller waiting meanwhile.
         """
         yield admin_pb2.DumpChunk()
-        making = asyncio.ensure_future(self._raft.care.digests(lambda count: None))
+        making = asyncio.ensure_future(self._raft.care.digests(lambda count: None, reread=reread))
         try:
             while not (await asyncio.wait([making], timeout=_SIGN_OF_LIFE_S))[0]:
                 yield admin_pb2.DumpChunk()
@@ -118,7 +128,7 @@ class Dumps:
                 or (hi - 1) // log.segment_size != lo // log.segment_size
             ):
                 raise RefusedError(
-                    route_pb2.INVALID_ARGUMENT,
+                    route_pb2.OFFSET_OUT_OF_RANGE if lo < log.first_offset else route_pb2.INVALID_ARGUMENT,
                     f"{self._config.node_id} has no committed log bytes {lo:,} to {hi:,} in one segment: its "
                     f"log holds {log.first_offset:,} to {end:,}. Retention may have deleted them: take the "
                     "digests again",

@@ -44,6 +44,10 @@ class DumpError(BrokerError):
     """A dump cannot be taken or finished; the text gives the reason and the remedy."""
 
 
+class DumpOvertakenError(DumpError):
+    """Retention deleted what was to be dumped. Another dump begins behind it."""
+
+
 class Chunk(NamedTuple):
     """Bytes of one file of a dump. The chunks of a file come in order and without gaps."""
 
@@ -206,7 +210,7 @@ def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
 def copy_range(log_folder: Path, start: int, lo: int, hi: int, into: str) -> Iterator[Chunk]:
     """Yield the bytes [lo, hi) of the segment at `start` as they are on disk, as the file `into/<lo>`.
 
-    A segment file may end early, and its trailer is not log data. Raises: DumpError (deleted), OSError.
+    A segment file may end early, and its trailer is not log data. Raises: DumpOvertakenError, OSError.
     """
     source, path, size = log_folder / f"{start:020d}", f"{into}/{lo:020d}", hi - lo
     if size <= 0:
@@ -214,7 +218,7 @@ def copy_range(log_folder: Path, start: int, lo: int, hi: int, into: str) -> Ite
     try:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise DumpError(
+        raise DumpOvertakenError(
             f"{source} was deleted by retention while the dump was taken. Run the dump again."
         ) from None
     try:
@@ -233,7 +237,7 @@ def _copy_state(state: StateSource) -> Iterator[Chunk]:
             yield Chunk(_state_path(state), offset, data)
             offset += len(data)
     except StateTransferError as error:
-        raise DumpError(f"{error}. Run the dump again.") from None
+        raise DumpOvertakenError(f"{error}. Run the dump again.") from None
 
 
 def _state_path(state: StateSource) -> str:
@@ -251,7 +255,7 @@ def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
         try:
             data = queue.read(position // UNIT_SIZE, stop // UNIT_SIZE)
         except ConsumeQueueError as error:
-            raise DumpError(
+            raise DumpOvertakenError(
                 f"{error.path}: {error.reason}. "
                 "Retention may have deleted it while the dump was taken: run the dump again."
             ) from None

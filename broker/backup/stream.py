@@ -29,6 +29,7 @@ from .dump_files import (
     Chunk,
     CommitPoint,
     DumpError,
+    DumpOvertakenError,
     DumpPoint,
     QueueSource,
     StateSource,
@@ -41,6 +42,7 @@ from .offline import offline_point
 
 __all__ = [
     "DumpError",
+    "DumpOvertakenError",
     "DumpPoint",
     "QueueSource",
     "StateSource",
@@ -152,10 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of dumps; the node gets one below it")
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
     parser.add_argument("--without-consume-queues", action="store_true", help="dump the log only")
+    parser.add_argument("--digests", action="store_true", help="read the log, and dump digests of its blocks")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     options = parser.parse_args(arguments)
     try:
-        with offline_point(options.data, with_queues=not options.without_consume_queues) as point:
+        with_queues = not (options.without_consume_queues or options.digests)
+        with offline_point(options.data, with_queues=with_queues, digests=options.digests) as point:
             folder = options.out / point.node
             if options.overwrite:
                 remove_dump(folder)
