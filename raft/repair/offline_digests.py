@@ -19,7 +19,7 @@ from ledgermq.proto.errors import LayoutError
 from ..damage import Before
 from ..disk.files import File, FileSystem
 from ..log.segment import segment_path
-from ..log.segment_scan import scan_segment
+from ..log.segment_scan import last_nonzero, scan_segment
 from ..types import LogIndex, Term
 from .digest_builder import DigestBuilder
 
@@ -52,25 +52,32 @@ def digest_log(
             if chained is None:
                 continue
             builder = DigestBuilder(incarnation, start)
-            at, before = _digest(file, start, segment_size, chained, limit, builder)
+            at, before, is_sealed = _digest(file, start, segment_size, chained, limit, builder)
         position = start + at
-        if (made := builder.digests(sealed=at >= segment_size)) is not None:
+        if (made := builder.digests(sealed=is_sealed)) is not None:
             yield made
 
 
 def _digest(
     file: File, start: int, segment_size: int, before: Before, limit: int, builder: DigestBuilder
-) -> tuple[int, Before]:
-    """Digest a segment piece by piece. Returns where it ends or is damaged, and the state of its chain there."""
-    at = 0
+) -> tuple[int, Before, bool]:
+    """Digest a segment piece by piece.
+
+    Returns where it ends or is damaged, the state of its chain there, and whether all of it is as it must be.
+    """
+    at, is_sealed = 0, False
     while at < limit:
         headers, stop = bytearray(), min(at + _PIECE, limit)
         scan = scan_segment(file, start, segment_size, before, at, stop, _PIECE, headers)
         builder.add(headers, time.time_ns() // 1_000_000)
         at, before = scan.end, scan.before
+        is_sealed = scan.sealed
+        if is_sealed and scan.segment.filler:
+            behind = decode_header(scan.segment.filler).physical_offset - start + HEADER_SIZE
+            is_sealed = last_nonzero(file, behind, segment_size) == behind
         if at < stop:
             break
-    return at, before
+    return at, before, is_sealed
 
 
 def _before_first(file: File) -> Before | None:
