@@ -23,6 +23,7 @@ from ..backup.stream import (
     live_point,
     range_stream,
 )
+from ..checkpoint.layout import Snapshot, take_snapshot
 from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint
 from ..config import BrokerConfig
 from ..refusals import RefusedError
@@ -75,6 +76,7 @@ class Dumps:
                 log_folder=self._log_folder,
                 queues=None if request.without_consume_queues else self._sources(),
                 state=None if state is None else StateSource(state.index, state.size, state.read),
+                snapshot=take_snapshot(self._replica.state),
             )
             if state is not None and state.log_start < point.base.first_index:
                 raise DumpOvertakenError(
@@ -85,6 +87,10 @@ class Dumps:
         finally:
             if state is not None:
                 state.close()
+
+    def _snapshot(self) -> Snapshot | None:
+        """Return the state; None while its queues are made again, and checksums of their units are missing."""
+        return None if self._replica.rebuild is not None else take_snapshot(self._replica.state)
 
     @property
     def _log_folder(self) -> Path:
@@ -105,7 +111,7 @@ class Dumps:
             await asyncio.wait([making])
         point = await live_point(
             self._raft.log, self._raft.status(), voters=tuple(self._config.voters),
-            log_folder=self._log_folder, queues=None, digests=making.result(),
+            log_folder=self._log_folder, queues=None, digests=making.result(), snapshot=self._snapshot(),
         )  # fmt: skip
         async for chunk in dump_stream(point):
             yield chunk

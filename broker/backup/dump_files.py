@@ -15,7 +15,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +29,8 @@ from ledgermq.proto.entry import ALIGNMENT, HEADER_SIZE, MAGIC_WORD
 from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.log.identity import Manifest
 
+from ..checkpoint.layout import Snapshot
+from ..checkpoint.state_digest import state_digest
 from ..errors import BrokerError, ConsumeQueueError
 from ..state.consume_queue import UNIT_SIZE, UNITS_PER_FILE
 
@@ -108,6 +110,7 @@ class DumpPoint:
     group_id: int = 0  # distinguishes broker groups of one name; 0: not known
     former_group_ids: tuple[int, ...] = ()  # of this broker group before a recovery or promotion
     state: StateSource | None = None  # of a log whose beginning was deleted
+    snapshot: Snapshot | None = None  # of the state after the last entry, to be digested
     # by segment start; None: the log itself is dumped
     digests: Mapping[int, SegmentDigests] | None = None
 
@@ -302,6 +305,7 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "state": None
         if point.state is None
         else {"index": point.state.index, "path": _state_path(point.state)},
+        "state_digest": None if point.snapshot is None else asdict(state_digest(point.snapshot)),
         "commit": {
             "index": point.commit.index,
             "term": point.commit.term,

@@ -25,6 +25,7 @@ from ledgermq.raft.log.segment import segment_start
 from ledgermq.raft.node_status import RaftStatus
 from ledgermq.raft.types import LogIndex
 
+from ..checkpoint.layout import Snapshot
 from .dump_files import (
     Chunk,
     CommitPoint,
@@ -62,12 +63,13 @@ async def live_point(
     queues: Sequence[QueueSource] | None,
     state: StateSource | None = None,
     digests: Sequence[SegmentDigests] | None = None,
+    snapshot: Snapshot | None = None,
 ) -> DumpPoint:
     """Choose what to dump of a running node: its log as far as it is applied and durable.
 
-    Call it in the same event-loop turn that took `status` and `queues`: the queues must end at
+    Call it in the same event-loop turn that took `status`, `queues` and `snapshot`: the queues must end at
     `applied_index` or behind it. `digests` are of this log; without queues,
-    all that is committed is dumped. Raises: RaftError subclasses (the log could not be read, or changed
+    all that is committed is dumped. `snapshot` is digested if it is of the last entry. Raises: RaftError subclasses (the log could not be read, or changed
     meanwhile: ask again).
     """
     reached = status.applied_index if digests is None else status.commit_index
@@ -94,6 +96,7 @@ async def live_point(
         log_time_ms=log_time,
         queues=None if queues is None else tuple(queues),
         state=state,
+        snapshot=snapshot if snapshot is not None and snapshot.index == index else None,
         digests=None
         if digests is None
         else {each.start: each for each in digests if each.start in starts and each.end <= commit.end},

@@ -139,9 +139,19 @@ def check(
     local: Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.")] = None,
     master: Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Notes count as faults, too.")] = False,
+    duplicates: Annotated[
+        bool,
+        typer.Option("--duplicates", help="Whole dumps: name message ids that a topic has more than once."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
+    if live and duplicates:
+        raise UsageError(
+            "--live takes digests, which hold no messages",
+            "Nothing was checked",
+            "Search whole dumps for duplicates: ledgermq dump DIR && ledgermq check DIR --duplicates",
+        )
     if live:
         require_spark("ledgermq check")
         folder = folder or Path(datetime.now(UTC).strftime("check-%Y%m%d-%H%M%S"))
@@ -164,7 +174,7 @@ def check(
     command += ["--out", str(report)] if report is not None else []
     command += ["--local", str(local)] if local is not None else []
     command += ["--master", master] if master else []
-    command += ["--strict"] * strict + ["--json"] * as_json
+    command += ["--strict"] * strict + ["--duplicates"] * duplicates + ["--json"] * as_json
     try:
         return run_to_end(command)
     except KeyboardInterrupt:

@@ -30,6 +30,7 @@ from ledgermq.proto.entry import (
     fits_segment,
 )
 from ledgermq.proto.record import (
+    RecordFlags,
     SectionKind,
     encode_record,
     encode_section,
@@ -98,10 +99,10 @@ class Log:
         return self.previous
 
     def append_messages(
-        self, queue_id: int, bodies: list[bytes], *, term: int, base: int | None = None
+        self, queue_id: int, bodies: list[bytes], *, term: int, base: int | None = None, flags: int = 0
     ) -> EntryHeader:
-        """Append one entry with one section of messages."""
-        section = make_section(queue_id, bodies)
+        """Append one entry with one section of messages. `flags`: more RecordFlags."""
+        section = make_section(queue_id, bodies, flags)
         units = self.units[queue_id]
         seal_section(
             memoryview(section),
@@ -125,14 +126,15 @@ class Log:
         segment.extend(data)
 
 
-def make_section(queue_id: int, bodies: list[bytes]) -> bytearray:
+def make_section(queue_id: int, bodies: list[bytes], more_flags: int = 0) -> bytearray:
     """Encode a section of messages, not sealed yet."""
     records, distance = [], 64
     for number, body in enumerate(bodies):
         raw_id, flags = pack_message_id(f"{queue_id}-{number}-{crc32c(body):x}")
         record = encode_record(
             b"sys", b"rest" + body, section_distance=distance, body_offset_in_rest=4, body_size=len(body),
-            message_id=raw_id, born_timestamp=START_MS, tag_hash=hash_text("tag"), flags=flags,
+            message_id=raw_id, born_timestamp=START_MS, tag_hash=hash_text("tag"),
+            flags=RecordFlags(flags | more_flags),
         )  # fmt: skip
         records.append(record)
         distance += len(record)

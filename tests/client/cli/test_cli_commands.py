@@ -535,7 +535,7 @@ def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr(cli_dump, "require_spark", lambda command: None)
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
-    options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--json"]
+    options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--duplicates", "--json"]
     servers = ["--nameserver", "10.0.0.1:9876"]
     assert run_cli(["check", str(tmp_path), *servers, *options]) == 3
     assert run_cli(["check", str(tmp_path), *servers, "--master", "spark://host:7077"]) == 3
@@ -699,6 +699,10 @@ def test_digests_are_taken_again_while_retention_deletes_what_they_are_about(
 
 def test_only_digests_can_be_read_anew(ledgermq: CommandLine, tmp_path: Path) -> None:
     assert "--reread is for digests" in ledgermq.err("dump --reread", str(tmp_path / "out"))
+
+
+def test_digests_are_not_searched_for_duplicates(ledgermq: CommandLine) -> None:
+    assert "ledgermq check DIR --duplicates" in ledgermq.err("check --live h:1 --duplicates")
 
 
 def test_a_check_of_nothing_is_refused(
