@@ -43,7 +43,7 @@ class StateClaim:
 
 @dataclass(frozen=True, slots=True)
 class StateDigest:
-    """Digest of a node's state after an entry. Nodes that encode states alike have the same after one entry."""
+    """Digest of a node's state after an entry, the same on all nodes that encode states alike."""
 
     index: int
     version: int  # of the encoding: only equal ones can be compared

@@ -68,8 +68,8 @@ ADVICE: Final = {
         "again."
     ),
     Kind.STATE: (
-        "Nodes made different states of one log: a defect of LedgerMQ, or faulty memory. Keep the dumps and report "
-        "it; then start the node that the majority contradicts with ledgermq broker --rejoin."
+        "Nodes made different states of one log: a defect of LedgerMQ, or faulty memory. Keep the dumps and "
+        "report it; then start the node that the majority contradicts with ledgermq broker --rejoin."
     ),
     Kind.MISSING_RANGE: f"Part of the log is gone. {_REPAIRS}",
     Kind.MISSING_SEGMENT: f"A file is gone. If it is in the node's folder, take the dump again. {_REPAIRS}",
@@ -95,8 +95,8 @@ ADVICE: Final = {
         "ledgermq check --live NAMESERVER."
     ),
     Kind.DUPLICATE_ID: (
-        "A producer sent the message again after the time for which the brokers remember it (two minutes, or an "
-        "hour of one producer), or gave two messages one id: consumers get both."
+        "A producer sent the message again after the time for which the brokers remember it (two minutes, or "
+        "an hour of one producer), or gave two messages one id: consumers get both."
     ),
     Kind.NOT_COMMITTED: "Nothing: entries above the commit point may still be replaced.",
 }

@@ -104,9 +104,7 @@ def verify(
             findings += unexplained
         findings += check_states(dumps, findings)
         if searched is not None:
-            findings += stage(
-                "duplicates", lambda: find_duplicates(spark, str(folder), searched, slice_size)
-            )
+            findings += stage("duplicates", lambda: find_duplicates(spark, str(folder), searched, slice_size))
         sums = {dump.node: totals(scanned.slices.get(dump.node, [])) for dump in dumps}
         verdict = make_verdict(
             str(folder), dumps, sums, merge_repeats(findings, MAX_REPORTED),

@@ -89,7 +89,7 @@ class Dumps:
                 state.close()
 
     def _snapshot(self) -> Snapshot | None:
-        """Return the state; None while its queues are made again, and checksums of their units are missing."""
+        """Return the state; None while its queues are made again: it lacks checksums of their units."""
         return None if self._replica.rebuild is not None else take_snapshot(self._replica.state)
 
     @property

@@ -68,9 +68,9 @@ async def live_point(
     """Choose what to dump of a running node: its log as far as it is applied and durable.
 
     Call it in the same event-loop turn that took `status`, `queues` and `snapshot`: the queues must end at
-    `applied_index` or behind it. `digests` are of this log; without queues,
-    all that is committed is dumped. `snapshot` is digested if it is of the last entry. Raises: RaftError subclasses (the log could not be read, or changed
-    meanwhile: ask again).
+    `applied_index` or behind it. `digests` are of this log; without queues, all that is committed is dumped.
+    `snapshot` is digested if it is of the last entry.
+    Raises: RaftError subclasses (the log could not be read, or changed meanwhile: ask again).
     """
     reached = status.applied_index if digests is None else status.commit_index
     index = LogIndex(min(reached, status.durable_index))

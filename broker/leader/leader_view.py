@@ -512,7 +512,10 @@ class LeaderView:
                 oldest_stream is not None and oldest_stream < streams
             ):
                 due.append(EvictDedup(ids, streams))
-            jobs, limits = self._state.batch_writes, (now - FORGOTTEN_AFTER_MS, now - ENDED_FORGOTTEN_AFTER_MS)
+            jobs, limits = (
+                self._state.batch_writes,
+                (now - FORGOTTEN_AFTER_MS, now - ENDED_FORGOTTEN_AFTER_MS),
+            )
             oldest_jobs = zip((jobs.oldest(), jobs.oldest(ended=True)), limits, strict=True)
             if any(oldest is not None and oldest < limit for oldest, limit in oldest_jobs):
                 due.append(ForgetBatches(*limits))

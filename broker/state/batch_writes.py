@@ -181,9 +181,7 @@ class BatchWrites:
     def forget(self, before: int, ended_before: int) -> None:
         """Drop jobs whose last change is older (log time, ms). `ended_before`: for those that have ended."""
         old = [
-            name
-            for name, job in self.jobs.items()
-            if job.timestamp < (ended_before if job.ended else before)
+            name for name, job in self.jobs.items() if job.timestamp < (ended_before if job.ended else before)
         ]
         for name in old:
             self._drop_parts(self.jobs.pop(name))

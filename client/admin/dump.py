@@ -51,8 +51,8 @@ async def dump_node(
 ) -> DumpResult:
     """Write the dump of the node at `address` to `to/name`, replacing an older one.
 
-    `digests`: block digests in place of the log, as far as it is committed in whole blocks. `reread`: the node
-    reads its log for them now.
+    `digests`: block digests in place of the log, as far as it is committed in whole blocks. `reread`: the
+    node reads its log for them now.
 
     Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder
     cannot be written), LedgerMQError (names that lead elsewhere, a dump without its end).

@@ -152,7 +152,7 @@ class BatchClient:
 
         Everything is stored already, so a part that cannot be declared complete now is only a warning: an
         attempt at it would read back what is stored.
-        `ended_job`: the parts are all of this job, and nobody continues it. The brokers are told that instead.
+        `ended_job`: all parts are of this job, and nobody continues it. The brokers are told that instead.
         Raises: RowsDifferError (earlier attempts stored other rows).
         """
         parts = list(parts)

@@ -286,7 +286,8 @@ async def _take_digests(here: _Here, *, quiet: bool, reread: bool) -> None:
             if not (error.retryable or isinstance(error, OffsetOutOfRangeError)) or tries == TRIES:
                 raise
             err.print(
-                f"retention deleted a part of a log meanwhile: taking all digests again ({tries + 1} of {TRIES})",
+                "retention deleted a part of a log meanwhile: "
+                f"taking all digests again ({tries + 1} of {TRIES})",
                 markup=False,
             )
 

@@ -84,9 +84,7 @@ class LogCare:
             raise
         return last
 
-    async def digests(
-        self, progress: Callable[[int], None], *, reread: bool = False
-    ) -> list[SegmentDigests]:
+    async def digests(self, progress: Callable[[int], None], *, reread: bool = False) -> list[SegmentDigests]:
         """Return the block digests of the committed log (`Scrubber.digests`). Failed writes are fatal."""
         try:
             return await self._scrubber.digests(progress, reread=reread)

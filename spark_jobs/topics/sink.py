@@ -222,9 +222,9 @@ class _Parts:
 def finish_batch(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, ended_job: str = ""
 ) -> None:
-    """Declare the parts of a batch complete, on the driver. `ended_job`: it is of a job that nobody continues.
+    """Declare the parts of a batch complete, on the driver. Raises: RowsDifferError.
 
-    Raises: RowsDifferError.
+    `ended_job`: they are of a job that nobody continues.
     """
     parts = [part for each in messages if isinstance(each, PartitionWritten) for part in each.parts]
     thread = LoopThread()

@@ -21,6 +21,7 @@ from ledgermq.client.errors import (
     FencedError,
     JobForgottenError,
     LedgerMQError,
+    RefusedError,
     RowsDifferError,
 )
 from ledgermq.proto.log_pb2 import BeginBatchRequest
@@ -208,6 +209,36 @@ def test_a_batch_goes_on_in_another_broker_group_when_the_first_is_drained(clust
     assert (rest.sent, rest.differ) == (4000, False)
     assert stored(cluster, "moves") == Counter(bodies)
     assert asyncio.run(write(6000)).sent == 0
+
+
+def test_a_broker_group_with_an_older_node_refuses_batches_until_that_is_updated(tmp_path: Path) -> None:
+    cluster, older = Cluster(tmp_path, nodes=3), "n3"
+
+    async def write() -> WrittenPart:
+        async with BatchClient(cluster.nameserver, timeout_s=60) as client:
+            part = await client.begin("levels", job="l", batch=0, partition=0)
+            await part.write_bodies([b"a"])
+            written = await part.flush()
+            await client.finish([written])
+            return written
+
+    cluster.nodes[older].arguments[1] = "tests.integration.level_4_node"
+    with cluster:
+        if cluster.wait_leader() == older:
+            cluster.terminate(older)
+            cluster.wait_leader(other_than=older)
+            cluster.restart(older)
+        words = "has nodes of an older version, which does not know how to write batches exactly once"
+        with pytest.raises(RefusedError, match=f"{words}.*: {older}. Nothing was changed") as refused:
+            asyncio.run(write())
+        assert not refused.value.retryable
+        assert not stored(cluster, "levels")
+        cluster.terminate(older)
+        cluster.nodes[older].arguments[1] = Cluster.module
+        cluster.restart(older)
+        assert asyncio.run(write()).sent == 1
+        assert stored(cluster, "levels") == Counter([b"a"])
+        assert asyncio.run(write()).sent == 0
 
 
 def test_memory_of_requests_is_bounded_while_brokers_are_away(tmp_path: Path) -> None:

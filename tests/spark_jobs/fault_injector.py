@@ -66,7 +66,7 @@ FOLDER_KINDS = (
 
 
 def damage_folder(log: Log, folder: Path, kind: str, other: Log) -> None:
-    """Damage a node's folder in a named way. The second of at least four segments is damaged, if not said else.
+    """Damage a node's folder in a named way: its second segment of at least four, mostly.
 
     `other`: another log with as many segments of the same size.
     """

@@ -119,7 +119,7 @@ def test_every_kind_of_damage_to_a_log_is_found(spark: SparkSession, tmp_path: P
 def test_every_kind_of_damage_to_the_folder_of_a_stopped_node_is_found(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:
-    """Digest dumps of data folders give the findings that whole dumps of them give, in the nodes' own words."""
+    """Digest dumps of data folders give the findings that whole dumps of them give."""
     log, other = make_log(160), make_log(160, seed=9)
     assert len(log.segments) >= 4
     for node in ("n1", "n2", "n3"):

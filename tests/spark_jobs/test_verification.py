@@ -243,7 +243,12 @@ def test_message_ids_that_are_stored_more_than_once_are_named_on_request(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     log = make_log(40)
-    for queue, bodies in ((0, [b"twice", b"x"]), (1, [b"once"]), (0, [b"twice", b"y"]), (0, [b"twice", b"z"])):
+    for queue, bodies in (
+        (0, [b"twice", b"x"]),
+        (1, [b"once"]),
+        (0, [b"twice", b"y"]),
+        (0, [b"twice", b"z"]),
+    ):
         last = log.append_messages(queue, bodies, term=9)
     dumps = tmp_path / "dumps"
     make_dumps(dumps, log)

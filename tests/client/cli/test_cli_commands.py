@@ -644,7 +644,14 @@ def test_a_live_check_takes_digests_first_and_checks_them(
     taken: list[tuple[str, Path, bool, bool]] = []
 
     async def dump_all(
-        nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool, *, digests: bool, reread: bool
+        nameserver: str,
+        nodes: list[str],
+        to: Path,
+        overwrite: bool,
+        quiet: bool,
+        *,
+        digests: bool,
+        reread: bool,
     ) -> tuple[list[Path], list[str]]:
         taken.append((nameserver, to, digests, reread))
         to.mkdir()
@@ -684,7 +691,9 @@ def test_digests_are_taken_again_while_retention_deletes_what_they_are_about(
     for name in ("n1", "n2", "n3"):
         made = tmp_path / "made" / name
         paths = [path for path in sorted(made.rglob("*")) if path.is_file() and path.name != "manifest.json"]
-        files = [(str(path.relative_to(made)), path.read_bytes()) for path in [*paths, made / "manifest.json"]]
+        files = [
+            (str(path.relative_to(made)), path.read_bytes()) for path in [*paths, made / "manifest.json"]
+        ]
         cluster.cluster.node(name).dump = tuple(files)
     cluster.cluster.node("n2").dump_refusals = refusals
     found, _, err = ledgermq("dump --digests", str(tmp_path / "out"))

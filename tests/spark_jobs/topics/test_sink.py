@@ -122,6 +122,23 @@ def test_other_rows_under_the_same_id_end_the_write(session: SparkSession, clust
         )
 
 
+def test_a_broker_group_with_an_older_node_is_named_in_one_sentence(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path, nodes=3)
+    cluster.nodes["n3"].arguments[1] = "tests.integration.level_4_node"
+    with cluster:
+        if cluster.wait_leader() == "n3":
+            cluster.terminate("n3")
+            cluster.wait_leader(other_than="n3")
+            cluster.restart("n3")
+        with pytest.raises(PySparkException) as refused:
+            save(session.range(9).selectExpr("string(id) AS body"), cluster, topic="levels")
+        text = "has nodes of an older version, which does not know how to write batches exactly once"
+        assert text in str(refused.value) and "Install this version on every node" in str(refused.value)
+        assert not messages(cluster, "levels")
+
+
 def test_topics_flow_into_topics(session: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
     rows = session.range(900).selectExpr("string(id) AS body", "array(concat('key', id % 5)) AS keys")
     save(rows, cluster, topic="source")
