@@ -148,7 +148,7 @@ class Turn:
         self._ids: list[bytes] = []  # pending message ids
         self._taken: list[Taken] = []  # reservations of the selector
         self._deleting: list[int] = []  # topics that its commands delete
-        self._changing: list[PartKey | None] = []  # parts that its commands begin; None: it drops some
+        self._changing: list[PartKey | None] = []  # parts that it begins or ends; None: it forgets some
         self._opening: list[SpanKey] = []  # spans that its sections of parts make; one per section
         self.scan = ScanBudget()  # shared by all filters of this turn
         self._closings = 0  # its commands that make the broker group refuse messages
@@ -201,9 +201,9 @@ class Turn:
             self._view._deleting.add(command.topic_id)
             self._deleting.append(command.topic_id)
         elif isinstance(command, BeginBatch | EndJob | ForgetBatches):
-            part = (command.writer, command.topic_id) if isinstance(command, BeginBatch) else None
-            self._view._changing[part] += 1
-            self._changing.append(part)
+            changing = self._view._changed_by(command)
+            self._view._changing.update(changing)
+            self._changing += changing
         elif isinstance(command, SetBrokerGroupMode) and command.mode is not BrokerGroupMode.ACTIVE:
             self._view._closings += 1
             self._closings += 1
@@ -349,8 +349,7 @@ class LeaderView:
         self._ids: dict[bytes, KnownMessage] = {}  # undecided message ids
         self._deleting: set[int] = set()  # topics whose deletion is proposed
         self._closings = 0  # proposed commands that make the broker group refuse messages
-        # Parts with a proposed BeginBatch; None: an EndJob or ForgetBatches is proposed. All counts are above
-        # 0.
+        # Parts that proposed commands begin or end; None: one forgets some. All counts are above 0.
         self._changing: Counter[PartKey | None] = Counter()
         self._opening: Counter[SpanKey] = Counter()  # spans that undecided sections make; all above 0
         self._sessions: dict[int, int] = {}  # session -> log time (ms) of its last sign of life
@@ -448,6 +447,16 @@ class LeaderView:
             if (batch.base_sequence, batch.count) == (header.base_sequence, header.count):
                 return Admission(Verdict.PENDING, batch.base_offset, batch.turn)
         return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
+
+    def _changed_by(self, command: BeginBatch | EndJob | ForgetBatches) -> list[PartKey | None]:
+        """Return the parts whose sections a proposed command holds up; None: those of all parts."""
+        if isinstance(command, BeginBatch):
+            return [(command.writer, command.topic_id)]
+        if isinstance(command, ForgetBatches):
+            return [None]
+        job = self._state.batch_writes.jobs.get(command.job)
+        proposed = [key for key in self._changing if key is not None]  # one of these may become a part of it
+        return [*dict.fromkeys([*(job.parts if job is not None else ()), *proposed])]
 
     def _is_new_span(self, header: SectionHeader) -> bool:
         """Tell whether a section is the first one of its part in its queue, as far as is applied."""

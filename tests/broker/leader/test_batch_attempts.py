@@ -137,6 +137,29 @@ def test_no_section_of_a_job_follows_its_end_in_the_log(node: Node, topic: int) 
     assert send(node, topic, 0, epoch).verdict is Verdict.STALE_EPOCH
 
 
+def test_an_attempt_that_is_proposed_before_the_end_of_its_job_stores_nothing_behind_it(
+    node: Node, topic: int
+) -> None:
+    beginning, ending = node.view.open_turn(), node.view.open_turn()
+    beginning.add_command(BeginBatch(JOB, WRITER, topic, 0))
+    first = node.propose(beginning)
+    ending.add_command(EndJob(JOB))
+    second = node.propose(ending)
+    epoch = result_of(node.commit_proposed(first), BatchResult).epoch
+    assert send(node, topic, 0, epoch).verdict is Verdict.BATCH_CHANGING
+    node.commit_proposed(second)
+    assert send(node, topic, 0, epoch).verdict is Verdict.STALE_EPOCH
+
+
+def test_the_end_of_a_job_does_not_hold_up_the_sections_of_others(node: Node, topic: int) -> None:
+    epoch = begun(node, topic).epoch
+    node.command(BeginBatch(bytes([1] * 16), WRITER + 1, topic, 0))
+    turn = node.view.open_turn()
+    turn.add_command(EndJob(bytes([1] * 16)))
+    node.propose(turn)
+    assert send(node, topic, 0, epoch, apply=False).verdict is Verdict.ACCEPTED
+
+
 def test_a_section_that_would_make_a_span_beyond_the_limit_is_refused(node: Node, topic: int) -> None:
     node.view = LeaderView(node.state, 1, START_MS, max_spans=1)
     epoch = begun(node, topic).epoch
