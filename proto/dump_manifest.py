@@ -179,8 +179,7 @@ def _state(fields: dict[str, Any] | None) -> StateClaim | None:
 def _state_digest(fields: dict[str, Any] | None) -> StateDigest | None:
     if fields is None:
         return None
-    digest = bytes.fromhex(fields["digest"]).hex()
-    return StateDigest(_number(fields["index"]), _number(fields["version"]), digest)
+    return StateDigest(_number(fields["index"]), _number(fields["version"]), _name(fields["digest"]))
 
 
 def _name(value: Any) -> str:
