@@ -76,7 +76,7 @@ class Dumps:
                 log_folder=self._log_folder,
                 queues=None if request.without_consume_queues else self._sources(),
                 state=None if state is None else StateSource(state.index, state.size, state.read),
-                snapshot=take_snapshot(self._replica.state),
+                snapshot=self._snapshot(),
             )
             if state is not None and state.log_start < point.base.first_index:
                 raise DumpOvertakenError(
