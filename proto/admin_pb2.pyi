@@ -543,14 +543,16 @@ class NoteClaimResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ...) -> None: ...
 
 class DumpRequest(_message.Message):
-    __slots__ = ("without_consume_queues", "digests", "ranges")
+    __slots__ = ("without_consume_queues", "digests", "ranges", "reread")
     WITHOUT_CONSUME_QUEUES_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    REREAD_FIELD_NUMBER: _ClassVar[int]
     without_consume_queues: bool
     digests: bool
     ranges: _containers.RepeatedCompositeFieldContainer[LogRange]
-    def __init__(self, without_consume_queues: bool = ..., digests: bool = ..., ranges: _Optional[_Iterable[_Union[LogRange, _Mapping]]] = ...) -> None: ...
+    reread: bool
+    def __init__(self, without_consume_queues: bool = ..., digests: bool = ..., ranges: _Optional[_Iterable[_Union[LogRange, _Mapping]]] = ..., reread: bool = ...) -> None: ...
 
 class LogRange(_message.Message):
     __slots__ = ("begin", "end")

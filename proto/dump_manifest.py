@@ -41,6 +41,15 @@ class StateClaim:
     path: str  # relative to the dump's folder
 
 
+@dataclass(frozen=True, slots=True)
+class StateDigest:
+    """Digest of a node's state after an entry, the same on all nodes that encode states alike."""
+
+    index: int
+    version: int  # of the encoding: only equal ones can be compared
+    digest: str  # hexadecimal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpManifest:
     """Contents of a manifest. Offsets are physical."""
@@ -73,6 +82,7 @@ class DumpManifest:
     log_time_ms: int
     software: str
     has_digests: bool = False  # it holds digests in place of most of the log
+    state_digest: StateDigest | None = None  # None: it was not made, or the dump is older than this field
 
     @property
     def is_restorable(self) -> bool:
@@ -153,6 +163,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
         "software": _name(fields["software"]),
         "group_id": int(fields.get("group_id", "0"), 16),
         "former_group_ids": tuple(int(each, 16) for each in fields.get("former_group_ids", ())),
+        "state_digest": _state_digest(fields.get("state_digest")),
     }
 
 
@@ -163,6 +174,12 @@ def _state(fields: dict[str, Any] | None) -> StateClaim | None:
     if path != f"state/{index:020d}":  # a fixed name: it cannot lead elsewhere
         raise ValueError(f"the state's file {path!r}")
     return StateClaim(index, path)
+
+
+def _state_digest(fields: dict[str, Any] | None) -> StateDigest | None:
+    if fields is None:
+        return None
+    return StateDigest(_number(fields["index"]), _number(fields["version"]), _name(fields["digest"]))
 
 
 def _name(value: Any) -> str:

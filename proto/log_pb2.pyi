@@ -210,16 +210,18 @@ class BeginBatchResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., unknown: bool = ..., finished: bool = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., topic_id: _Optional[int] = ..., count: _Optional[int] = ..., silent: bool = ..., spans: _Optional[_Iterable[_Union[BatchSpan, _Mapping]]] = ...) -> None: ...
 
 class FinishBatchRequest(_message.Message):
-    __slots__ = ("producer_id", "producer_epoch", "topic_id", "count")
+    __slots__ = ("producer_id", "producer_epoch", "topic_id", "count", "job")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     producer_id: int
     producer_epoch: int
     topic_id: int
     count: int
-    def __init__(self, producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., topic_id: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., topic_id: _Optional[int] = ..., count: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class FinishBatchResponse(_message.Message):
     __slots__ = ("refusal",)

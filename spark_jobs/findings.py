@@ -33,6 +33,7 @@ class Kind(StrEnum):
     SECTION = "section"  # sections or records do not match their entry
     QUEUE_OFFSET = "queue-offset"  # a queue's messages are not numbered without gaps
     CONSUME_QUEUE = "consume-queue"  # a consume queue differs from the log
+    STATE = "state"  # nodes with equal logs made different states of them
     MISSING_RANGE = "missing-range"  # bytes without a readable entry, or missing bytes
     MISSING_SEGMENT = "missing-segment"  # a whole segment file is missing
     DIVERGENCE = "divergence"  # intact entries at one index differ between replicas
@@ -42,6 +43,7 @@ class Kind(StrEnum):
     MISSING_VOTER = "missing-voter"  # a configured voter has no dump here
     DIGEST = "digest"  # a node's digest of a block is not that of its bytes
     NOT_COMPARED = "not-compared"  # digests differ, and the bytes that tell more could not be fetched
+    DUPLICATE_ID = "duplicate-id"  # several messages of a topic have one message id (asked for)
     NOT_COMMITTED = "not-committed"  # entries above the node's commit point
 
 
@@ -65,6 +67,10 @@ ADVICE: Final = {
         "The log is the truth: stop the node, delete its folder consumequeue, start it: it makes the queues "
         "again."
     ),
+    Kind.STATE: (
+        "Nodes made different states of one log: a defect of LedgerMQ, or faulty memory. Keep the dumps and "
+        "report it; then start the node that the majority contradicts with ledgermq broker --rejoin."
+    ),
     Kind.MISSING_RANGE: f"Part of the log is gone. {_REPAIRS}",
     Kind.MISSING_SEGMENT: f"A file is gone. If it is in the node's folder, take the dump again. {_REPAIRS}",
     Kind.DIVERGENCE: (
@@ -87,6 +93,10 @@ ADVICE: Final = {
     Kind.NOT_COMPARED: (
         "Start that node, or name a nameserver that knows it, then take and check digests in one go: "
         "ledgermq check --live NAMESERVER."
+    ),
+    Kind.DUPLICATE_ID: (
+        "A producer sent the message again after the time for which the brokers remember it (two minutes, or "
+        "an hour of one producer), or gave two messages one id: consumers get both."
     ),
     Kind.NOT_COMMITTED: "Nothing: entries above the commit point may still be replaced.",
 }

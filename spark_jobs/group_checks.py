@@ -49,7 +49,7 @@ def check_group(dumps: Sequence[NodeDump]) -> Iterator[Finding]:
 
 
 def check_states(dumps: Sequence[NodeDump], findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Compare the queues that nodes know. State is a function of the log, so nodes at the same index agree.
+    """Compare queues and states of nodes. State is a function of the log, so nodes at the same index agree.
 
     Nodes with errors are left out: their state may follow from what is already reported.
     """
@@ -61,6 +61,13 @@ def check_states(dumps: Sequence[NodeDump], findings: Sequence[Finding]) -> Iter
     for equal in by_commit.values():
         claims = {dump.node: _queues_text(dump) for dump in equal}
         yield from _odd_manifests(claims, Kind.CONSUME_QUEUE, "queues and their ends")
+    by_index: dict[tuple[int, int], dict[str, str]] = defaultdict(dict)
+    for dump in dumps:
+        if dump.state_digest is not None and dump.node not in faulty:
+            made = dump.state_digest
+            by_index[made.version, made.index][dump.node] = made.digest
+    for (_, index), digests in sorted(by_index.items()):
+        yield from _odd_manifests(digests, Kind.STATE, f"digest of the state after index {index:,}")
 
 
 def _queues_text(dump: NodeDump) -> str:

@@ -24,6 +24,7 @@ from .digest_compare import (
     summaries,
 )
 from .dump_folder import DEFAULT_SLICE_SIZE, NodeDump, find_dumps
+from .duplicate_ids import chosen_dump, find_duplicates
 from .findings import Finding, Kind, merge_repeats
 from .group_checks import (
     attribute_changes,
@@ -55,9 +56,11 @@ def verify(
     slice_size: int = DEFAULT_SLICE_SIZE,
     run_stage: Callable[[str, Callable[[], object]], object] | None = None,
     fetch: Fetch | None = None,
+    duplicates: bool = False,
 ) -> DumpVerdict:
     """Verify the dumps in `folder`, write the report files into `out`, and return the verdict.
 
+    `duplicates`: also find message ids that are stored more than once.
     `fetch` gets the bytes of blocks whose digests differ from running nodes; None: it is not known where they
     are.
 
@@ -66,6 +69,7 @@ def verify(
     began = time.monotonic()
     dumps = find_dumps(folder)
     digests = read_digests(dumps)
+    searched = chosen_dump(dumps) if duplicates else None
     comparison = Comparison(spark, folder, dumps, slice_size)
 
     def stage(name: str, work: Callable[[], T]) -> T:
@@ -99,6 +103,8 @@ def verify(
         if not missing:  # else it is not known whether the logs differ, or a digest is wrong
             findings += unexplained
         findings += check_states(dumps, findings)
+        if searched is not None:
+            findings += stage("duplicates", lambda: find_duplicates(spark, str(folder), searched, slice_size))
         sums = {dump.node: totals(scanned.slices.get(dump.node, [])) for dump in dumps}
         verdict = make_verdict(
             str(folder), dumps, sums, merge_repeats(findings, MAX_REPORTED),

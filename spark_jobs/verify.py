@@ -149,7 +149,7 @@ def _run(
     return verify(
         spark, folder, out, strict=options.strict, command=options.command,
         slice_size=options.slice_mib << 20, run_stage=partial(run_stage, spark, console),
-        fetch=fetcher(options.nameserver) if options.nameserver else None,
+        fetch=fetcher(options.nameserver) if options.nameserver else None, duplicates=options.duplicates,
     )  # fmt: skip
 
 
@@ -169,6 +169,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     where.add_argument("--local", type=int, metavar="N", help="run in this process on N cores (default: all)")
     where.add_argument("--master", help="run on a Spark cluster, e.g. spark://host:7077")
     parser.add_argument("--strict", action="store_true", help="notes count as faults, too")
+    parser.add_argument(
+        "--duplicates", action="store_true", help="name message ids that a topic has more than once, as notes"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--slice-mib",

@@ -14,7 +14,16 @@ from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.node.raft_node import RaftNode
 from ledgermq.raft.types import LogIndex
 
-from ..backup.stream import DumpError, QueueSource, StateSource, dump_stream, live_point, range_stream
+from ..backup.stream import (
+    DumpError,
+    DumpOvertakenError,
+    QueueSource,
+    StateSource,
+    dump_stream,
+    live_point,
+    range_stream,
+)
+from ..checkpoint.layout import Snapshot, take_snapshot
 from ..checkpoint.transfer import BrokerStateTransfer, OutgoingCheckpoint
 from ..config import BrokerConfig
 from ..refusals import RefusedError
@@ -43,7 +52,7 @@ class Dumps:
         if request.ranges:
             stream = self._ranges(request)
         elif request.digests:
-            stream = self._digests()
+            stream = self._digests(reread=request.reread)
         else:
             stream = self._whole(request)
         try:
@@ -51,7 +60,9 @@ class Dumps:
                 yield chunk
         except (DumpError, OSError) as error:
             raise RefusedError(
-                route_pb2.INTERNAL, f"{self._config.node_id}: the dump failed: {error}"
+                route_pb2.INTERNAL,
+                f"{self._config.node_id}: the dump failed: {error}",
+                retryable=isinstance(error, DumpOvertakenError),
             ) from None
 
     async def _whole(self, request: admin_pb2.DumpRequest) -> AsyncIterator[admin_pb2.DumpChunk]:
@@ -65,9 +76,10 @@ class Dumps:
                 log_folder=self._log_folder,
                 queues=None if request.without_consume_queues else self._sources(),
                 state=None if state is None else StateSource(state.index, state.size, state.read),
+                snapshot=self._snapshot(),
             )
             if state is not None and state.log_start < point.base.first_index:
-                raise DumpError(
+                raise DumpOvertakenError(
                     "retention deleted what the state counts on while the dump was taken. Run the dump again."
                 )
             async for chunk in dump_stream(point):
@@ -76,17 +88,21 @@ class Dumps:
             if state is not None:
                 state.close()
 
+    def _snapshot(self) -> Snapshot | None:
+        """Return the state; None while its queues are made again: it lacks checksums of their units."""
+        return None if self._replica.rebuild is not None else take_snapshot(self._replica.state)
+
     @property
     def _log_folder(self) -> Path:
         return self._config.data_dir / "commitlog"
 
-    async def _digests(self) -> AsyncIterator[admin_pb2.DumpChunk]:
-        """Yield digests, and the bytes behind them, after making the digests that are missing.
+    async def _digests(self, *, reread: bool) -> AsyncIterator[admin_pb2.DumpChunk]:
+        """Yield digests, and the bytes behind them, after making those that are missing, or all (`reread`).
 
         Chunks without data keep the caller waiting meanwhile.
         """
         yield admin_pb2.DumpChunk()
-        making = asyncio.ensure_future(self._raft.care.digests(lambda count: None))
+        making = asyncio.ensure_future(self._raft.care.digests(lambda count: None, reread=reread))
         try:
             while not (await asyncio.wait([making], timeout=_SIGN_OF_LIFE_S))[0]:
                 yield admin_pb2.DumpChunk()
@@ -95,7 +111,7 @@ class Dumps:
             await asyncio.wait([making])
         point = await live_point(
             self._raft.log, self._raft.status(), voters=tuple(self._config.voters),
-            log_folder=self._log_folder, queues=None, digests=making.result(),
+            log_folder=self._log_folder, queues=None, digests=making.result(), snapshot=self._snapshot(),
         )  # fmt: skip
         async for chunk in dump_stream(point):
             yield chunk
@@ -118,7 +134,7 @@ class Dumps:
                 or (hi - 1) // log.segment_size != lo // log.segment_size
             ):
                 raise RefusedError(
-                    route_pb2.INVALID_ARGUMENT,
+                    route_pb2.OFFSET_OUT_OF_RANGE if lo < log.first_offset else route_pb2.INVALID_ARGUMENT,
                     f"{self._config.node_id} has no committed log bytes {lo:,} to {hi:,} in one segment: its "
                     f"log holds {log.first_offset:,} to {end:,}. Retention may have deleted them: take the "
                     "digests again",

@@ -15,7 +15,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -29,6 +29,8 @@ from ledgermq.proto.entry import ALIGNMENT, HEADER_SIZE, MAGIC_WORD
 from ledgermq.raft.errors import StateTransferError
 from ledgermq.raft.log.identity import Manifest
 
+from ..checkpoint.layout import Snapshot
+from ..checkpoint.state_digest import state_digest
 from ..errors import BrokerError, ConsumeQueueError
 from ..state.consume_queue import UNIT_SIZE, UNITS_PER_FILE
 
@@ -42,6 +44,10 @@ assert _PROBE.size == HEADER_SIZE
 
 class DumpError(BrokerError):
     """A dump cannot be taken or finished; the text gives the reason and the remedy."""
+
+
+class DumpOvertakenError(DumpError):
+    """Retention deleted what was to be dumped. Another dump begins behind it."""
 
 
 class Chunk(NamedTuple):
@@ -104,6 +110,7 @@ class DumpPoint:
     group_id: int = 0  # distinguishes broker groups of one name; 0: not known
     former_group_ids: tuple[int, ...] = ()  # of this broker group before a recovery or promotion
     state: StateSource | None = None  # of a log whose beginning was deleted
+    snapshot: Snapshot | None = None  # of the state after the last entry, to be digested
     # by segment start; None: the log itself is dumped
     digests: Mapping[int, SegmentDigests] | None = None
 
@@ -206,7 +213,7 @@ def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
 def copy_range(log_folder: Path, start: int, lo: int, hi: int, into: str) -> Iterator[Chunk]:
     """Yield the bytes [lo, hi) of the segment at `start` as they are on disk, as the file `into/<lo>`.
 
-    A segment file may end early, and its trailer is not log data. Raises: DumpError (deleted), OSError.
+    A segment file may end early, and its trailer is not log data. Raises: DumpOvertakenError, OSError.
     """
     source, path, size = log_folder / f"{start:020d}", f"{into}/{lo:020d}", hi - lo
     if size <= 0:
@@ -214,7 +221,7 @@ def copy_range(log_folder: Path, start: int, lo: int, hi: int, into: str) -> Ite
     try:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise DumpError(
+        raise DumpOvertakenError(
             f"{source} was deleted by retention while the dump was taken. Run the dump again."
         ) from None
     try:
@@ -233,7 +240,7 @@ def _copy_state(state: StateSource) -> Iterator[Chunk]:
             yield Chunk(_state_path(state), offset, data)
             offset += len(data)
     except StateTransferError as error:
-        raise DumpError(f"{error}. Run the dump again.") from None
+        raise DumpOvertakenError(f"{error}. Run the dump again.") from None
 
 
 def _state_path(state: StateSource) -> str:
@@ -251,7 +258,7 @@ def _copy_queue(queue: QueueSource, commit_offset: int) -> Iterator[Chunk]:
         try:
             data = queue.read(position // UNIT_SIZE, stop // UNIT_SIZE)
         except ConsumeQueueError as error:
-            raise DumpError(
+            raise DumpOvertakenError(
                 f"{error.path}: {error.reason}. "
                 "Retention may have deleted it while the dump was taken: run the dump again."
             ) from None
@@ -298,6 +305,7 @@ def _manifest(point: DumpPoint, notes: _Notes) -> dict[str, object]:
         "state": None
         if point.state is None
         else {"index": point.state.index, "path": _state_path(point.state)},
+        "state_digest": None if point.snapshot is None else asdict(state_digest(point.snapshot)),
         "commit": {
             "index": point.commit.index,
             "term": point.commit.term,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from ledgermq.raft.errors import LockedFolderError, StateTransferError
 from ledgermq.raft.log.hard_state import HardStateFile
 from ledgermq.raft.log.identity import read_identity, read_manifest
 from ledgermq.raft.log.segment_keeper import LogFolders
+from ledgermq.raft.repair.offline_digests import digest_log
 
 from ..checkpoint.store import CheckpointStore
 from ..checkpoint.transfer import open_state
@@ -43,8 +44,11 @@ _MAGIC: Final = MAGIC + bytes([VERSION])
 
 
 @contextmanager
-def offline_point(data: Path, *, with_queues: bool) -> Iterator[DumpPoint]:
-    """Lock a data folder and yield its dump point. Raises: DumpError, RaftError, OSError."""
+def offline_point(data: Path, *, with_queues: bool, digests: bool = False) -> Iterator[DumpPoint]:
+    """Lock a data folder and yield its dump point. Raises: DumpError, RaftError, OSError.
+
+    `digests`: read the whole log, and dump digests of what is intact in it.
+    """
     folders, files = LogFolders(data), RealFileSystem()
     if not folders.identity.exists():
         raise DumpError(
@@ -64,7 +68,8 @@ def offline_point(data: Path, *, with_queues: bool) -> Iterator[DumpPoint]:
             "Dump the running node: ledgermq dump DIR; nothing was changed."
         ) from None
     try:
-        yield _point(data, folders, files, with_queues=with_queues)
+        point = _point(data, folders, files, with_queues=with_queues)
+        yield _with_digests(point, files) if digests else point
     finally:
         lock.release()
 
@@ -101,6 +106,16 @@ def _point(data: Path, folders: LogFolders, files: RealFileSystem, *, with_queue
         queues_complete=False,
         state=_state(data, files, base.first_index),
     )
+
+
+def _with_digests(point: DumpPoint, files: RealFileSystem) -> DumpPoint:
+    """Return the point of a digest dump: digests up to the commit point, and the bytes of the rest."""
+    made = digest_log(
+        files, point.log_folder, point.segment_starts, incarnation=point.incarnation,
+        segment_size=point.segment_size, begin=point.base.first_offset, before=point.base.before,
+        end=point.commit.end,
+    )  # fmt: skip
+    return replace(point, queues=None, state=None, digests={each.start: each for each in made})
 
 
 def _state(data: Path, files: RealFileSystem, first_index: int) -> StateSource | None:

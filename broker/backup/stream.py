@@ -25,10 +25,12 @@ from ledgermq.raft.log.segment import segment_start
 from ledgermq.raft.node_status import RaftStatus
 from ledgermq.raft.types import LogIndex
 
+from ..checkpoint.layout import Snapshot
 from .dump_files import (
     Chunk,
     CommitPoint,
     DumpError,
+    DumpOvertakenError,
     DumpPoint,
     QueueSource,
     StateSource,
@@ -41,6 +43,7 @@ from .offline import offline_point
 
 __all__ = [
     "DumpError",
+    "DumpOvertakenError",
     "DumpPoint",
     "QueueSource",
     "StateSource",
@@ -60,13 +63,14 @@ async def live_point(
     queues: Sequence[QueueSource] | None,
     state: StateSource | None = None,
     digests: Sequence[SegmentDigests] | None = None,
+    snapshot: Snapshot | None = None,
 ) -> DumpPoint:
     """Choose what to dump of a running node: its log as far as it is applied and durable.
 
-    Call it in the same event-loop turn that took `status` and `queues`: the queues must end at
-    `applied_index` or behind it. `digests` are of this log; without queues,
-    all that is committed is dumped. Raises: RaftError subclasses (the log could not be read, or changed
-    meanwhile: ask again).
+    Call it in the same event-loop turn that took `status`, `queues` and `snapshot`: the queues must end at
+    `applied_index` or behind it. `digests` are of this log; without queues, all that is committed is dumped.
+    `snapshot` is digested if it is of the last entry.
+    Raises: RaftError subclasses (the log could not be read, or changed meanwhile: ask again).
     """
     reached = status.applied_index if digests is None else status.commit_index
     index = LogIndex(min(reached, status.durable_index))
@@ -92,6 +96,7 @@ async def live_point(
         log_time_ms=log_time,
         queues=None if queues is None else tuple(queues),
         state=state,
+        snapshot=snapshot if snapshot is not None and snapshot.index == index else None,
         digests=None
         if digests is None
         else {each.start: each for each in digests if each.start in starts and each.end <= commit.end},
@@ -152,10 +157,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of dumps; the node gets one below it")
     parser.add_argument("--overwrite", action="store_true", help="replace the dump that is there")
     parser.add_argument("--without-consume-queues", action="store_true", help="dump the log only")
+    parser.add_argument("--digests", action="store_true", help="read the log, and dump digests of its blocks")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     options = parser.parse_args(arguments)
     try:
-        with offline_point(options.data, with_queues=not options.without_consume_queues) as point:
+        with_queues = not (options.without_consume_queues or options.digests)
+        with offline_point(options.data, with_queues=with_queues, digests=options.digests) as point:
             folder = options.out / point.node
             if options.overwrite:
                 remove_dump(folder)

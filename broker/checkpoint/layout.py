@@ -25,7 +25,8 @@ Kind 11. Texts are encoded as in commands:
 
 Kind 15:
 
-    job             16-byte id · i64 newest batch · i64 log time of its last change (ms) · u32 parts
+    job             16-byte id · i64 newest batch · i64 log time of its last change (ms) · bool ended ·
+                    u32 parts
     part            u64 writer · u32 topic id · u32 epoch · i64 messages · bool finished · u32 spans
     span            u32 queue id · i64 first queue offset · i64 one past the last
 
@@ -82,7 +83,7 @@ _PARKED: Final = struct.Struct("<IIII")
 _MEMBERSHIP: Final = struct.Struct("<III")
 _MEMBER: Final = struct.Struct("<QqIIH")
 _OWNER: Final = struct.Struct("<IIQI")
-_JOB: Final = struct.Struct("<16sqqI")
+_JOB: Final = struct.Struct("<16sqq?I")
 _PART: Final = struct.Struct("<QIIq?I")
 _SPAN: Final = struct.Struct("<Iqq")
 _ID_SIZE: Final = 20
@@ -270,7 +271,7 @@ def _encode_parked(snapshot: Snapshot) -> Iterator[bytes]:
 
 def _encode_jobs(snapshot: Snapshot) -> Iterator[bytes]:
     for name, job in _by_key(snapshot.jobs):
-        yield _JOB.pack(name, job.batch, job.timestamp, len(job.parts))
+        yield _JOB.pack(name, job.batch, job.timestamp, job.ended, len(job.parts))
         for key, part in _by_key(job.parts):
             yield _PART.pack(*key, part.epoch, part.count, part.finished, len(part.spans))
             yield from (_SPAN.pack(*span) for span in part.spans)
@@ -442,9 +443,9 @@ def _decode_memberships(raw: bytes) -> Iterator[tuple[int, ConsumerGroupMembersh
 def _decode_jobs(raw: bytes) -> Iterator[tuple[bytes, Job]]:
     position = 0
     while position < len(raw):
-        name, batch, timestamp, part_count = _JOB.unpack_from(raw, position)
+        name, batch, timestamp, ended, part_count = _JOB.unpack_from(raw, position)
         position += _JOB.size
-        job = Job(batch, timestamp)
+        job = Job(batch, timestamp, ended=ended)
         for _ in range(part_count):
             writer, topic_id, epoch, count, finished, span_count = _PART.unpack_from(raw, position)
             position += _PART.size

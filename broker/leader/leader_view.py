@@ -38,13 +38,14 @@ from ledgermq.proto.record import (
 )
 from ledgermq.proto.values import value
 
-from ..state.batch_writes import FORGOTTEN_AFTER_MS
+from ..state.batch_writes import ENDED_FORGOTTEN_AFTER_MS, FORGOTTEN_AFTER_MS, MAX_SPANS
 from ..state.codecs import encode
 from ..state.commands import (
     BeginBatch,
     BrokerGroupMode,
     Command,
     DeleteTopic,
+    EndJob,
     EvictDedup,
     ForgetBatches,
     GrantLeases,
@@ -64,6 +65,8 @@ MESSAGE_ID_WINDOW_MS: Final = 120_000
 STREAM_WINDOW_MS: Final = 3_600_000
 #: Place of the queue id in the key of a part's undecided sections: their sequence spans all queues.
 _ALL_QUEUES: Final = -1
+#: Span of a part in a queue: writer, topic id, queue id.
+SpanKey = tuple[int, int, int]
 #: Maximum of streams that are kept: a client that invents producer ids creates one with each.
 MAX_STREAMS: Final = 100_000
 #: Maximum of unrequested messages that one pass parks: its 98 KB of rows fit into a broker group's smallest
@@ -93,6 +96,7 @@ class Verdict(Enum):
     TOPIC_GONE = "topic_gone"  # no topic with that id, or its deletion is proposed
     QUEUE_NOT_FOUND = "queue_not_found"
     TOO_MANY_STREAMS = "too_many_streams"  # it would start a stream beyond the maximum
+    TOO_MANY_SPANS = "too_many_spans"  # it would store into a queue that its part has no room to remember
     BATCH_CHANGING = "batch_changing"  # a command that may end the attempt is proposed: ask again
     DRAINING = "draining"  # a new section, and the broker group refuses new messages
 
@@ -144,7 +148,8 @@ class Turn:
         self._ids: list[bytes] = []  # pending message ids
         self._taken: list[Taken] = []  # reservations of the selector
         self._deleting: list[int] = []  # topics that its commands delete
-        self._changing: list[PartKey | None] = []  # parts that its commands begin; None: it forgets some
+        self._changing: list[PartKey | None] = []  # parts that it begins or ends; None: it forgets some
+        self._opening: list[SpanKey] = []  # spans that its sections of parts make; one per section
         self.scan = ScanBudget()  # shared by all filters of this turn
         self._closings = 0  # its commands that make the broker group refuse messages
 
@@ -169,6 +174,9 @@ class Turn:
                 _PendingBatch(self, header.producer_epoch, header.base_sequence, header.count, base)
             )
             self._streams.append(stream)
+            if self._view._is_new_span(header):
+                self._view._opening[_span_key(header)] += 1
+                self._opening.append(_span_key(header))
         else:
             self._remember_ids(header, body or memoryview(section)[SECTION_HEADER_SIZE:], base)
         seal_section(section, base_queue_offset=base, entry_distance=HEADER_SIZE + self._records_size)
@@ -192,10 +200,10 @@ class Turn:
         if isinstance(command, DeleteTopic) and command.topic_id not in self._view._deleting:
             self._view._deleting.add(command.topic_id)
             self._deleting.append(command.topic_id)
-        elif isinstance(command, BeginBatch | ForgetBatches):
-            part = (command.writer, command.topic_id) if isinstance(command, BeginBatch) else None
-            self._view._changing[part] += 1
-            self._changing.append(part)
+        elif isinstance(command, BeginBatch | EndJob | ForgetBatches):
+            changing = self._view._changed_by(command)
+            self._view._changing.update(changing)
+            self._changing += changing
         elif isinstance(command, SetBrokerGroupMode) and command.mode is not BrokerGroupMode.ACTIVE:
             self._view._closings += 1
             self._closings += 1
@@ -255,6 +263,8 @@ class Turn:
         self._closings = 0
         view._changing -= Counter(self._changing)
         self._changing = []
+        view._opening -= Counter(self._opening)
+        self._opening = []
         for key in self._ids:
             known = view._ids.get(key)
             if known is not None and known.turn is self:
@@ -315,10 +325,18 @@ class FilterWatch:
 class LeaderView:
     """Pending offsets, batches, message ids and reservations of the leader of one term."""
 
-    def __init__(self, state: BrokerState, term: int, timestamp: int, max_streams: int = MAX_STREAMS) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        term: int,
+        timestamp: int,
+        max_streams: int = MAX_STREAMS,
+        max_spans: int = MAX_SPANS,
+    ) -> None:
         """`timestamp`: log time (ms) of the applied no-op; sessions have 15 s of grace from then on."""
         self._state = state
         self._max_streams = max_streams
+        self._max_spans = max_spans
         self.term = term
         self.selector = Selector(state)
         self.filters = FilterWatch()
@@ -331,8 +349,9 @@ class LeaderView:
         self._ids: dict[bytes, KnownMessage] = {}  # undecided message ids
         self._deleting: set[int] = set()  # topics whose deletion is proposed
         self._closings = 0  # proposed commands that make the broker group refuse messages
-        # Parts with a proposed BeginBatch; None: a ForgetBatches is proposed. All counts are above 0.
+        # Parts that proposed commands begin or end; None: one forgets some. All counts are above 0.
         self._changing: Counter[PartKey | None] = Counter()
+        self._opening: Counter[SpanKey] = Counter()  # spans that undecided sections make; all above 0
         self._sessions: dict[int, int] = {}  # session -> log time (ms) of its last sign of life
         self._next_eviction = timestamp + _EVICTION_PERIOD_MS  # log time, ms
 
@@ -420,13 +439,37 @@ class LeaderView:
         pending = self._streams.get(_stream_key(header), ())
         expected = pending[-1].base_sequence + pending[-1].count if pending else part.count
         if header.base_sequence == expected:
-            return Admission(Verdict.ACCEPTED)
+            has_room = not self._is_new_span(header) or self._has_room_for_span(header)
+            return Admission(Verdict.ACCEPTED if has_room else Verdict.TOO_MANY_SPANS)
         if header.base_sequence + header.count <= part.count:
             return Admission(Verdict.DUPLICATE)
         for batch in pending:
             if (batch.base_sequence, batch.count) == (header.base_sequence, header.count):
                 return Admission(Verdict.PENDING, batch.base_offset, batch.turn)
         return Admission(Verdict.SEQUENCE_GAP, expected_sequence=expected)
+
+    def _changed_by(self, command: BeginBatch | EndJob | ForgetBatches) -> list[PartKey | None]:
+        """Return the parts whose sections a proposed command holds up; None: those of all parts."""
+        if isinstance(command, BeginBatch):
+            return [(command.writer, command.topic_id)]
+        if isinstance(command, ForgetBatches):
+            return [None]
+        job = self._state.batch_writes.jobs.get(command.job)
+        proposed = [key for key in self._changing if key is not None]  # one of these may become a part of it
+        return [*dict.fromkeys([*(job.parts if job is not None else ()), *proposed])]
+
+    def _is_new_span(self, header: SectionHeader) -> bool:
+        """Tell whether a section is the first one of its part in its queue, as far as is applied."""
+        if not header.producer_epoch & BATCH_WRITE_EPOCH:
+            return False
+        part = self._state.batch_writes.part((header.producer_id, header.topic_id))
+        return part is not None and all(span[0] != header.queue_id for span in part.spans)
+
+    def _has_room_for_span(self, header: SectionHeader) -> bool:
+        """Tell whether the state may remember one more span, counting those of undecided sections."""
+        if _span_key(header) in self._opening:
+            return True
+        return self._state.batch_writes.span_count + len(self._opening) < self._max_spans
 
     def _has_all_streams(self) -> bool:
         """Tell whether the maximum of streams is reached, counting undecided batches."""
@@ -478,9 +521,13 @@ class LeaderView:
                 oldest_stream is not None and oldest_stream < streams
             ):
                 due.append(EvictDedup(ids, streams))
-            oldest_job = self._state.batch_writes.oldest()
-            if oldest_job is not None and oldest_job < now - FORGOTTEN_AFTER_MS:
-                due.append(ForgetBatches(now - FORGOTTEN_AFTER_MS))
+            jobs, limits = (
+                self._state.batch_writes,
+                (now - FORGOTTEN_AFTER_MS, now - ENDED_FORGOTTEN_AFTER_MS),
+            )
+            oldest_jobs = zip((jobs.oldest(), jobs.oldest(ended=True)), limits, strict=True)
+            if any(oldest is not None and oldest < limit for oldest, limit in oldest_jobs):
+                due.append(ForgetBatches(*limits))
             due += self.selector.overdue(now, _MAX_OVERDUE)
         return due
 
@@ -489,6 +536,10 @@ def _stream_key(header: SectionHeader) -> StreamKey:
     """Return the key under which the undecided sections of a producer, or of a part, are kept."""
     of_part = header.producer_epoch & BATCH_WRITE_EPOCH
     return header.producer_id, header.topic_id, _ALL_QUEUES if of_part else header.queue_id
+
+
+def _span_key(header: SectionHeader) -> SpanKey:
+    return header.producer_id, header.topic_id, header.queue_id
 
 
 def _when_closed(header: SectionHeader, admission: Admission) -> Admission:

@@ -18,14 +18,11 @@ from ..refusals import RETRY_AFTER_MS, RefusedError
 from ..replica import Replica
 from ..service.features import Features
 from ..service.read_barrier import ReadBarrier
-from ..state.commands import BATCH_WRITES, BeginBatch, FinishBatch
+from ..state.batch_writes import MAX_JOBS, MAX_PARTS, MAX_SPANS, ROOM_TEXT
+from ..state.commands import BATCH_WRITES, BeginBatch, EndJob, FinishBatch
 from ..state.effects import BatchResult, BatchState
 from ..state.topics import Topic
 
-#: Bounds of the state, in jobs, in parts of their newest batches, and in spans of queues of these parts.
-MAX_JOBS: Final = 20_000
-MAX_PARTS: Final = 50_000
-MAX_SPANS: Final = 200_000
 _MAX_JOB_BYTES: Final = 255
 _FEATURE: Final = "write batches exactly once"
 _MAX_BATCH: Final = (1 << 63) - 1
@@ -77,8 +74,11 @@ class Batches:
         return answer
 
     async def finish(self, request: log_pb2.FinishBatchRequest) -> log_pb2.FinishBatchResponse:
-        """Declare a part complete. Raises: RefusedError, and what the pipeline raises."""
+        """Declare a part or a job complete. Raises: RefusedError, and what the pipeline raises."""
         await self._features.require(BATCH_WRITES, _FEATURE)
+        if request.job:
+            await self._pipeline.run(EndJob(_digest(request.job)))
+            return log_pb2.FinishBatchResponse()
         command = FinishBatch(request.producer_id, request.topic_id, request.producer_epoch, request.count)
         applied = await self._pipeline.run(command)
         if applied.result.state is not BatchState.FINISHED:
@@ -112,7 +112,7 @@ class Batches:
                 raise RefusedError(
                     route_pb2.NOT_SUPPORTED,
                     f"as many {what} are written as this broker group remembers ({limit}). Nothing was "
-                    "begun. Use fewer partitions or message groups; jobs silent for 8 days make room",
+                    f"begun. Use fewer partitions or message groups; {ROOM_TEXT}",
                 )
 
 

@@ -25,6 +25,7 @@ from ..metrics import Metrics
 from ..refusals import DRAINING_PAUSE_MS, DRAINING_TEXT, REFUSABLE, RefusedError
 from ..service.answers import Refusals
 from ..service.broker_group_identity import BrokerGroupIdentity, MeantBrokerGroup
+from ..state.batch_writes import ROOM_TEXT
 from ..wire.native import BadProduceRequestError, checked_sections, split_produce_request
 
 #: Most requests of one Produce stream under way; more wait in the transport's flow control.
@@ -43,6 +44,11 @@ _VERDICTS: Final = {
     Verdict.TOPIC_GONE: (route_pb2.STALE_ROUTE, "no topic has that id any more; refresh the route"),
     Verdict.QUEUE_NOT_FOUND: (route_pb2.QUEUE_NOT_FOUND, "the topic has no such queue; refresh the route"),
     Verdict.DRAINING: (route_pb2.GROUP_DRAINING, ""),
+    Verdict.TOO_MANY_SPANS: (
+        route_pb2.NOT_SUPPORTED,
+        "parts of batches lie in as many queues as this broker group remembers. The section was not stored. "
+        "Use fewer partitions or message groups; " + ROOM_TEXT,
+    ),
     Verdict.BATCH_CHANGING: (
         route_pb2.TOO_MANY_REQUESTS,
         "another attempt at this part of the batch may have begun. Repeat it",

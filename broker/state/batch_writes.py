@@ -4,7 +4,7 @@ A *job* (a streaming query, or one batch write) writes batches with rising numbe
 each partition and topic. Attempts at a part follow one another; beginning one ends the one before. A part
 remembers how many messages it stored and where, so that an attempt can find out what is missing.
 
-    job -> number of its newest batch, time of its last change, and the parts of that batch:
+    job -> number of its newest batch, time of its last change, whether it has ended, and the batch's parts:
     (writer, topic id) -> epoch of the current attempt, messages stored, spans of queues that hold them
 
 `writer` stands for job and partition. Sections carry it as producer id and the attempt as epoch. The marker
@@ -12,7 +12,8 @@ bit of the epoch tells them from sections of ordinary producers, which have a `S
 
 Owns: that table.   Must not: read clocks; time is the log time of entries.
 Invariants: an epoch is never given twice for a part. Parts are immutable, so a snapshot copies dicts only.
-Parts of older batches are dropped: a job begins a batch when the one before is complete.
+Parts of older batches are dropped: a job begins a batch when the one before is complete. So are those of a
+job that has ended.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ from .effects import BatchResult, BatchState, PartKey, Span
 #: the job, none may take the silence of another for ignorance.
 JOB_WINDOW_MS: Final = 7 * 24 * 3_600_000
 FORGOTTEN_AFTER_MS: Final = JOB_WINDOW_MS + 24 * 3_600_000
+#: The same of a job that has ended: only late attempts of its tasks can come back.
+ENDED_FORGOTTEN_AFTER_MS: Final = 3_600_000
+#: Bounds, in jobs, in parts of their newest batches, and in spans of queues of these parts.
+MAX_JOBS: Final = 20_000
+MAX_PARTS: Final = 50_000
+MAX_SPANS: Final = 200_000
+#: For refusals.
+ROOM_TEXT: Final = (
+    "room is made by jobs that begin their next batch, by batch writes without a writeId an hour after they "
+    "ended, and by other jobs 8 days after their last change"
+)
 _INDEX_MASK: Final = BATCH_WRITE_EPOCH - 1
 
 
@@ -58,6 +70,7 @@ class Job:
     batch: int
     timestamp: int  # log time (ms) of its last change
     parts: dict[PartKey, Part] = field(default_factory=dict)
+    ended: bool = False  # it is complete and not continued; it has no parts
 
 
 class BatchWrites:
@@ -96,6 +109,8 @@ class BatchWrites:
         job = self.jobs.get(command.job)
         if job is None and command.batch and not command.unknown_too:
             return BatchResult(BatchState.UNKNOWN)
+        if job is not None and job.ended:
+            return BatchResult(BatchState.FINISHED, job.batch)
         if job is not None and now - job.timestamp > JOB_WINDOW_MS and not command.unknown_too:
             return BatchResult(BatchState.SILENT)
         if job is not None and command.batch < job.batch:
@@ -123,6 +138,8 @@ class BatchWrites:
         job = self.jobs.get(name)
         if job is None:
             return BatchResult(BatchState.UNKNOWN)
+        if job.ended:
+            return BatchResult(BatchState.FINISHED, job.batch)
         if batch < job.batch:
             return BatchResult(BatchState.OLDER, batch=job.batch)
         part = job.parts.get(key) if batch == job.batch else None
@@ -142,6 +159,13 @@ class BatchWrites:
         job.timestamp = now
         return self.look(owner, job.batch, key)
 
+    def end(self, name: bytes, now: int) -> None:
+        """Declare a job complete. Does nothing if it is unknown. `name`: id of the job."""
+        job = self.jobs.get(name)
+        if job is not None:
+            self._drop_parts(job)
+            job.timestamp, job.ended = now, True
+
     def record(self, key: PartKey, queue_id: int, base: int, count: int, now: int) -> bool:
         """Record a section that was applied at queue offset `base`; tell whether there is such a part."""
         owner = self._owners.get(key)
@@ -154,21 +178,29 @@ class BatchWrites:
         job.timestamp = now
         return True
 
-    def forget(self, before: int) -> None:
-        """Drop jobs whose last change is older than `before` (log time, ms)."""
-        for name in [name for name, job in self.jobs.items() if job.timestamp < before]:
+    def forget(self, before: int, ended_before: int) -> None:
+        """Drop jobs whose last change is older (log time, ms). `ended_before`: for those that have ended."""
+        old = [
+            name for name, job in self.jobs.items() if job.timestamp < (ended_before if job.ended else before)
+        ]
+        for name in old:
             self._drop_parts(self.jobs.pop(name))
 
     def remove_topic(self, topic_id: int) -> None:
         for key in [key for key in self._owners if key[1] == topic_id]:
             self.span_count -= len(self.jobs[self._owners.pop(key)].parts.pop(key).spans)
 
-    def oldest(self) -> int | None:
-        """Log time (ms) of the job that has not changed for longest; None without jobs."""
-        return min((job.timestamp for job in self.jobs.values()), default=None)
+    def oldest(self, *, ended: bool = False) -> int | None:
+        """Log time (ms) of the job that has not changed for longest; None without jobs.
+
+        `ended`: of those that have ended, else of the others.
+        """
+        return min((job.timestamp for job in self.jobs.values() if job.ended is ended), default=None)
 
     def copy(self) -> dict[bytes, Job]:
-        return {name: Job(job.batch, job.timestamp, dict(job.parts)) for name, job in self.jobs.items()}
+        return {
+            name: Job(job.batch, job.timestamp, dict(job.parts), job.ended) for name, job in self.jobs.items()
+        }
 
     def restore(self, jobs: dict[bytes, Job]) -> None:
         self.jobs = jobs

@@ -304,7 +304,8 @@ _CODECS: Final = (
     _numbers(23, c.SetTopicKeepUnread, "<I?"),
     _numbers(24, c.BeginBatch, "<16sQIq?"),
     _numbers(25, c.FinishBatch, "<QIIq"),
-    _numbers(26, c.ForgetBatches, "<q"),
+    _numbers(26, c.ForgetBatches, "<qq"),
+    _numbers(27, c.EndJob, "<16s"),
 )
 _BY_TYPE: Final = {(codec.number, codec.version): codec for codec in _CODECS}
 _BY_CLASS: Final = {(codec.kind, codec.version): codec for codec in _CODECS}

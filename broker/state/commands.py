@@ -37,7 +37,7 @@ PARK_DTYPE: Final = np.dtype(
 PARKED_MESSAGES: Final = 3
 #: Minimum feature level of SetTopicKeepUnread, and of CreateTopic with `keep_unread`.
 KEEP_UNREAD: Final = 4
-#: Minimum feature level of BeginBatch, FinishBatch and ForgetBatches.
+#: Minimum feature level of BeginBatch, FinishBatch, EndJob and ForgetBatches.
 BATCH_WRITES: Final = 5
 #: `place` in AssignQueues: the queue gets no owner.
 NO_OWNER: Final = 0xFFFFFFFF
@@ -397,10 +397,21 @@ class FinishBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class EndJob:
+    """Declare a job complete that nobody continues: its parts are dropped, late attempts find nothing to do.
+
+    Result: None.
+    """
+
+    job: bytes  # 16 bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetBatches:
     """Drop jobs that have not changed since a time. Result: None."""
 
     before: int  # log time (ms)
+    ended_before: int  # log time (ms), for jobs that have ended
 
 
 Command = (
@@ -408,7 +419,7 @@ Command = (
     | DeleteConsumerGroup | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible
     | ReleaseLeases | ParkMessages | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues
     | FeatureLevel | SetBrokerGroupMode | JoinConsumerGroup | LeaveConsumerGroup | AssignQueues
-    | BeginBatch | FinishBatch | ForgetBatches
+    | BeginBatch | FinishBatch | EndJob | ForgetBatches
 )  # fmt: skip
 
 

@@ -347,6 +347,9 @@ _APPLY: Final[dict[type, _Apply]] = {
     c.ParkMessages: lambda state, command, effects: state.consumption.park(command, effects),
     c.BeginBatch: BrokerState._begin_batch,
     c.FinishBatch: lambda state, command, effects: state.batch_writes.finish(command, effects.timestamp),
-    c.ForgetBatches: lambda state, command, effects: state.batch_writes.forget(command.before),
+    c.EndJob: lambda state, command, effects: state.batch_writes.end(command.job, effects.timestamp),
+    c.ForgetBatches: lambda state, command, effects: state.batch_writes.forget(
+        command.before, command.ended_before
+    ),
     c.ReleaseParked: lambda state, command, effects: state.consumption.release_parked(command, effects),
 }

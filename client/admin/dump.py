@@ -47,17 +47,19 @@ async def dump_node(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     digests: bool = False,
+    reread: bool = False,
 ) -> DumpResult:
     """Write the dump of the node at `address` to `to/name`, replacing an older one.
 
-    `digests`: block digests in place of the log, as far as it is committed in whole blocks.
+    `digests`: block digests in place of the log, as far as it is committed in whole blocks. `reread`: the
+    node reads its log for them now.
 
     Raises: BrokerUnreachableError (also when it sends nothing for 30 s), RefusedError, UsageError (the folder
     cannot be written), LedgerMQError (names that lead elsewhere, a dump without its end).
     """
     folder = to / folder_name(name)
     _make_empty(folder)
-    result = await _call(name, address, pb.DumpRequest(digests=digests), folder, on_progress)
+    result = await _call(name, address, pb.DumpRequest(digests=digests, reread=reread), folder, on_progress)
     if not (folder / MANIFEST).exists():
         raise LedgerMQError(
             f"the dump of {name} ended without its manifest",

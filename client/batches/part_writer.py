@@ -80,6 +80,7 @@ class WrittenPart:
     producer_id: int = 0
     producer_epoch: int = 0
     stored: int = 0  # messages of the part in that broker group
+    begun_at: tuple[str, ...] = ()  # all broker groups that know the job
 
 
 class BatchClient:
@@ -146,35 +147,41 @@ class BatchClient:
             silent_s = silent_s + pause_s if now == seen else 0.0
             seen = now
 
-    async def finish(self, parts: Iterable[WrittenPart]) -> None:
+    async def finish(self, parts: Iterable[WrittenPart], *, ended_job: str = "") -> None:
         """Declare the parts of a batch complete, whose tasks have succeeded.
 
         Everything is stored already, so a part that cannot be declared complete now is only a warning: an
         attempt at it would read back what is stored.
+        `ended_job`: all parts are of this job, and nobody continues it. The brokers are told that instead.
         Raises: RowsDifferError (earlier attempts stored other rows).
         """
         parts = list(parts)
         differing = [part for part in parts if part.differ]
         if differing:
             raise RowsDifferError(", ".join(sorted({part.topic for part in differing})))
+        if ended_job:
+            topics = {name: part.topic for part in parts for name in part.begun_at}
+            request = pb.FinishBatchRequest(job=ended_job)
+            await asyncio.gather(*(self._finish(topics[name], name, request) for name in topics))
+            return
         open_parts = [part for part in parts if part.broker_group]
         for start in range(0, len(open_parts), _FINISHED_AT_ONCE):
             some = open_parts[start : start + _FINISHED_AT_ONCE]
-            await asyncio.gather(*map(self._finish, some))
+            await asyncio.gather(
+                *(self._finish(part.topic, part.broker_group, _finish_request(part)) for part in some)
+            )
 
-    async def _finish(self, part: WrittenPart) -> None:
-        request = pb.FinishBatchRequest(
-            producer_id=part.producer_id, producer_epoch=part.producer_epoch, topic_id=part.topic_id,
-            count=part.stored,
-        )  # fmt: skip
+    async def _finish(self, topic: str, broker_group: str, request: pb.FinishBatchRequest) -> None:
         try:
-            await self.routes.get(part.topic)
+            await self.routes.get(topic)
             await call_log_service(
-                partial(self.routes.broker_group, part.topic, part.broker_group), self.channels,
+                partial(self.routes.broker_group, topic, broker_group), self.channels,
                 lambda stub: stub.FinishBatch, request,
             )  # fmt: skip
         except LedgerMQError as error:
-            logger.warning("part not declared complete topic=%s reason=%s", part.topic, error)
+            logger.warning(
+                "not declared complete topic=%s broker_group=%s reason=%s", topic, broker_group, error
+            )
 
     async def close(self) -> None:
         """Close all connections. Attempts that are not finished can be repeated."""
@@ -182,6 +189,13 @@ class BatchClient:
             await part.close()
         await self.routes.close()
         await self.channels.close()
+
+
+def _finish_request(part: WrittenPart) -> pb.FinishBatchRequest:
+    return pb.FinishBatchRequest(
+        producer_id=part.producer_id, producer_epoch=part.producer_epoch, topic_id=part.topic_id,
+        count=part.stored,
+    )  # fmt: skip
 
 
 class _Attempt:
@@ -222,7 +236,10 @@ class _Attempt:
         target = self._target(route.parts, ordered=ordered)
         if target is None:
             raise no_queue_to_write(route)
-        return PartWriter(client, self._topic, stored, target, self._answers[target.group.name], request)
+        return PartWriter(
+            client, self._topic, stored, target, self._answers[target.group.name], request,
+            begun_at=tuple(names),
+        )  # fmt: skip
 
     async def _begin_at(self, names: Iterable[str]) -> None:
         for name in names:
@@ -280,16 +297,18 @@ class PartWriter:
         answer: pb.BeginBatchResponse | None = None,
         request: pb.BeginBatchRequest | None = None,
         *,
+        begun_at: tuple[str, ...] = (),
         finished_count: int = 0,
     ) -> None:
         """`target`, `answer`: of the broker group to write to; None: the part is complete, with
-        `finished_count` messages.
+        `finished_count` messages. `begun_at`: all broker groups that know the attempt.
         """
         self.rows = 0  # that this attempt was given
         self.sent = 0  # of these; the others were stored before
         self._client = client
         self._topic = topic
         self._stored = stored
+        self._begun_at = begun_at
         self._finished_count = finished_count
         self._answer = answer
         self._packer: RowPacker | None = None
@@ -353,7 +372,7 @@ class PartWriter:
         answer = self._answer
         return WrittenPart(
             self._topic, self.rows, self.sent, self._stored.count > 0, self._name, answer.topic_id,
-            answer.producer_id, answer.producer_epoch, answer.count + self.sent,
+            answer.producer_id, answer.producer_epoch, answer.count + self.sent, self._begun_at,
         )  # fmt: skip
 
     async def close(self) -> None:

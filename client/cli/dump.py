@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
@@ -26,7 +26,7 @@ from ledgermq.proto.errors import LayoutError
 from ..admin.cluster_status import KnownNode, ask, known_nodes
 from ..admin.dump import DumpResult, dump_node, fetch_ranges, folder_name
 from ..admin.status_report import size
-from ..errors import LedgerMQError, MissingExtraError, UsageError
+from ..errors import LedgerMQError, MissingExtraError, OffsetOutOfRangeError, RefusedError, UsageError
 from ..local.cluster import require_server
 from ..local.processes import run_to_end
 from .output import (
@@ -42,6 +42,17 @@ from .output import (
 )
 
 _CHECK_MODULES = ("pyspark", "pyarrow", "pandas")
+#: How often digests are taken before giving up, when retention deletes what they are about meanwhile.
+TRIES: Final = 5
+
+
+RereadOption = Annotated[
+    bool,
+    typer.Option(
+        "--reread",
+        help="Digests: the nodes read their logs now, which finds damage since they were last scrubbed.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -77,17 +88,20 @@ def dump(
             help="Take digests of the logs' blocks instead of the logs: megabytes, for ledgermq check only.",
         ),
     ] = False,
+    reread: RereadOption = False,
     as_json: JsonOption = False,
 ) -> int:
     """Copy every node's log as it stands on disk. Up to its commit point; then: ledgermq check DIR."""
     _refuse_data_folder(to)
     if data is not None:
-        if digests:
-            raise UsageError(
-                "a node that is not running makes no digests", "Nothing was dumped", "Leave out --digests"
-            )
-        return _dump_offline(data, to, overwrite, as_json)
-    folders, missing = run(_dump_all(nameserver, node or [], to, overwrite, as_json, digests=digests))
+        return _dump_offline(data, to, overwrite, as_json, digests=digests)
+    if reread and not digests:
+        raise UsageError(
+            "--reread is for digests: a dump of the log is read anyway", "Nothing was dumped", "Leave it out"
+        )
+    folders, missing = run(
+        _dump_all(nameserver, node or [], to, overwrite, as_json, digests=digests, reread=reread)
+    )
     if as_json:
         print_json({"dumps": [_summary(folder) for folder in folders], "missing": missing})
     if missing:
@@ -118,20 +132,33 @@ def check(
             help="Take the digests of the running nodes that it knows, check them, and fetch what differs.",
         ),
     ] = "",
+    reread: RereadOption = False,
     report: Annotated[
         Path | None, typer.Option("--out", help="Folder of the report. Default: DIR/report.")
     ] = None,
     local: Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.")] = None,
     master: Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Notes count as faults, too.")] = False,
+    duplicates: Annotated[
+        bool,
+        typer.Option("--duplicates", help="Whole dumps: name message ids that a topic has more than once."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
+    if live and duplicates:
+        raise UsageError(
+            "--live takes digests, which hold no messages",
+            "Nothing was checked",
+            "Search whole dumps for duplicates: ledgermq dump DIR && ledgermq check DIR --duplicates",
+        )
     if live:
         require_spark("ledgermq check")
         folder = folder or Path(datetime.now(UTC).strftime("check-%Y%m%d-%H%M%S"))
         _refuse_data_folder(folder)
-        _, missing = run(_dump_all(live, [], folder, overwrite=False, quiet=True, digests=True))
+        _, missing = run(
+            _dump_all(live, [], folder, overwrite=False, quiet=True, digests=True, reread=reread)
+        )
         for name in missing:
             err.print(f"{name} does not answer: there are no digests of it", markup=False)
     if folder is None:
@@ -147,7 +174,7 @@ def check(
     command += ["--out", str(report)] if report is not None else []
     command += ["--local", str(local)] if local is not None else []
     command += ["--master", master] if master else []
-    command += ["--strict"] * strict + ["--json"] * as_json
+    command += ["--strict"] * strict + ["--duplicates"] * duplicates + ["--json"] * as_json
     try:
         return run_to_end(command)
     except KeyboardInterrupt:
@@ -181,10 +208,10 @@ def _wrong_folder(what: str) -> UsageError:
     )
 
 
-def _dump_offline(data: Path, to: Path, overwrite: bool, as_json: bool) -> int:
+def _dump_offline(data: Path, to: Path, overwrite: bool, as_json: bool, *, digests: bool) -> int:
     require_server("dumping a data folder")
     command = [sys.executable, "-m", "ledgermq.broker.backup.stream", "--data", str(data), "--out", str(to)]
-    command += ["--overwrite"] * overwrite + ["--json"] * as_json
+    command += ["--overwrite"] * overwrite + ["--digests"] * digests + ["--json"] * as_json
     return run_to_end(command)
 
 
@@ -202,7 +229,14 @@ def _manifest(folder: Path) -> DumpManifest | None:
 
 
 async def _dump_all(
-    nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool, *, digests: bool
+    nameserver: str,
+    nodes: list[str],
+    to: Path,
+    overwrite: bool,
+    quiet: bool,
+    *,
+    digests: bool,
+    reread: bool = False,
 ) -> tuple[list[Path], list[str]]:
     """Dump all nodes, one after the other; return their folders, and the names of those that could not be
     reached.
@@ -228,15 +262,43 @@ async def _dump_all(
             _refuse_mixture(folder / folder_name(target.node_id), shown)
         else:
             here.append((target, folder, shown))
+    if digests:
+        await _take_digests(here, quiet=quiet, reread=reread)
+    else:
+        await _take_dumps(here, quiet=quiet)
+    return [folder / target.node_id for target, folder, _ in here], missing
+
+
+_Here = list[tuple[KnownNode, Path, str]]
+
+
+async def _take_digests(here: _Here, *, quiet: bool, reread: bool) -> None:
+    """Take digests of nodes, again while retention deletes meanwhile what they are about.
+
+    Raises: what `dump_node` and `fetch_ranges` raise.
+    """
+    for tries in range(1, TRIES + 1):
+        try:
+            await _take_dumps(here, quiet=quiet, digests=True, reread=reread)
+            await _fetch_edges([(target, folder) for target, folder, _ in here])
+            return
+        except RefusedError as error:
+            if not (error.retryable or isinstance(error, OffsetOutOfRangeError)) or tries == TRIES:
+                raise
+            err.print(
+                "retention deleted a part of a log meanwhile: "
+                f"taking all digests again ({tries + 1} of {TRIES})",
+                markup=False,
+            )
+
+
+async def _take_dumps(here: _Here, *, quiet: bool, digests: bool = False, reread: bool = False) -> None:
     for target, folder, shown in here:
-        done = await _dump_shown(target, folder, digests=digests)
+        done = await _dump_shown(target, folder, digests=digests, reread=reread)
         if not quiet:
             out.print(
                 escape(f"{shown}   {size(done.bytes)} in {done.files} files -> {folder / target.node_id}")
             )
-    if digests:
-        await _fetch_edges([(target, folder) for target, folder, _ in here])
-    return [folder / target.node_id for target, folder, _ in here], missing
 
 
 async def _fetch_edges(taken: list[tuple[KnownNode, Path]]) -> None:
@@ -296,14 +358,14 @@ def _refuse_mixture(path: Path, shown: str) -> None:
         )
 
 
-async def _dump_shown(target: KnownNode, to: Path, *, digests: bool) -> DumpResult:
+async def _dump_shown(target: KnownNode, to: Path, *, digests: bool, reread: bool) -> DumpResult:
     """Dump one node with a line of progress on a terminal."""
     with err.status(f"{target.node_id} ...") as status:
 
         def show(done: int, total: int) -> None:
             status.update(f"{target.node_id}  {size(done)} of {size(total)}")
 
-        done = await dump_node(target.node_id, target.address, to, show, digests=digests)
+        done = await dump_node(target.node_id, target.address, to, show, digests=digests, reread=reread)
     manifest = _manifest(to / target.node_id)
     if manifest is not None and not digests and not manifest.is_restorable:
         err.print(

@@ -84,10 +84,10 @@ class LogCare:
             raise
         return last
 
-    async def digests(self, progress: Callable[[int], None]) -> list[SegmentDigests]:
+    async def digests(self, progress: Callable[[int], None], *, reread: bool = False) -> list[SegmentDigests]:
         """Return the block digests of the committed log (`Scrubber.digests`). Failed writes are fatal."""
         try:
-            return await self._scrubber.digests(progress)
+            return await self._scrubber.digests(progress, reread=reread)
         except StorageFailedError as error:
             self.repair.on_failed(str(error))
             raise

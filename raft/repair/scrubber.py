@@ -110,9 +110,9 @@ class Scrubber:
                     raise damage
                 progress(cursor.position - position)
 
-    async def digests(self, progress: Callable[[int], None]) -> list[SegmentDigests]:
+    async def digests(self, progress: Callable[[int], None], *, reread: bool) -> list[SegmentDigests]:
         """Return the digests of the committed log, oldest first, after making those that are missing, now and
-        at full speed. `progress` receives byte counts.
+        at full speed. `progress` receives byte counts. `reread`: all are made again.
 
         A segment's digests end where it is damaged, and at its last whole block while it is open.
         Raises: OSError, StorageError.
@@ -121,7 +121,9 @@ class Scrubber:
         start = -1
         while (cursor := self._next_cursor(start, self.settled_index())) is not None:
             start = cursor.sketch.start
-            made = await in_thread(partial(read_digests, self.files, self.folders.digests, start))
+            made = None
+            if not reread:
+                made = await in_thread(partial(read_digests, self.files, self.folders.digests, start))
             if made is not None and not await self._fits(made, cursor):
                 made = None
             if made is None or self._can_grow(made, cursor):

@@ -4,7 +4,8 @@
     rows.write.format("ledgermq").option("topic", "orders").option("writeId", "monday").mode("append").save()
 
 A stream is recognised by the id of its query, which its checkpoint keeps; a batch write by its `writeId`.
-Without one, task retries and speculation store nothing twice, and a repeat of the whole write does.
+Without one, task retries and speculation store nothing twice, and a repeat of the whole write does; the
+brokers forget such a write an hour after it ended.
 Each task is one attempt at a part of the batch for each topic (`ledgermq.client.batches`).
 
 Owns: the writers that Spark calls. Must not: create a session; executors import this.
@@ -98,7 +99,7 @@ class BatchWriter(DataSourceArrowWriter):
     @with_clear_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All partitions are written. Runs on the driver. Raises: SparkJobError."""
-        finish_batch(self.options, messages)
+        finish_batch(self.options, messages, ended_job="" if self.options.write_id else self.job)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -218,19 +219,24 @@ class _Parts:
         return PartitionWritten(tuple(self._thread.call(each.flush()) for each in self._writers.values()))
 
 
-def finish_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Declare the parts of a batch complete, on the driver. Raises: RowsDifferError."""
+def finish_batch(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, ended_job: str = ""
+) -> None:
+    """Declare the parts of a batch complete, on the driver. Raises: RowsDifferError.
+
+    `ended_job`: they are of a job that nobody continues.
+    """
     parts = [part for each in messages if isinstance(each, PartitionWritten) for part in each.parts]
     thread = LoopThread()
     try:
-        thread.call(_finish(options, parts))
+        thread.call(_finish(options, parts, ended_job))
     finally:
         thread.stop()
 
 
-async def _finish(options: SinkOptions, parts: list[WrittenPart]) -> None:
+async def _finish(options: SinkOptions, parts: list[WrittenPart], ended_job: str) -> None:
     async with BatchClient(options.nameservers, cluster=options.cluster) as client:
-        await client.finish(parts)
+        await client.finish(parts, ended_job=ended_job)
 
 
 def _context() -> TaskContext:

@@ -32,6 +32,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     peers: dict[str, FakeNode]
     dump: tuple[tuple[str, bytes], ...] = DUMP  # (path, bytes) of each chunk
     dump_refusal: route_pb2.Refusal | None = None  # comes behind the first chunk
+    dump_refusals: tuple[route_pb2.Refusal | None, ...] = ()  # of the next calls for digests or ranges
     cleaned: pb.CleanRequest | None = None
     queries: list[pb.QueryMessagesRequest]  # that this node was asked
     page = 1000  # messages of an answer at most
@@ -250,6 +251,13 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         )
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpChunk]:
+        if request.digests or request.ranges:
+            refusal, self.dump_refusals = (*self.dump_refusals, None)[0], self.dump_refusals[1:]
+            yield pb.DumpChunk() if refusal is None else pb.DumpChunk(refusal=refusal)
+            for each in request.ranges:
+                yield pb.DumpChunk(path=f"fetched/{each.begin:020d}", data=bytes(each.end - each.begin))
+            if request.ranges:
+                return
         sizes: dict[str, int] = {}
         for path, data in self.dump:
             offset = sizes.get(path, 0)

@@ -176,7 +176,7 @@ def _manifest_seed() -> bytes:
         "queues": [["orders", 1, 0, 0, 5]], "index_points": [[1, 0]], "checksums": [[0, 900, 7]],
         "files": [{"path": "commitlog/0", "size": 900}], "log_time_ms": 5, "software": "0.1.0",
         "group_id": "09",
-        "former_group_ids": ["08"],
+        "former_group_ids": ["08"], "state_digest": {"index": 4, "version": 7, "digest": "0a"},
     }  # fmt: skip
     return json.dumps(fields).encode()
 

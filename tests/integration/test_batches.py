@@ -8,19 +8,23 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ledgermq.client.batches.part_writer import BatchClient, WrittenPart
 from ledgermq.client.batches.row_packer import Row
+from ledgermq.client.cluster.calls import call_log_service
 from ledgermq.client.errors import (
     AttemptEndedError,
     FencedError,
     JobForgottenError,
     LedgerMQError,
+    RefusedError,
     RowsDifferError,
 )
+from ledgermq.proto.log_pb2 import BeginBatchRequest
 
 from .cluster import Cluster
 from .history import read_topic
@@ -149,6 +153,39 @@ def test_what_cannot_be_written_exactly_once_is_refused(cluster: Cluster) -> Non
     assert stored(cluster, "refused") == Counter([b"a", b"b", b"c", b"d", b"d"])
 
 
+def test_a_job_that_ended_is_ended_in_every_broker_group_that_knows_it(cluster: Cluster) -> None:
+    async def run(*, end: bool) -> WrittenPart:
+        async with BatchClient(cluster.nameserver) as client:
+            part = await client.begin("ends", job="e", batch=0, partition=0)
+            await part.write_bodies([b"a", b"b"])
+            written = await part.flush()
+            if end:
+                await client.finish([written], ended_job="e")
+            return written
+
+    first = asyncio.run(run(end=True))
+    assert (first.sent, sorted(first.begun_at)) == (2, ["g0", "g1"])
+    late = asyncio.run(run(end=False))
+    assert (late.sent, late.broker_group) == (0, "")
+    assert stored(cluster, "ends") == Counter([b"a", b"b"])
+
+    async def known() -> list[bool]:
+        async with BatchClient(cluster.nameserver) as client:
+            route = await client.routes.get("ends", refresh=True)
+            request = BeginBatchRequest(job="e", topic="ends", look=True)
+            return [
+                (
+                    await call_log_service(
+                        partial(client.routes.broker_group, "ends", each.group.name), client.channels,
+                        lambda stub: stub.BeginBatch, request,
+                    )
+                ).finished
+                for each in route.parts
+            ]  # fmt: skip
+
+    assert asyncio.run(known()) == [True, True]
+
+
 def test_a_batch_goes_on_in_another_broker_group_when_the_first_is_drained(cluster: Cluster) -> None:
     bodies = [b"%d" % number for number in range(6000)]
 
@@ -172,6 +209,36 @@ def test_a_batch_goes_on_in_another_broker_group_when_the_first_is_drained(clust
     assert (rest.sent, rest.differ) == (4000, False)
     assert stored(cluster, "moves") == Counter(bodies)
     assert asyncio.run(write(6000)).sent == 0
+
+
+def test_a_broker_group_with_an_older_node_refuses_batches_until_that_is_updated(tmp_path: Path) -> None:
+    cluster, older = Cluster(tmp_path, nodes=3), "n3"
+
+    async def write() -> WrittenPart:
+        async with BatchClient(cluster.nameserver, timeout_s=60) as client:
+            part = await client.begin("levels", job="l", batch=0, partition=0)
+            await part.write_bodies([b"a"])
+            written = await part.flush()
+            await client.finish([written])
+            return written
+
+    cluster.nodes[older].arguments[1] = "tests.integration.level_4_node"
+    with cluster:
+        if cluster.wait_leader() == older:
+            cluster.terminate(older)
+            cluster.wait_leader(other_than=older)
+            cluster.restart(older)
+        words = "has nodes of an older version, which does not know how to write batches exactly once"
+        with pytest.raises(RefusedError, match=f"{words}.*: {older}. Nothing was changed") as refused:
+            asyncio.run(write())
+        assert not refused.value.retryable
+        assert not stored(cluster, "levels")
+        cluster.terminate(older)
+        cluster.nodes[older].arguments[1] = Cluster.module
+        cluster.restart(older)
+        assert asyncio.run(write()).sent == 1
+        assert stored(cluster, "levels") == Counter([b"a"])
+        assert asyncio.run(write()).sent == 0
 
 
 def test_memory_of_requests_is_bounded_while_brokers_are_away(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ledgermq.proto.entry import (
     fits_segment,
 )
 from ledgermq.proto.record import (
+    RecordFlags,
     SectionKind,
     encode_record,
     encode_section,
@@ -40,9 +41,12 @@ from ledgermq.proto.record import (
 )
 from ledgermq.raft.damage import Before
 from ledgermq.raft.disk.files import RealFileSystem
-from ledgermq.raft.log.identity import Manifest
+from ledgermq.raft.log.hard_state import DurableState, HardStateFile
+from ledgermq.raft.log.identity import Identity, Manifest, write_identity, write_manifest
+from ledgermq.raft.log.segment_keeper import LogFolders
 from ledgermq.raft.log.segment_scan import scan_segment
 from ledgermq.raft.repair.digest_builder import DigestBuilder
+from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
 from ledgermq.spark_jobs.dump_folder import NodeDump
 
 UNIT = struct.Struct("<qiq")
@@ -95,10 +99,10 @@ class Log:
         return self.previous
 
     def append_messages(
-        self, queue_id: int, bodies: list[bytes], *, term: int, base: int | None = None
+        self, queue_id: int, bodies: list[bytes], *, term: int, base: int | None = None, flags: int = 0
     ) -> EntryHeader:
-        """Append one entry with one section of messages."""
-        section = make_section(queue_id, bodies)
+        """Append one entry with one section of messages. `flags`: more RecordFlags."""
+        section = make_section(queue_id, bodies, flags)
         units = self.units[queue_id]
         seal_section(
             memoryview(section),
@@ -122,14 +126,15 @@ class Log:
         segment.extend(data)
 
 
-def make_section(queue_id: int, bodies: list[bytes]) -> bytearray:
+def make_section(queue_id: int, bodies: list[bytes], more_flags: int = 0) -> bytearray:
     """Encode a section of messages, not sealed yet."""
     records, distance = [], 64
     for number, body in enumerate(bodies):
         raw_id, flags = pack_message_id(f"{queue_id}-{number}-{crc32c(body):x}")
         record = encode_record(
             b"sys", b"rest" + body, section_distance=distance, body_offset_in_rest=4, body_size=len(body),
-            message_id=raw_id, born_timestamp=START_MS, tag_hash=hash_text("tag"), flags=flags,
+            message_id=raw_id, born_timestamp=START_MS, tag_hash=hash_text("tag"),
+            flags=RecordFlags(flags | more_flags),
         )  # fmt: skip
         records.append(record)
         distance += len(record)
@@ -183,7 +188,7 @@ def take_dump(
         (data / f"{start:020d}").write_bytes(file)
     commit_index = len(log.entries) if commit is None else commit
     last = log.entries[commit_index - 1] if commit_index else None
-    own = int(node[1:]) * 1111 if incarnation is None else incarnation
+    own = _incarnation(node) if incarnation is None else incarnation
     befores = list(_befores(log, data))
     if damage is not None:
         damage(data.parent)
@@ -219,6 +224,34 @@ def take_dump(
     folder = out / node
     write_dump(dump_chunks(point), folder)
     return folder
+
+
+def make_data(log: Log, data: Path, node: str = "n1", commit: int | None = None) -> Path:
+    """Make the data folder of a stopped node that holds the log. `commit`: the commit point that it knows."""
+    folders, files = LogFolders(data), RealFileSystem()
+    files.make_directory(folders.segments)
+    voters = ("n1", "n2", "n3")
+    members = {NodeId(name): _incarnation(name) for name in voters}
+    identity = Identity(
+        cluster_id="local", group="g0", node_id=NodeId(node), incarnation=_incarnation(node),
+        segment_size=log.segment_size, members=members,
+    )  # fmt: skip
+    write_identity(files, folders.identity, identity)
+    write_manifest(files, folders.manifest, Manifest())
+    known = HardState(Term(1), None, LogIndex(len(log.entries) if commit is None else commit))
+    state = DurableState(hard=known, incarnation=_incarnation(node))
+    HardStateFile.create(files, folders.hard_state, state).close()
+    for start, content in log.segments.items():
+        (folders.segments / f"{start:020d}").write_bytes(bytes(content).ljust(log.segment_size + 8192, b"\0"))
+    for queue_id, units in log.units.items():
+        queue = folders.data / "consumequeue" / f"{TOPIC}@{TOPIC_ID}" / str(queue_id)
+        queue.mkdir(parents=True)
+        (queue / f"{0:020d}").write_bytes(b"".join(units))
+    return data
+
+
+def _incarnation(node: str) -> int:
+    return int(node[1:]) * 1111
 
 
 def _befores(log: Log, data: Path) -> Iterator[tuple[int, Before]]:

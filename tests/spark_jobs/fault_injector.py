@@ -56,3 +56,51 @@ def inject(log: Log, folder: Path, seed: int) -> str:
     if kind in KINDS[3:]:
         path.write_bytes(raw)
     return f"{kind} of index {entry.index} at {offset} (header {HEADER_SIZE} bytes, size {entry.size})"
+
+
+#: What disks, people and torn writes do to a node's folder, besides the kinds above.
+FOLDER_KINDS = (
+    "bit-in-body", "bit-in-header", "bit-in-filler", "bytes-behind-filler", "torn-entry", "lost-sector",
+    "missing-segment", "first-segment-missing", "swapped-segments", "stale-segment", "segment-of-another-log",
+)  # fmt: skip
+
+
+def damage_folder(log: Log, folder: Path, kind: str, other: Log) -> None:
+    """Damage a node's folder in a named way: its second segment of at least four, mostly.
+
+    `other`: another log with as many segments of the same size.
+    """
+    starts = sorted(log.segments)
+    size, start = log.segment_size, starts[1]
+    inside = [each for each in log.entries if start <= each.physical_offset < start + size]
+    entry, path = inside[len(inside) // 2], segment_of(folder, start, size)[0]
+    raw = bytearray(path.read_bytes())
+    filler = inside[-1].end
+    at = entry.physical_offset - start
+    match kind:
+        case "bit-in-body":
+            raw[at + HEADER_SIZE + 200] ^= 4
+        case "bit-in-header":
+            raw[at + 17] ^= 1  # of the index
+        case "bit-in-filler":
+            raw[filler - start + 9] ^= 1
+        case "bytes-behind-filler":
+            raw[filler - start + HEADER_SIZE + 8] = 7
+        case "torn-entry":
+            raw[at + entry.size // 2 : at + entry.size] = bytes(entry.size - entry.size // 2)
+        case "lost-sector":
+            raw[at - at % 512 : at - at % 512 + 512] = bytes(512)
+        case "stale-segment":
+            raw[at:] = bytes(len(raw) - at)  # a copy from before the rest was written
+        case "segment-of-another-log":
+            raw[:size] = other.segments[start]
+    path.write_bytes(raw)
+    if kind == "missing-segment":
+        path.unlink()
+    elif kind == "first-segment-missing":
+        segment_of(folder, 0, size)[0].unlink()
+    elif kind == "swapped-segments":
+        third = segment_of(folder, starts[2], size)[0]
+        content = third.read_bytes()
+        third.write_bytes(raw)
+        path.write_bytes(content)

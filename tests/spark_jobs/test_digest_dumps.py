@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ledgermq.broker.backup import stream
 from ledgermq.proto.block_digest import BLOCK_SIZE
 from ledgermq.proto.digest_file import DIGESTS, decode_digests, encode_digests
 from ledgermq.proto.dumped_log import UnusableDumpError, find_logs
@@ -19,8 +20,8 @@ from ledgermq.spark_jobs.findings import Severity
 from ledgermq.spark_jobs.verdict import DumpVerdict
 from ledgermq.spark_jobs.verification import verify
 
-from .dump_maker import Log, fetch_from_data, make_dumps, make_log, reseal, take_dump
-from .fault_injector import KINDS, inject
+from .dump_maker import Log, fetch_from_data, make_data, make_dumps, make_log, reseal, take_dump
+from .fault_injector import FOLDER_KINDS, KINDS, damage_folder, inject
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,6 +113,29 @@ def test_every_kind_of_damage_to_a_log_is_found(spark: SparkSession, tmp_path: P
         each for each in errors(verify(spark, whole, whole / "report")) if each[1] not in about_messages
     ]
     assert sorted(each for each in found if each[1] not in about_messages) == sorted(wanted)
+
+
+@pytest.mark.parametrize("kind", FOLDER_KINDS)
+def test_every_kind_of_damage_to_the_folder_of_a_stopped_node_is_found(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """Digest dumps of data folders give the findings that whole dumps of them give."""
+    log, other = make_log(160), make_log(160, seed=9)
+    assert len(log.segments) >= 4
+    for node in ("n1", "n2", "n3"):
+        data = make_data(log, tmp_path / f"data-{node}", node)
+        if node == "n2":
+            damage_folder(log, data, kind, other)
+        for name, flags in (("dumps", ["--digests"]), ("whole", [])):
+            assert stream.main(["--data", str(data), "--out", str(tmp_path / name), *flags]) == 0
+    digested = sorted(path.name for path in (tmp_path / "dumps" / "n2" / DIGESTS).iterdir())
+    assert digested
+    verdict = run(spark, tmp_path / "dumps")
+    found = errors(verdict)
+    assert verdict.exit_code == 1 and {node for node, _, _ in found} == {"n2"}
+    about_messages = ("consume-queue", "queue-offset")
+    wanted = errors(verify(spark, tmp_path / "whole", tmp_path / "whole" / "report"))
+    assert sorted(found) == sorted(each for each in wanted if each[1] not in about_messages)
 
 
 def test_a_divergence_is_fetched_and_drilled_to_its_first_entry(spark: SparkSession, tmp_path: Path) -> None:

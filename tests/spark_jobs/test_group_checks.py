@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ledgermq.proto.block_digest import BLOCK_SIZE
+from ledgermq.proto.dump_manifest import StateDigest
 from ledgermq.spark_jobs.dump_folder import find_dumps
 from ledgermq.spark_jobs.findings import NO_INDEX, Finding, Kind, Severity, exit_code, merge_repeats
 from ledgermq.spark_jobs.group_checks import (
@@ -55,6 +56,29 @@ def test_the_first_divergence_is_reported_once_and_the_others_are_counted() -> N
 def test_two_odd_nodes_are_two_findings() -> None:
     facts = [entry(f"n{i}", 3, 7) for i in range(1, 4)] + [entry("n4", 3, 8), entry("n5", 3, 9)]
     assert [found.node for found in find_divergences(facts)] == ["n4", "n5"]
+
+
+def test_states_of_nodes_at_one_index_are_equal_if_they_are_encoded_alike(tmp_path: Path) -> None:
+    make_dumps(tmp_path / "dumps")
+    dumps = find_dumps(tmp_path / "dumps")
+
+    def check(*states: tuple[int, int, str] | None) -> list[tuple[str, str]]:
+        given = [
+            replace(dump, state_digest=None if state is None else StateDigest(*state))
+            for dump, state in zip(dumps, states, strict=True)
+        ]
+        return [(each.node, each.detail) for each in check_states(given, [])]
+
+    assert check((60, 7, "aa"), (60, 7, "aa"), (60, 7, "aa")) == []
+    assert check((60, 7, "aa"), (61, 7, "bb"), (60, 8, "cc")) == []
+    assert check((60, 7, "aa"), None, None) == []
+    text = "digest of the state after index 60: n2 says bb, the others say aa"
+    assert check((60, 7, "aa"), (60, 7, "bb"), (60, 7, "aa")) == [("n2", text)]
+    faulty = finding(Kind.CRC, "n2")
+    assert not list(
+        check_states([replace(dumps[0], state_digest=StateDigest(1, 1, "a")),
+                      replace(dumps[1], state_digest=StateDigest(1, 1, "b"))], [faulty])
+    )  # fmt: skip
 
 
 def test_blocks_that_damage_explains_are_not_reported_again() -> None:

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgermq.proto.entry import HEADER_SIZE, EntryKind, decode_header, encode_entry
-from ledgermq.spark_jobs.findings import Severity
+from ledgermq.proto.record import RecordFlags
+from ledgermq.spark_jobs import duplicate_ids
+from ledgermq.spark_jobs.errors import SparkJobError
+from ledgermq.spark_jobs.findings import Kind, Severity
 from ledgermq.spark_jobs.verdict import DumpVerdict
 from ledgermq.spark_jobs.verification import verify
 
@@ -234,6 +237,51 @@ def test_the_data_source_gives_entries_and_messages(spark: SparkSession, tmp_pat
         .load(str(tmp_path / "dumps"))
     )
     assert without.where("body is not null").count() == 0
+
+
+def test_message_ids_that_are_stored_more_than_once_are_named_on_request(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    log = make_log(40)
+    for queue, bodies in (
+        (0, [b"twice", b"x"]),
+        (1, [b"once"]),
+        (0, [b"twice", b"y"]),
+        (0, [b"twice", b"z"]),
+    ):
+        last = log.append_messages(queue, bodies, term=9)
+    dumps = tmp_path / "dumps"
+    make_dumps(dumps, log)
+    assert run(spark, dumps).findings == ()
+    verdict = verify(spark, dumps, dumps / "report", duplicates=True)
+    (found,) = verdict.findings
+    assert (verdict.exit_code, found.kind, found.severity) == (0, Kind.DUPLICATE_ID, Severity.INFO)
+    assert found.index == last.index and last.physical_offset < found.offset < last.end
+    end = len(log.units[0])
+    assert f"is stored 3 times, first and last at queue 0 offset {end - 6:,} (index {41:,})" in found.detail
+    assert f"queue 0 offset {end - 2:,} (index {last.index:,})" in found.detail
+    assert verify(spark, dumps, dumps / "report", duplicates=True, strict=True).exit_code == 1
+
+
+def test_only_the_first_duplicates_are_named_and_copies_of_the_brokers_are_none(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    for _ in range(2):
+        log.append_messages(0, [b"a", b"b", b"c", b"d"], term=1)
+    log.append_messages(1, [b"e"], term=1)
+    log.append_messages(1, [b"e"], term=1, flags=RecordFlags.COPY)
+    dumps = tmp_path / "dumps"
+    make_dumps(dumps, log)
+    monkeypatch.setattr(duplicate_ids, "MAX_NAMED", 3)
+    verdict = verify(spark, dumps, dumps / "report", duplicates=True)
+    assert [each.count for each in verdict.findings] == [1, 1, 2]
+
+
+def test_digests_cannot_be_searched_for_duplicates(spark: SparkSession, tmp_path: Path) -> None:
+    make_dumps(tmp_path / "dumps", digests=True)
+    with pytest.raises(SparkJobError, match="Take whole dumps: ledgermq dump DIR"):
+        verify(spark, tmp_path / "dumps", tmp_path / "report", duplicates=True)
 
 
 def test_all_zeros_in_place_of_entries_are_a_missing_range(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,14 +18,20 @@ from ledgermq.broker.backup.dump_files import (
     BLOCK_SIZE,
     CommitPoint,
     DumpError,
+    DumpOvertakenError,
     DumpPoint,
     QueueSource,
     dump_chunks,
     write_dump,
 )
+from ledgermq.broker.checkpoint.layout import take_snapshot
+from ledgermq.broker.checkpoint.state_digest import state_digest
 from ledgermq.broker.errors import ConsumeQueueError
+from ledgermq.proto.dump_manifest import decode_manifest
 from ledgermq.proto.entry import EntryKind, encode_entry
 from ledgermq.raft.log.identity import Manifest
+
+from ..entry_log import Node
 
 SEGMENT_SIZE = 6 << 20
 
@@ -174,6 +180,26 @@ def test_the_point_of_an_empty_log_is_what_its_base_names(tmp_path: Path) -> Non
     assert point.commit == CommitPoint(10, 3, 9, 4096)
 
 
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_state_is_digested_if_it_is_the_one_after_the_last_dumped_entry(tmp_path: Path, later: int) -> None:
+    node = Node()
+    node.fill(node.topic(), 0, 3)
+    index = node.state.applied_index - later
+    base: Any = SimpleNamespace(first_index=11, first_offset=0, prev_term=3, prev_crc=9, prev_timestamp=0)
+    log: Any = SimpleNamespace(base=base, last_timestamp=0, segments=list, segment_size=SEGMENT_SIZE)
+    names = ("cluster", "group", "node_id")
+    status: Any = SimpleNamespace(
+        applied_index=index, durable_index=index + 5, incarnation=1, group_id=1, former_group_ids=(),
+        **dict.fromkeys(names, "a"),
+    )  # fmt: skip
+    snapshot = take_snapshot(node.state)
+    point = asyncio.run(
+        dump.live_point(log, status, voters=(), log_folder=tmp_path, queues=None, snapshot=snapshot)
+    )
+    manifest = decode_manifest(files_of(point)["manifest.json"])
+    assert manifest.state_digest == (None if later else state_digest(snapshot))
+
+
 def test_a_queue_file_that_goes_while_it_is_copied_asks_for_another_dump_not_for_a_rebuild(
     tmp_path: Path,
 ) -> None:
@@ -182,7 +208,7 @@ def test_a_queue_file_that_goes_while_it_is_copied_asks_for_another_dump_not_for
 
     point = make_point(tmp_path / "commitlog", [100])
     point = replace(point, queues=(QueueSource("orders", 7, 0, 0, 3, gone),))
-    with pytest.raises(DumpError, match=r"while the dump was taken.*[Rr]un the dump again"):
+    with pytest.raises(DumpOvertakenError, match=r"while the dump was taken.*[Rr]un the dump again"):
         list(dump_chunks(point))
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ledgermq.broker.backup import stream as dump
+from ledgermq.proto.digest_dump import NodeDigests, read_node_digests
+from ledgermq.proto.dump_manifest import decode_manifest
+from ledgermq.proto.entry import HEADER_SIZE
 from ledgermq.raft.disk.files import RealFileSystem
-from ledgermq.raft.log.hard_state import DurableState, HardStateFile
-from ledgermq.raft.log.identity import Identity, Manifest, write_identity, write_manifest
 from ledgermq.raft.log.segment_keeper import LogFolders
-from ledgermq.raft.types import HardState, LogIndex, NodeId, Term
-from tests.spark_jobs.dump_maker import Log, make_log
+from tests.spark_jobs.dump_maker import Log, make_data, make_log
 
 
 @pytest.fixture
@@ -23,25 +23,9 @@ def log() -> Log:
 
 
 @pytest.fixture
-def data(tmp_path: Path, log: Log) -> Iterator[Path]:
+def data(tmp_path: Path, log: Log) -> Path:
     """A data folder of n1 whose commit hint is 50."""
-    folders, files = LogFolders(tmp_path / "data"), RealFileSystem()
-    files.make_directory(folders.segments)
-    members = {NodeId("n1"): 5, NodeId("n2"): 6}
-    identity = Identity(
-        cluster_id="local", group="g0", node_id=NodeId("n1"), incarnation=5, segment_size=log.segment_size,
-        members=members,
-    )  # fmt: skip
-    write_identity(files, folders.identity, identity)
-    write_manifest(files, folders.manifest, Manifest())
-    state = DurableState(hard=HardState(Term(1), None, LogIndex(50)), incarnation=5)
-    HardStateFile.create(files, folders.hard_state, state).close()
-    for start, content in log.segments.items():
-        (folders.segments / f"{start:020d}").write_bytes(bytes(content).ljust(log.segment_size + 8192, b"\0"))
-    queue = folders.data / "consumequeue" / "orders@7" / "0"
-    queue.mkdir(parents=True)
-    (queue / f"{0:020d}").write_bytes(b"".join(log.units[0]))
-    yield folders.data
+    return make_data(log, tmp_path / "data", commit=50)
 
 
 def take(data: Path, out: Path) -> dict[str, object]:
@@ -75,7 +59,7 @@ def test_the_whole_log_is_dumped_and_the_hint_is_the_commit_point(
     commit = log.entries[49]
     assert fields["commit"] == {"index": 50, "term": commit.term, "crc": commit.crc, "end_offset": commit.end}
     assert fields["end_offset"] == log.end
-    assert (fields["voters"], fields["consume_queues"]) == (["n1", "n2"], "partial")
+    assert (fields["voters"], fields["consume_queues"]) == (["n1", "n2", "n3"], "partial")
     copied = b"".join(path.read_bytes() for path in sorted((tmp_path / "out" / "n1" / "commitlog").iterdir()))
     assert copied == b"".join(bytes(content) for content in log.segments.values())
 
@@ -98,6 +82,35 @@ def test_units_above_the_commit_point_are_left_out(data: Path, log: Log, tmp_pat
     copied = (tmp_path / "out" / "n1" / "consumequeue" / "orders@7" / "0" / f"{0:020d}").read_bytes()
     below = [unit for unit in log.units[0] if int.from_bytes(unit[:8], "little") < log.entries[49].end]
     assert copied == b"".join(below) and len(below) < len(log.units[0])
+
+
+def test_digests_are_made_of_what_the_disk_holds_and_the_rest_is_dumped_as_bytes(
+    tmp_path: Path,
+) -> None:
+    log = make_log(200)
+    data = make_data(log, tmp_path / "data", commit=190)
+
+    def take_digests(name: str) -> NodeDigests:
+        out = tmp_path / name
+        assert dump.main(["--data", str(data), "--out", str(out), "--digests"]) == 0
+        return read_node_digests(out / "n1", decode_manifest((out / "n1" / "manifest.json").read_bytes()))
+
+    made = take_digests("intact")
+    assert made.manifest.has_digests and not made.manifest.has_queues
+    whole = [start for start in log.segments if start + log.segment_size <= log.entries[189].end]
+    assert len(whole) > 2 and [each.start for each in made.segments] == whole
+    rest = (tmp_path / "intact" / "n1" / "commitlog" / f"{whole[-1] + log.segment_size:020d}").read_bytes()
+    assert rest == bytes(log.segments[whole[-1] + log.segment_size])
+    path = data / "commitlog" / f"{whole[1]:020d}"
+    raw = bytearray(path.read_bytes())
+    raw[HEADER_SIZE + 100] ^= 1
+    path.write_bytes(raw)
+    damaged = take_digests("damaged")
+    assert [each.start for each in damaged.segments] == [whole[0], *whole[2:]]
+    for each in damaged.segments:
+        assert any(np.array_equal(each.rows, other.rows) for other in made.segments)
+    copied = tmp_path / "damaged" / "n1" / "commitlog" / f"{whole[1]:020d}"
+    assert copied.read_bytes() == bytes(raw[: log.segment_size])
 
 
 def check_refused(data: Path, out: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:

@@ -15,8 +15,14 @@ from typing import Any
 import pytest
 
 from ledgermq.broker.leader.leader_view import Admission, LeaderView, Verdict
-from ledgermq.broker.state.batch_writes import FORGOTTEN_AFTER_MS
-from ledgermq.broker.state.commands import BeginBatch, BrokerGroupMode, ForgetBatches, SetBrokerGroupMode
+from ledgermq.broker.state.batch_writes import ENDED_FORGOTTEN_AFTER_MS, FORGOTTEN_AFTER_MS
+from ledgermq.broker.state.commands import (
+    BeginBatch,
+    BrokerGroupMode,
+    EndJob,
+    ForgetBatches,
+    SetBrokerGroupMode,
+)
 from ledgermq.broker.state.effects import BatchResult, BatchState
 from ledgermq.proto.entry import EntryHeader
 from ledgermq.proto.record import record_positions, walk_sections
@@ -111,13 +117,65 @@ def test_housekeeping_forgets_jobs_behind_the_window_and_holds_up_sections_meanw
     now = node.log.now + FORGOTTEN_AFTER_MS
     assert not [each for each in node.view.housekeeping(now) if isinstance(each, ForgetBatches)]
     (command,) = node.view.housekeeping(now + 60_000)
-    assert command == ForgetBatches(now + 60_000 - FORGOTTEN_AFTER_MS)
+    last = now + 60_000
+    assert command == ForgetBatches(last - FORGOTTEN_AFTER_MS, last - ENDED_FORGOTTEN_AFTER_MS)
     turn = node.view.open_turn()
     turn.add_command(command)
     assert send(node, topic, 0, epoch).verdict is Verdict.BATCH_CHANGING
     node.commit(turn)
     assert send(node, topic, 0, epoch).verdict is Verdict.STALE_EPOCH
     assert not node.state.batch_writes.jobs
+
+
+def test_no_section_of_a_job_follows_its_end_in_the_log(node: Node, topic: int) -> None:
+    epoch = begun(node, topic).epoch
+    turn = node.view.open_turn()
+    turn.add_command(EndJob(JOB))
+    entry = node.propose(turn)
+    assert send(node, topic, 0, epoch).verdict is Verdict.BATCH_CHANGING
+    node.commit_proposed(entry)
+    assert send(node, topic, 0, epoch).verdict is Verdict.STALE_EPOCH
+
+
+def test_an_attempt_that_is_proposed_before_the_end_of_its_job_stores_nothing_behind_it(
+    node: Node, topic: int
+) -> None:
+    beginning, ending = node.view.open_turn(), node.view.open_turn()
+    beginning.add_command(BeginBatch(JOB, WRITER, topic, 0))
+    first = node.propose(beginning)
+    ending.add_command(EndJob(JOB))
+    second = node.propose(ending)
+    epoch = result_of(node.commit_proposed(first), BatchResult).epoch
+    assert send(node, topic, 0, epoch).verdict is Verdict.BATCH_CHANGING
+    node.commit_proposed(second)
+    assert send(node, topic, 0, epoch).verdict is Verdict.STALE_EPOCH
+
+
+def test_the_end_of_a_job_does_not_hold_up_the_sections_of_others(node: Node, topic: int) -> None:
+    epoch = begun(node, topic).epoch
+    node.command(BeginBatch(bytes([1] * 16), WRITER + 1, topic, 0))
+    turn = node.view.open_turn()
+    turn.add_command(EndJob(bytes([1] * 16)))
+    node.propose(turn)
+    assert send(node, topic, 0, epoch, apply=False).verdict is Verdict.ACCEPTED
+
+
+def test_a_section_that_would_make_a_span_beyond_the_limit_is_refused(node: Node, topic: int) -> None:
+    node.view = LeaderView(node.state, 1, START_MS, max_spans=1)
+    epoch = begun(node, topic).epoch
+    turn = node.view.open_turn()
+    made = section(topic, 0, records(2), producer_id=WRITER, producer_epoch=epoch)
+    assert turn.add_records(made).verdict is Verdict.ACCEPTED
+    assert send(node, topic, 2, epoch, queue=1).verdict is Verdict.TOO_MANY_SPANS, "what is proposed counts"
+    turn.abandon()
+    assert send(node, topic, 0, epoch, queue=1, apply=False).verdict is Verdict.ACCEPTED
+    assert send(node, topic, 2, epoch, queue=1, apply=False).verdict is Verdict.ACCEPTED, "the same span"
+    for index in (node.state.applied_index + 1, node.state.applied_index + 2):
+        node.commit_proposed(node.log.entry(index))
+    assert send(node, topic, 4, epoch, queue=0).verdict is Verdict.TOO_MANY_SPANS
+    assert send(node, topic, 4, epoch, queue=1).verdict is Verdict.ACCEPTED
+    assert send(node, topic, 0, epoch, queue=1).verdict is Verdict.DUPLICATE
+    assert node.state.batch_writes.span_count == 1
 
 
 # --- attempts against one another ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ledgermq.broker.errors import TopicNotFoundError
 from ledgermq.broker.native import batches
 from ledgermq.broker.native.batches import Batches, writer_id
 from ledgermq.broker.refusals import RefusedError
-from ledgermq.broker.state.batch_writes import JOB_WINDOW_MS
+from ledgermq.broker.state.batch_writes import ENDED_FORGOTTEN_AFTER_MS, JOB_WINDOW_MS
 from ledgermq.broker.state.commands import BATCH_WRITES
 from ledgermq.proto import log_pb2, route_pb2
 from ledgermq.proto.entry import HEADER_SIZE
@@ -146,7 +146,7 @@ async def test_what_would_not_fit_is_refused_and_what_is_known_goes_on(
     monkeypatch.setattr(batches, limit, 1)
     refusal = await refusal_of(served.begin(job="another"))
     assert (refusal.code, refusal.retryable) == (route_pb2.NOT_SUPPORTED, False)
-    assert "8 days" in refusal.message
+    assert "8 days" in refusal.message and "an hour after" in refusal.message
 
 
 @pytest.mark.parametrize("limit", ["MAX_PARTS", "MAX_SPANS"])
@@ -159,6 +159,25 @@ async def test_what_makes_room_itself_is_not_refused_for_want_of_room(
     assert (await refusal_of(served.begin(partition=1))).code == route_pb2.NOT_SUPPORTED
     assert (await served.begin(batch=1)).producer_epoch, "a batch drops the parts of the one before"
     assert served.node.state.batch_writes.part_count == 1
+
+
+async def test_jobs_that_have_ended_are_forgotten_an_hour_later_and_make_room(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MAX_JOBS", 2)
+    monkeypatch.setattr(batches, "MAX_PARTS", 1)
+    view, log = served.node.view, served.node.log
+    for number in range(2):
+        begun = await served.begin(job=f"write {number}")
+        served.store(begun, 1)
+        await served.batches.finish(log_pb2.FinishBatchRequest(job=f"write {number}"))
+    assert (await served.begin(job="write 0")).finished
+    assert "2" in (await refusal_of(served.begin(job="write 2"))).message
+    assert not view.housekeeping(log.now + ENDED_FORGOTTEN_AFTER_MS)
+    log.now += ENDED_FORGOTTEN_AFTER_MS + 60_000
+    (command,) = view.housekeeping(log.now)
+    served.node.command(command)
+    assert (await served.begin(job="write 2")).producer_epoch
 
 
 async def test_finishing_is_proposed_only_where_every_node_knows_the_command(served: Served) -> None:

@@ -117,10 +117,10 @@ def test_a_job_is_forgotten_when_nothing_of_it_changed_for_the_window(node: Node
     started = node.log.now
     node.log.now += 1000
     store(node, topic, 0, 1, epoch)
-    node.command(c.ForgetBatches(started + 1000))
+    node.command(c.ForgetBatches(started + 1000, started + 9000))
     assert begin(node, topic).count == 1, "its last change is not older"
     node.log.now += 1000
-    node.command(c.ForgetBatches(node.log.now))
+    node.command(c.ForgetBatches(node.log.now, 0))
     assert not node.state.batch_writes.jobs and not node.state.batch_writes.part_count
     assert begin(node, topic, 1).state is BatchState.UNKNOWN
     before = node.state.queue_end(topic, 0)
@@ -139,6 +139,37 @@ def test_a_job_that_was_silent_for_the_window_is_continued_only_if_the_caller_in
     for batch in (0, 1):
         assert begin(node, topic, batch).state is BatchState.SILENT
     assert begin(node, topic, unknown_too=True).count == 3, "it still knows what is stored"
+    assert begin(node, topic).state is BatchState.BEGUN
+
+
+def test_a_job_that_has_ended_keeps_no_parts_and_tells_late_attempts_that_nothing_is_to_be_done(
+    node: Node, topic: int
+) -> None:
+    epoch = begin(node, topic).epoch
+    store(node, topic, 0, 3, epoch)
+    begin(node, topic, writer=78)
+    node.command(c.EndJob(JOB), c.EndJob(bytes(16)))
+    found = node.state.batch_writes
+    assert list(found.jobs) == [JOB] and (found.part_count, found.span_count) == (0, 0)
+    for late in (begin(node, topic), begin(node, topic, 1), begin(node, topic, unknown_too=True)):
+        assert (late.state, late.epoch) == (BatchState.FINISHED, 0)
+    assert found.look(JOB, 0, (WRITER, topic)).state is BatchState.FINISHED
+    assert finish(node, topic, epoch, 3).state is BatchState.OLDER
+    assert restored(checkpoint(node.state)).batch_writes.jobs == found.jobs
+
+
+def test_a_job_that_has_ended_is_forgotten_by_a_limit_of_its_own(node: Node, topic: int) -> None:
+    begin(node, topic)
+    begin(node, topic, job=bytes(16), writer=5)
+    node.log.now += 1000
+    node.command(c.EndJob(JOB))
+    ended = node.log.now
+    found = node.state.batch_writes
+    assert (found.oldest(), found.oldest(ended=True)) == (ended - 1000, ended)
+    node.command(c.ForgetBatches(0, ended))
+    assert len(found.jobs) == 2, "its end was a change"
+    node.command(c.ForgetBatches(0, ended + 1))
+    assert list(found.jobs) == [bytes(16)] and found.oldest(ended=True) is None
     assert begin(node, topic).state is BatchState.BEGUN
 
 
@@ -199,7 +230,9 @@ def test_nodes_with_one_history_have_equal_checkpoints_even_when_one_restarts(se
             part = node.state.batch_writes.part((writer, topic))
             finish(node, topic, part.epoch if part else 5, part.count if part else 0, writer)
         elif what < 0.95:
-            node.command(c.ForgetBatches(node.log.now - 200))
+            node.command(c.ForgetBatches(node.log.now - 200, node.log.now - 100))
+        elif what < 0.97:
+            node.command(c.EndJob(job))
         else:
             node.command(c.DeleteTopic(topic))
             topics = [each for each in topics if each != topic] + [node.topic(f"n{step}")]

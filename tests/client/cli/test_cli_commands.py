@@ -535,7 +535,7 @@ def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     monkeypatch.setattr(cli_dump, "require_spark", lambda command: None)
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
-    options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--json"]
+    options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--duplicates", "--json"]
     servers = ["--nameserver", "10.0.0.1:9876"]
     assert run_cli(["check", str(tmp_path), *servers, *options]) == 3
     assert run_cli(["check", str(tmp_path), *servers, "--master", "spark://host:7077"]) == 3
@@ -641,12 +641,19 @@ def test_a_live_check_takes_digests_first_and_checks_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[list[str]] = []
-    taken: list[tuple[str, Path, bool]] = []
+    taken: list[tuple[str, Path, bool, bool]] = []
 
     async def dump_all(
-        nameserver: str, nodes: list[str], to: Path, overwrite: bool, quiet: bool, *, digests: bool
+        nameserver: str,
+        nodes: list[str],
+        to: Path,
+        overwrite: bool,
+        quiet: bool,
+        *,
+        digests: bool,
+        reread: bool,
     ) -> tuple[list[Path], list[str]]:
-        taken.append((nameserver, to, digests))
+        taken.append((nameserver, to, digests, reread))
         to.mkdir()
         return [to / "n1"], ["n2"]
 
@@ -659,17 +666,56 @@ def test_a_live_check_takes_digests_first_and_checks_them(
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
     monkeypatch.setattr(cli_dump, "_dump_all", dump_all)
     assert run_cli(["check", "--live", "h:1", "DIGESTS"]) == 3
-    assert run_cli(["check", "--live", "h:1"]) == 3
-    assert taken[0] == ("h:1", Path("DIGESTS"), True)
-    assert re.fullmatch(r"check-\d{8}-\d{6}", str(taken[1][1]))
-    assert [each[2:5] for each in asked] == [[str(to), "--nameserver", "h:1"] for _, to, _ in taken]
+    assert run_cli(["check", "--live", "h:1", "--reread"]) == 3
+    assert taken[0] == ("h:1", Path("DIGESTS"), True, False)
+    assert re.fullmatch(r"check-\d{8}-\d{6}", str(taken[1][1])) and taken[1][3]
+    assert [each[2:5] for each in asked] == [[str(each[1]), "--nameserver", "h:1"] for each in taken]
     assert "n2 does not answer" in capsys.readouterr().err
 
 
-def test_a_check_of_nothing_and_digests_of_a_stopped_node_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+OVERTAKEN = pb.Refusal(code=pb.INTERNAL, message="a segment was deleted", retryable=True)
+GONE = pb.Refusal(code=pb.OFFSET_OUT_OF_RANGE, message="retention deleted them")
+
+
+@pytest.mark.parametrize(
+    ("refusals", "again", "code"),
+    [
+        ((OVERTAKEN,), 1, 0), ((None, GONE, OVERTAKEN), 2, 0), ((OVERTAKEN,) * 4, 4, 0),
+        ((OVERTAKEN,) * 5, 4, 1), ((pb.Refusal(code=pb.INTERNAL, message="the disk is broken"),), 0, 1),
+    ],
+)  # fmt: skip
+def test_digests_are_taken_again_while_retention_deletes_what_they_are_about(
+    ledgermq: CommandLine, cluster: Cluster, tmp_path: Path, refusals: Any, again: int, code: int
+) -> None:
+    make_dumps(tmp_path / "made", digests=True)
+    for name in ("n1", "n2", "n3"):
+        made = tmp_path / "made" / name
+        paths = [path for path in sorted(made.rglob("*")) if path.is_file() and path.name != "manifest.json"]
+        files = [
+            (str(path.relative_to(made)), path.read_bytes()) for path in [*paths, made / "manifest.json"]
+        ]
+        cluster.cluster.node(name).dump = tuple(files)
+    cluster.cluster.node("n2").dump_refusals = refusals
+    found, _, err = ledgermq("dump --digests", str(tmp_path / "out"))
+    assert (found, err.count("taking all digests again")) == (code, again)
+    assert (f"({again + 1} of 5)" in err) == bool(again)
+    if code:
+        assert err.splitlines()[-1] == f"error: {refusals[0].message}."
+    else:
+        assert (tmp_path / "out/n2/manifest.json").read_bytes() == cluster.cluster.node("n2").dump[-1][1]
+        assert list((tmp_path / "out").glob("n2/fetched/*"))
+
+
+def test_only_digests_can_be_read_anew(ledgermq: CommandLine, tmp_path: Path) -> None:
+    assert "--reread is for digests" in ledgermq.err("dump --reread", str(tmp_path / "out"))
+
+
+def test_digests_are_not_searched_for_duplicates(ledgermq: CommandLine) -> None:
+    assert "ledgermq check DIR --duplicates" in ledgermq.err("check --live h:1 --duplicates")
+
+
+def test_a_check_of_nothing_is_refused(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_cli(["check"]) != 0
     assert "ledgermq check DIR, or --live NAMESERVER" in capsys.readouterr().err
-    assert run_cli(["dump", "--digests", "--data", str(tmp_path), str(tmp_path / "out")]) != 0
-    assert "a node that is not running makes no digests" in capsys.readouterr().err

@@ -116,7 +116,9 @@ async def test_damage_is_never_digested_and_a_repair_drops_what_was_said_before(
     path.write_bytes(damaged)
     # The digest tells what was read before the disk changed, and when.
     assert (await digests(cluster, "n1"))[0].read_to_ms == made[0].read_to_ms
-    file_of(cluster, "n1").unlink()
+    again = await cluster.nodes["n1"].care.digests(lambda count: None, reread=True)
+    assert [each.start for each in again] == [SEGMENT], "read again, it is seen"
+    assert not file_of(cluster, "n1").exists()
     assert [each.start for each in await digests(cluster, "n1")] == [SEGMENT]
     assert not file_of(cluster, "n1").exists()
     path.write_bytes(good)

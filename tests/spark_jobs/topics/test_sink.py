@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="the [spark] extra is not installed")
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from ledgermq.client.message import MessageView
 from ledgermq.client.sync import PullConsumer
 from ledgermq.spark_jobs import register
+from ledgermq.spark_jobs.topics.sink import BatchWriter, write_partition
+from ledgermq.spark_jobs.topics.sink_options import SinkOptions
 from tests.integration.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -81,6 +85,17 @@ def test_a_write_without_an_id_is_another_write_each_time(session: SparkSession,
     assert counts == Counter({b"%d" % number: 2 for number in range(50)})
 
 
+def test_the_brokers_learn_that_a_write_without_an_id_has_ended(cluster: Cluster) -> None:
+    options = SinkOptions(cluster.nameserver, topic="ends")
+    for each, sent in ((options, 0), (replace(options, write_id="w"), 1)):
+        writer = BatchWriter(each, ordered=False)
+        rows = pa.record_batch({"body": pa.array([b"a"])})
+        place: dict[str, Any] = {"job": writer.job, "batch": 0, "partition": 0, "ordered": False}
+        writer.commit([write_partition(each, iter([rows]), **place)])
+        other = write_partition(each, iter([rows]), **place | {"partition": 1})
+        assert [part.sent for part in other.parts] == [sent]
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "text"),
     [
@@ -105,6 +120,23 @@ def test_other_rows_under_the_same_id_end_the_write(session: SparkSession, clust
         save(
             session.range(8).coalesce(1).selectExpr("string(id) AS body"), cluster, topic="same", writeId="w"
         )
+
+
+def test_a_broker_group_with_an_older_node_is_named_in_one_sentence(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path, nodes=3)
+    cluster.nodes["n3"].arguments[1] = "tests.integration.level_4_node"
+    with cluster:
+        if cluster.wait_leader() == "n3":
+            cluster.terminate("n3")
+            cluster.wait_leader(other_than="n3")
+            cluster.restart("n3")
+        with pytest.raises(PySparkException) as refused:
+            save(session.range(9).selectExpr("string(id) AS body"), cluster, topic="levels")
+        text = "has nodes of an older version, which does not know how to write batches exactly once"
+        assert text in str(refused.value) and "Install this version on every node" in str(refused.value)
+        assert not messages(cluster, "levels")
 
 
 def test_topics_flow_into_topics(session: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
