@@ -1,4 +1,4 @@
-"""Holds of topics: setting, advancing and releasing them on the leader, and what any node tells of them (D41).
+"""Holds of topics: set, advanced and released on the leader; and what any node tells of them (D41).
 
 Raises (all): RefusedError, and what the pipeline raises.
 Must not: change the state other than by commands.
@@ -34,7 +34,7 @@ _FEATURE: Final = "let retention wait for a job"
 def hold_infos(
     state: BrokerState, topic: Topic, name: str, held: Held, since: int
 ) -> Iterator[admin_pb2.HoldInfo]:
-    """Yield what is told of a hold, by queue. `since`: log time (ms) at which the oldest that counts was named."""
+    """Yield what is told of a hold, by queue. `since`: as `TopicHolds.since` returns it."""
     for queue_id, need in sorted(held.items()):
         yield admin_pb2.HoldInfo(
             name=name,
@@ -109,13 +109,13 @@ class TopicHolds:
                 return RefusedError(
                     route_pb2.INVALID_ARGUMENT,
                     f'topic "{topic.name}" has no queue {each.queue_id} in broker group '
-                    f"{self._config.group}; they count from 0 to {topic.queue_count - 1}. Nothing was changed",
+                    f"{self._config.group}; its queues are 0 to {topic.queue_count - 1}. Nothing was changed",
                 )
             if not 0 <= each.offset <= queue.end:
                 return RefusedError(
                     route_pb2.OFFSET_OUT_OF_RANGE,
-                    f'hold "{safe_text(request.name)}": queue {each.queue_id} of topic "{topic.name}" in broker'
-                    f" group {self._config.group} has offsets up to {queue.end}, which is the next message; "
+                    f'hold "{safe_text(request.name)}": queue {each.queue_id} of topic "{topic.name}" in '
+                    f"broker group {self._config.group} has offsets up to {queue.end}, which is the next message; "
                     f"{each.offset} is not one of them. Nothing was changed. If the topic was deleted and "
                     "created again, the holder has to begin anew",
                 )

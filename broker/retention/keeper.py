@@ -474,7 +474,7 @@ class Retention:
             )  # fmt: skip
 
     def _tell_hold_losses(self, losses: list[HoldLoss]) -> None:
-        """Log once, until its holder advances, that a hold was overridden; `ledgermq topic describe` shows it."""
+        """Log once per advance that a hold was overridden; `ledgermq topic describe` shows it."""
         topics, counts = self._replica.state.topics, Counter[tuple[int, str]]()
         for loss in losses:
             self._metrics.held_messages_deleted.inc(loss.count)

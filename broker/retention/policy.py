@@ -1,8 +1,8 @@
 """Retention policy: the segments to delete, and the rate (D8).
 
-Owns: the choice of segments by age, by required space, by unread and by held messages. What consumers, holders
-of holds and nodes that start over still need arrives as limits (`protection.py`, `raft/reset/sender.py`).   Must not: know a clock, a
-disk, or the leader; times, sizes and shares come in.
+Owns: the choice of segments by age, by required space, by unread and by held messages. What consumers,
+holders of holds and nodes that start over still need arrives as limits (`protection.py`,
+`raft/reset/sender.py`).   Must not: know a clock, a disk, or the leader; times, sizes and shares come in.
 """
 
 from __future__ import annotations

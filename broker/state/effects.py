@@ -182,7 +182,14 @@ class HoldLoss:
 
 
 CommandResult = (
-    TopicResult | ConsumerGroupResult | RowsResult | GrantResult | ModeResult | BatchResult | HoldResult | None
+    TopicResult
+    | ConsumerGroupResult
+    | RowsResult
+    | GrantResult
+    | ModeResult
+    | BatchResult
+    | HoldResult
+    | None
 )
 
 

@@ -197,7 +197,8 @@ class BrokerState:
         if self.topics.get(command.topic_id) is None:
             return HoldResult(False, None)
         queues = (
-            (self.queues.get(command.topic_id, queue_id), offset) for queue_id, offset in command.rows.tolist()
+            (self.queues.get(command.topic_id, queue_id), offset)
+            for queue_id, offset in command.rows.tolist()
         )
         rows = [(queue.key[1], offset, queue.begin) for queue, offset in queues if queue is not None]
         return HoldResult(True, self.holds.set(command.topic_id, command.name, rows, effects.timestamp))

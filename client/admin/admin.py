@@ -352,7 +352,7 @@ class Admin(AsyncClient):
 
     @checked(topic=a_topic, name=a_hold, offsets=held_offsets)
     async def hold(self, topic: str, name: str, offsets: Mapping[MessageQueue, int]) -> list[Hold]:
-        """Let retention wait for messages of a topic, from an offset on in each queue; or advance such a hold.
+        """Let retention wait for messages of a topic, from an offset on in each queue; or advance a hold.
 
         Offsets never move back, and the call may be repeated; repeat it now and then although nothing
         changed: a silent holder's hold expires. Only broker groups with one of the queues are called. Returns
@@ -373,7 +373,9 @@ class Admin(AsyncClient):
             )
 
         async def set_hold(broker_group: BrokerGroup) -> list[Hold]:
-            answer = await self._call(broker_group, lambda stub: partial(_set_hold, stub), requests[broker_group.name])
+            answer = await self._call(
+                broker_group, lambda stub: partial(_set_hold, stub), requests[broker_group.name]
+            )
             return holds_of(topic, broker_group.name, answer.queues)
 
         named = [each for each in groups if each.name in requests]
@@ -387,7 +389,7 @@ class Admin(AsyncClient):
 
     @checked(topic=a_topic, silent=none_or(silent_groups))
     async def holds(self, topic: str, *, silent: Silent | None = None) -> list[Hold]:
-        """Return the holds of a topic in every broker group, by name and queue. Raises: TopicNotFoundError."""
+        """Return the holds of a topic in all broker groups, by name and queue. Raises: TopicNotFoundError."""
         answers = await self._describe_topic_everywhere(topic, silent)
         found = [hold for group, answer in answers for hold in holds_of(topic, group.name, answer.holds)]
         return sorted(found, key=lambda hold: (hold.name, hold.queue))

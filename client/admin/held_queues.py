@@ -30,7 +30,9 @@ class Hold:
     advanced_ms: int  # when its holder last named it: log time, ms since the epoch
     overridden: bool
     lost: int = 0
-    expired: bool = False  # its holder was silent for too long (hold_expires_hours): retention waits no longer
+    expired: bool = (
+        False  # its holder was silent for too long (hold_expires_hours): retention waits no longer
+    )
 
 
 def holds_of(topic: str, broker_group: str, infos: Iterable[pb.HoldInfo]) -> list[Hold]:

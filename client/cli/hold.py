@@ -24,11 +24,12 @@ def hold(
         str,
         typer.Option(
             "--offset",
-            help="Messages from here on are needed: a queue offset, earliest (all that are stored), or latest.",
+            help="Messages from here on are needed: a queue offset, earliest (all that is stored) or latest.",
         ),
     ],
     queue: Annotated[
-        list[int] | None, typer.Option("--queue", "-q", min=0, help="Only this queue; repeatable. Default: all.")
+        list[int] | None,
+        typer.Option("--queue", "-q", min=0, help="Only this queue; repeatable. Default: all."),
     ] = None,
     broker_group: Annotated[
         str, typer.Option("--broker-group", help="Only its queues. Default: those of all.")
@@ -37,7 +38,7 @@ def hold(
     as_json: JsonOption = False,
 ) -> None:
     """Let retention wait for a job that fetches the messages of a topic; or advance its hold.
-    It never goes back. A hold that nobody advances or names again expires (hold_expires_hours of the brokers).
+    It never goes back, and expires when nobody sets it again (hold_expires_hours of the brokers).
     """
     if offset not in ("earliest", "latest") and not (offset.isascii() and offset.isdecimal()):
         raise typer.BadParameter(f"--offset {offset!r} is neither a queue offset, nor earliest or latest")
@@ -76,7 +77,9 @@ def _check_queues(topic: str, known: set[MessageQueue], wanted: set[int], broker
         )
     if not there:
         groups = ", ".join(sorted({each.broker_group for each in known}))
-        raise UsageError(f"topic {topic} has no queue in {broker_group}", f"It has some in {groups}", "Name one of them")
+        raise UsageError(
+            f"topic {topic} has no queue in {broker_group}", f"It has some in {groups}", "Name one of them"
+        )
 
 
 def release(
@@ -119,9 +122,8 @@ def hold_fields(each: Hold) -> dict[str, Any]:
 
 def hold_text(each: Hold) -> str:
     """Return the line that tells people of a hold in one queue."""
-    texts = [
-        f"hold {each.name}: waits at offset {each.offset} of queue {each.queue.queue_id} in {each.queue.broker_group}"
-    ]
+    _, broker_group, queue_id = each.queue
+    texts = [f"hold {each.name}: waits at offset {each.offset} of queue {queue_id} in {broker_group}"]
     if each.overridden:
         texts.append(f"overridden: {each.lost:,} messages that it waited for were deleted")
     if each.expired:

@@ -58,7 +58,9 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     topic = typer.Typer(
-        no_args_is_help=True, help="Create, list, describe, update and delete topics, and hold what a job has to fetch.", rich_markup_mode=None
+        no_args_is_help=True,
+        help="Create, list, describe, update and delete topics, and hold what a job has to fetch.",
+        rich_markup_mode=None,
     )
     topic.command("create")(create)
     topic.command("update")(update)

@@ -362,7 +362,9 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             topic=self._info(request.topic),
             queues=offsets.offsets,
             consumers=self.group.losses,
-            holds=[each for (topic, _, _), each in sorted(self.group.holds.items()) if topic == request.topic],
+            holds=[
+                each for (topic, _, _), each in sorted(self.group.holds.items()) if topic == request.topic
+            ],
         )
 
     async def CreateGroup(

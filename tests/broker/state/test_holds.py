@@ -141,7 +141,9 @@ def test_a_checkpoint_has_version_8_only_while_there_are_holds(node: Node, topic
     assert list(restored(raw).holds) == []
 
 
-def test_holds_that_are_cut_short_are_no_state(node: Node, topic: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holds_that_are_cut_short_are_no_state(
+    node: Node, topic: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hold(node, topic, (0, 3), (1, 9))
     from ledgermq.broker.checkpoint import layout
 

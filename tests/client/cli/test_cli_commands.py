@@ -133,14 +133,20 @@ def test_a_topic_is_held_shown_and_released(ledgermq: CommandLine, cluster: Clus
         "",
     )
     assert [each["offset"] for each in ledgermq.json("topic hold orders --name all --offset latest")["holds"]]
-    (audit,) = ledgermq.json("topic hold orders --name audit --offset earliest -q 0 --broker-group g0")["holds"]
+    (audit,) = ledgermq.json("topic hold orders --name audit --offset earliest -q 0 --broker-group g0")[
+        "holds"
+    ]
     assert (audit["queue_id"], audit["offset"]) == (0, next(iter(queue.values())).begin)
     holds = cluster.cluster.node("n1").group.holds
     holds["orders", "lake", 1].lost = 1234
     holds["orders", "audit", 0].expired = True
     out = ledgermq("topic describe orders")[1]
-    assert "hold lake: waits at offset 5 of queue 1 in g0, overridden: 1,234 messages that it waited for" in out
-    assert "hold audit: waits at offset 0 of queue 0 in g0, expired: its holder is silent since 2023-11-" in out
+    assert (
+        "hold lake: waits at offset 5 of queue 1 in g0, overridden: 1,234 messages that it waited for" in out
+    )
+    assert (
+        "hold audit: waits at offset 0 of queue 0 in g0, expired: its holder is silent since 2023-11-" in out
+    )
     described = ledgermq.json("topic describe orders")["holds"]
     assert [(each["name"], each["queue_id"]) for each in described] == [
         ("all", 0), ("all", 1), ("audit", 0), ("lake", 1),
@@ -161,7 +167,11 @@ def test_a_topic_is_held_shown_and_released(ledgermq: CommandLine, cluster: Clus
     [
         ("topic hold orders --name lake --offset soon", 2, "neither a queue offset, nor earliest or latest"),
         ("topic hold orders --name lake --offset 5 -q 7", 1, "topic orders has no queue 7"),
-        ("topic hold orders --name lake --offset 5 --broker-group g7", 1, "has no queue in g7. It has some in g0"),
+        (
+            "topic hold orders --name lake --offset 5 --broker-group g7",
+            1,
+            "has no queue in g7. It has some in g0",
+        ),
         ("topic hold orders --name a/b --offset 5", 1, "the character '/' is not allowed"),
         ("topic hold order --name lake --offset 5", 1, 'topic "order" does not exist'),
         ("topic release order --name lake", 1, 'topic "order" does not exist'),
