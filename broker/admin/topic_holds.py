@@ -115,8 +115,8 @@ class TopicHolds:
                 return RefusedError(
                     route_pb2.OFFSET_OUT_OF_RANGE,
                     f'hold "{safe_text(request.name)}": queue {each.queue_id} of topic "{topic.name}" in '
-                    f"broker group {self._config.group} has offsets up to {queue.end}, which is the next message; "
-                    f"{each.offset} is not one of them. Nothing was changed. If the topic was deleted and "
-                    "created again, the holder has to begin anew",
+                    f"broker group {self._config.group} has offsets up to {queue.end}, which is the next "
+                    f"message; {each.offset} is not one of them. Nothing was changed. If the topic was "
+                    "deleted and created again, the holder has to begin anew",
                 )
         return None
