@@ -411,8 +411,8 @@ class ForgetBatches:
 class SetHold:
     """Let retention wait for messages of a topic until their holder advances (D41). Result: HoldResult.
 
-    Offsets never move back. To name one again tells that the holder lives. Queues that do not exist are
-    passed over.
+    Offsets never move back. To name one again tells that the holder lives. One below the begin of its queue
+    becomes that, and what is missing is counted. Queues that do not exist are passed over.
     """
 
     topic_id: int

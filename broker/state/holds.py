@@ -17,7 +17,7 @@ from ledgermq.proto.values import value
 
 from .consume_queue import QueueKey
 
-#: Maximum of holds of a topic.
+#: Maximum of holds of a topic. Part of the meaning of SetHold: another one needs another version of it.
 MAX_HOLDS: Final = 16
 
 
@@ -30,20 +30,19 @@ def named_since(now: int, expires_hours: float) -> int:
 class HeldQueue:
     """What a hold needs of one queue."""
 
-    offset: int  # messages from here on are needed
+    offset: int  # messages from here on are needed; at its last advance no less than the begin of the queue
     advanced: int  # log time (ms) at which the holder last named it
-    #: Messages that were deleted before the holder had advanced past them, as its last advance was told.
-    lost: int = 0
+    lost: int = 0  # messages between the offset before its last advance and the begin of the queue then
 
     def lost_at(self, begin: int) -> int:
         """Return the number of deleted messages that it waited for. `begin`: of the queue."""
         return self.lost + max(0, begin - self.offset)
 
-    def renewed(self, offset: int, begin: int, now: int) -> HeldQueue:
-        """Return what its holder makes of it at log time `now` (ms) when it names an offset."""
+    def advance(self, offset: int, begin: int, now: int) -> HeldQueue:
+        """Return what its holder makes of it when it names an offset. `begin`, `now`: as in `Holds.set`."""
         if offset <= self.offset:
             return HeldQueue(self.offset, now, self.lost)
-        return HeldQueue(offset, now, max(0, min(begin, offset) - self.offset))
+        return HeldQueue(max(offset, begin), now, max(0, begin - self.offset))
 
 
 #: What a hold needs, by queue id.
@@ -76,8 +75,8 @@ class Holds:
             return None
         held = dict(known or {})
         for queue_id, offset, begin in rows:
-            before = held.get(queue_id)
-            held[queue_id] = HeldQueue(offset, now) if before is None else before.renewed(offset, begin, now)
+            first = HeldQueue(max(offset, begin), now, max(0, begin - offset))
+            held[queue_id] = held[queue_id].advance(offset, begin, now) if queue_id in held else first
         if held:
             self._by_topic.setdefault(topic_id, {})[name] = held
         return held

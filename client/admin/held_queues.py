@@ -19,9 +19,9 @@ from ..message import MessageQueue
 class Hold:
     """A hold in one queue: retention waits for its messages from `offset` on.
 
-    `overridden`: it did not wait. `lost` messages at or above the offset that the holder named before its
-    last advance were deleted, because of a limit of the brokers or by hand. An advance clears that with the
-    next one, so that a repeated call tells it again.
+    `overridden`: it did not wait. `lost` messages that the holder needed were deleted, because of a limit of
+    the brokers, by hand, or before it was set. That is told until the advance after the one that was told it
+    first, for the answer to that may have been lost.
     """
 
     name: str
