@@ -209,7 +209,7 @@ class Effects:
     log_start: LogStart | None = None  # segments below it can be deleted
     trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
     losses: list[Loss] = field(default_factory=list)
-    hold_losses: list[HoldLoss] = field(default_factory=list)  # only with `trimmed`
+    hold_losses: list[HoldLoss] = field(default_factory=list)
     parked: list[Parked] = field(default_factory=list)
     # ids of consumer groups whose members, owners or epochs changed
     members_changed: set[int] = field(default_factory=set)
@@ -223,6 +223,7 @@ class Effects:
             or self.log_start
             or self.trimmed
             or self.losses
+            or self.hold_losses
             or self.parked
             or self.members_changed
         )
