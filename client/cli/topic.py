@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     topic = typer.Typer(
         no_args_is_help=True,
-        help="Create, list, describe, update and delete topics, and hold what a job has to fetch.",
+        help="Create, list, describe, update, delete and hold topics.",
         rich_markup_mode=None,
     )
     topic.command("create")(create)
