@@ -1,21 +1,16 @@
 """Report page, which a person opens after a check.
 
 Owns: the drawing of the logs (one row per node over the log's offsets). findings.py has the advice for each
-finding. Texts from dumps are foreign: the template escapes everything. Must not: load anything from a
-network.
+finding. Must not: load anything from a network.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cache
-from importlib.resources import files
 from typing import Final
 
-from jinja2 import Environment, StrictUndefined, Template
-
 from .findings import Finding, Kind, Severity, advice_for
+from .page_templates import human_bytes, page_template, utc_text
 from .verdict import DumpVerdict
 
 #: Maximum number of findings in the page's table. The others are in the Parquet file.
@@ -58,7 +53,7 @@ class Drawing:
 def render_page(verdict: DumpVerdict) -> str:
     """Return the whole page."""
     ok = verdict.exit_code == 0
-    return _template().render(
+    return page_template("report.html.j2").render(
         verdict=verdict,
         ok=ok,
         word={0: "CONSISTENT", 1: "INCONSISTENT", 3: "INCOMPLETE"}.get(verdict.exit_code, "UNKNOWN"),
@@ -67,18 +62,10 @@ def render_page(verdict: DumpVerdict) -> str:
         hidden=max(0, len(verdict.findings) - MAX_ROWS),
         advice=advice_for(verdict.findings),
         human_bytes=human_bytes,
-        when=_utc(max((node.dump.log_time_ms for node in verdict.nodes), default=0)),
+        when=utc_text(max((node.dump.log_time_ms for node in verdict.nodes), default=0)),
         digests=digests_text(verdict),
-        checked_at=_utc(verdict.made.at_ms),
+        checked_at=utc_text(verdict.made.at_ms),
     )
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["number"] = lambda value: f"{value:,}"
-    # Read as a resource, because the package may be in a zip.
-    return environment.from_string(files("ledgermq.spark_jobs").joinpath("report.html.j2").read_text("utf-8"))
 
 
 def draw_logs(verdict: DumpVerdict) -> Drawing:
@@ -142,26 +129,12 @@ def _ticks(lo: int, hi: int, x_of: object) -> tuple[tuple[float, str], ...]:
     return tuple((x_of(offset), human_bytes(offset)) for offset in range(first, hi + 1, step))
 
 
-def human_bytes(count: int) -> str:
-    """Return a readable number of bytes: 61 MiB."""
-    value, unit = float(count), "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, bigger
-    return f"{value:.0f} {unit}" if value >= 10 or value == int(value) else f"{value:.1f} {unit}"
-
-
-def _utc(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if time_ms else ""
-
-
 def digests_text(verdict: DumpVerdict) -> str:
     """Return what the nodes' digests stand for, and since when they may be outdated; "" if there are none."""
     times = [each for each in verdict.digests_read.values() if each[1]]
     if not times:
         return ""
-    oldest, newest = _utc(min(a for a, _ in times)), _utc(max(b for _, b in times))
+    oldest, newest = utc_text(min(a for a, _ in times)), utc_text(max(b for _, b in times))
     return (
         f"Compared by digests of what the nodes read intact from their disks, {oldest} to {newest}. A change "
         "of the bytes since then is found when the node reads them again."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -21,6 +22,8 @@ from .errors import SparkJobError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: The first version with all that our sources need.
+_OLDEST = (4, 2)
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
@@ -113,12 +116,17 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
 def _check_installed() -> None:
     try:
         import pyarrow  # noqa: F401
-        import pyspark  # noqa: F401
+        import pyspark
     except ImportError as error:
         raise SparkJobError(
             f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]' (in a "
             "clone: make spark)"
         ) from None
+    if tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2]) < _OLDEST:
+        raise SparkJobError(
+            f"this is Spark {pyspark.__version__}, and LedgerMQ needs a newer one. Install it: pip install "
+            "'ledgermq[spark]' (in a clone: make spark)"
+        )
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
         raise SparkJobError(

@@ -128,6 +128,7 @@ PURE: dict[str, tuple[str, ...]] = {
         "findings",
         "group_checks",
         "section_checks",
+        "topics/analysis_figures",
         "topics/message_columns",
         "topics/read_plan",
         "topics/stream_offsets",
@@ -198,7 +199,7 @@ ROOT_MODULES = {
     "client": {
         "arguments", "async_client", "durations", "errors", "event_loop", "interrupts", "message", "pauses",
     },
-    "spark_jobs": {"errors", "package", "session"},
+    "spark_jobs": {"errors", "package", "page_templates", "session", "stage_progress"},
 }  # fmt: skip
 #: What these modules of the top folder need of rooms that need nothing themselves.
 ROOT_NEEDS = {"raft/config.py": "core", "raft/metrics.py": "ports"}

@@ -15,7 +15,7 @@ from ledgermq.proto.foreign_text import safe_text
 from ..admin.admin import Admin
 from ..admin.message_query import DEFAULT_LIMIT, FoundMessages
 from ..cluster.every_group import why_missing
-from ..errors import CorruptMessageError, LedgerMQError, UsageError
+from ..errors import CorruptMessageError, LedgerMQError
 from ..message import MessageView
 from ..produce.message_ids import time_of
 from .export import export
@@ -32,7 +32,7 @@ from .output import (
     print_table,
 )
 from .send_consume import printable
-from .times import local_time, time_ms
+from .times import local_time, stored_between
 from .trace import trace
 
 _SHOWN: Final = 64 * 1024  # characters of a message's labels: more than is allowed
@@ -97,7 +97,7 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """List stored messages of a topic, the newest first: those with a key, or of a time."""
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = stored_between(begin, end, time.time_ns() // 1_000_000)
     if key is not None and not key.strip():
         raise typer.BadParameter("the key is empty; leave --key out to list messages of all keys")
     found = administer(
@@ -128,22 +128,6 @@ def query(
     _tell_what_is_missing(found)
     if found.truncated:
         _say_where_to_go_on(found)
-
-
-def _bounds(begin: str, end: str) -> tuple[int, int]:
-    """Return the ms since the epoch between which is looked, 0 for no bound.
-    Raises: typer.BadParameter, UsageError.
-    """
-    now_ms = time.time_ns() // 1_000_000
-    begin_ms = max(time_ms(begin, earliest=0, latest=now_ms), 0) if begin else 0
-    end_ms = 0
-    if end and end != "latest":
-        end_ms = max(time_ms(end, earliest=1, latest=0), 1)  # nothing is stored before the first ms
-    if end_ms and begin_ms >= end_ms:
-        raise UsageError(
-            f"nothing is between --from {begin} and --to {end}", "The end is not after the beginning"
-        )
-    return begin_ms, end_ms
 
 
 def _say_where_to_go_on(found: FoundMessages) -> None:

@@ -7,6 +7,8 @@ from typing import Final
 
 import typer
 
+from ..errors import UsageError
+
 #: Numbers that are taken as ms since 1970: from March 1973 to the year 5138. Smaller ones are probably
 #: offsets or seconds, larger ones microseconds.
 _TIMES_MS: Final = range(10**11, 10**14)
@@ -39,6 +41,21 @@ def time_ms(text: str, *, earliest: int, latest: int) -> int:
     """
     at, words = position(text), {"earliest": earliest, "latest": latest}
     return words[at] if at in words else int(at)
+
+
+def stored_between(begin: str, end: str, now_ms: int) -> tuple[int, int]:
+    """Return ms since the epoch for --from and --to as a user typed them; 0: no bound.
+    Raises: typer.BadParameter, UsageError.
+    """
+    begin_ms = max(time_ms(begin, earliest=0, latest=now_ms), 0) if begin else 0
+    end_ms = 0
+    if end and end != "latest":
+        end_ms = max(time_ms(end, earliest=1, latest=0), 1)  # nothing is stored before the first ms
+    if end_ms and begin_ms >= end_ms:
+        raise UsageError(
+            f"nothing is between --from {begin} and --to {end}", "The end is not after the beginning"
+        )
+    return begin_ms, end_ms
 
 
 def local_time(timestamp_ms: int, *, sep: str = "T", timespec: str = "milliseconds") -> str:

@@ -14,7 +14,7 @@ from ledgermq.spark_jobs.dump_folder import find_dumps
 from ledgermq.spark_jobs.findings import ADVICE, Finding, Kind, Severity, advice_for
 from ledgermq.spark_jobs.group_checks import attribute_changes
 from ledgermq.spark_jobs.node_checks import totals
-from ledgermq.spark_jobs.report_page import draw_logs, human_bytes, render_page
+from ledgermq.spark_jobs.report_page import draw_logs, render_page
 from ledgermq.spark_jobs.verdict import DumpVerdict, Making, make_verdict
 from ledgermq.spark_jobs.verify import main, print_verdict
 
@@ -91,10 +91,6 @@ def test_the_console_names_each_fault_and_ends_with_the_verdict(tmp_path: Path) 
     lines = text.getvalue().splitlines()
     assert any(line.startswith("FOUND n1 index 1,044 offset 70,000 (crc)") for line in lines)
     assert lines[-1].startswith("INCONSISTENT  3 replicas checked: 1 fault in n1")
-
-
-def test_sizes_are_written_for_people() -> None:
-    assert [human_bytes(n) for n in (5, 1536, 64 << 20, 3 << 30)] == ["5 B", "1.5 KiB", "64 MiB", "3 GiB"]
 
 
 def test_a_wrong_folder_ends_with_code_2_before_spark_starts(

@@ -629,6 +629,41 @@ def test_a_query_gets_all_options_and_may_begin_with_a_dash(monkeypatch: pytest.
     ]  # fmt: skip
 
 
+def test_an_analysis_gets_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run_to_end(command: list[str]) -> int:
+        asked.append(command[1:])
+        return 1
+
+    monkeypatch.setattr(cli_spark, "require_spark", lambda command: None)
+    monkeypatch.setattr(cli_spark, "run_to_end", run_to_end)
+    job = ["-m", "ledgermq.spark_jobs.topics.analyze", "--nameserver", "h:1"]
+    times = ["--from", "1767225600000", "--to", "1767229200000"]
+    options = ["--out", "x", "--top", "5", "--json"]
+    assert (
+        run_cli(["spark", "analyze", "orders,payments", "-n", "h:1", "--local", "3", *times, *options]) == 1
+    )
+    assert run_cli(["spark", "analyze", "orders", "-n", "h:1"]) == 1
+    assert asked[0] == [*job, "--local", "3", *times, *options, "--", "orders,payments"]
+    assert asked[1][:-5] == [*job, "--out"] and asked[1][-4:] == ["--top", "20", "--", "orders"]
+    assert re.fullmatch(r"analysis-\d{8}-\d{6}", asked[1][-5])
+
+
+@pytest.mark.parametrize(
+    ("times", "code", "text"),
+    [
+        (("--from", "yesterday"), 2, "nor a time like 2026-01-31T12:00:00"),
+        (("--to", "5"), 2, "a number is a time in ms since 1970"),
+        (("--from", "2026-02-01", "--to", "2026-01-31"), 1, "The end is not after the beginning"),
+    ],
+)
+def test_times_of_an_analysis_are_checked_first(
+    command_line: CommandLine, times: tuple[str, ...], code: int, text: str
+) -> None:
+    assert text in " ".join(command_line.err("spark analyze orders", *times, code=code).split())
+
+
 def test_every_command_that_reports_has_json() -> None:
     commands = leaves(typer.main.get_command(build_app()))
     without = {
