@@ -490,7 +490,8 @@ def record_headers(body: Buffer, positions: np.ndarray) -> np.ndarray:
             start = int(places[first])
             stretch = words[start : start + (end - first - 1) * step + width]
             found[first:end] = as_strided(stretch, (end - first, width), (8 * step, 8), writeable=False)
-    return found.view(RECORD_DTYPE).reshape(-1)
+    headers: np.ndarray = found.view(RECORD_DTYPE).reshape(-1)
+    return headers
 
 
 def are_alike(headers: np.ndarray) -> bool:
