@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         topics = user_topics(options.nameserver)
         if options.command == "sql":
-            with _session(options) as spark:
+            with query_session(options) as spark:
                 make_views(spark, options.nameserver, mentioned(options.query, topics))
                 return _print_query(spark, options)
-        with _session(options) as spark:
+        with query_session(options) as spark:
             names = make_views(spark, options.nameserver, topics)
             _interact(spark, names)
             return 0
@@ -64,17 +64,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        if not _is_of_spark(error):
+        if not is_of_spark(error):
             raise
         errors.print(f"error: {clear_error(error, topics)}", markup=False)
         return EXIT_FAILED
 
 
 @contextmanager
-def _session(options: argparse.Namespace) -> Iterator[SparkSession]:
-    """Open a session that knows the sources. Raises: SparkJobError."""
+def query_session(
+    options: argparse.Namespace, more: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Open a session that knows the sources. `more`: settings besides. Raises: SparkJobError."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = dict(_SETTINGS)
+        settings = dict(_SETTINGS) | dict(more or {})
         if options.master:
             package = Path(folder, "ledgermq-spark.zip")
             build_package(package)
@@ -133,13 +135,14 @@ class _Console(code.InteractiveConsole):
 
     def showtraceback(self) -> None:
         error = sys.exception()
-        if error is not None and _is_of_spark(error):
+        if error is not None and is_of_spark(error):
             self.write(f"error: {clear_error(error)}\n")
         else:
             super().showtraceback()
 
 
-def _is_of_spark(error: BaseException) -> bool:
+def is_of_spark(error: BaseException) -> bool:
+    """Tell whether an error is one of Spark's own."""
     return type(error).__module__.startswith("pyspark.")
 
 
