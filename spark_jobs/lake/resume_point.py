@@ -55,9 +55,9 @@ def check_same(lake: LakeState, states: Sequence[QueueState]) -> None:
             )
         if known.queues.get(state.queue_id, 0) > state.end:
             raise SparkJobError(
-                f'the lake has topic "{state.topic}" broker group "{group.name}" queue {state.queue_id} up to '
-                f"offset {known.queues[state.queue_id]:,}, and the brokers have only {state.end:,} messages: "
-                "they lost some, or were restored from a dump. Archive into another folder"
+                f'the lake has topic "{state.topic}" broker group "{group.name}" queue {state.queue_id} '
+                f"up to offset {known.queues[state.queue_id]:,}, and the brokers have only {state.end:,} "
+                "messages: they lost some, or were restored from a dump. Archive into another folder"
             )
 
 
