@@ -175,7 +175,11 @@ class _ArchiveJob:
 
     def _store(self, rows: DataFrame, number: int) -> None:
         folder = f"{FOLDER}/staging/{uuid.uuid4().hex}"
-        write = partial(_written, str(self._lake.root), folder)
+        root = self._lake.root
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _written(root, folder, batches)
+
         answers = rows.mapInArrow(write, "file string").collect()
         found = [decode_file(json.loads(answer.file)) for answer in answers]
         if found:
@@ -264,11 +268,11 @@ def _json(value: Any) -> Any:
 # --- executors ----------------------------------------------------------------------------------------------
 
 
-def _written(root: str, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _written(root: Path, folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the messages of a task, and yield its files as JSON. Raises: SparkJobError."""
 
     def files() -> Iterator[pa.RecordBatch]:
-        writer = LakeWriter(Path(root), folder)
+        writer = LakeWriter(root, folder)
         for batch in batches:
             if batch.num_rows:
                 writer.add(of_schema(batch), batch.column("topic"))

@@ -100,3 +100,17 @@ def test_a_message_larger_than_a_request_goes_alone(size: int) -> None:
     requests = [*made.bodies(bodies, 5), *made.rest()]
     assert [row.body for _, row in rows_in(requests)] == bodies
     assert len(requests) == (3 if size > MAX_REQUEST_BYTES else 1)
+
+
+def test_one_queue_takes_all_rows_but_those_of_message_groups() -> None:
+    encoder = RecordEncoder("orders", born_host="here")
+    made = RowPacker(encoder, ADDRESS, MessageIdSource(b"123456", 1), first=0, queue=2, one_queue=True)
+    rows = [Row(b"%d" % number, message_group="m" if number % 9 == 0 else "") for number in range(9000)]
+    requests = [request for row in rows for request in made.row(row, 1_700_000_000_000)]
+    found = rows_in([*requests, *made.rest()])
+    assert len(requests) > 1
+    assert [row.body for queue, row in found if not row.message_group] == [
+        row.body for row in rows if not row.message_group
+    ]
+    assert {queue for queue, row in found if not row.message_group} == {2}
+    assert {queue for queue, row in found if row.message_group} == {queue_of_group("m", 4)}

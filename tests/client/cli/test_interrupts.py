@@ -45,6 +45,7 @@ ARGUMENTS = {
     "cluster add-group": "g1", "cluster drain": "g0 --wait", "cluster undrain": "g0",
     "cluster remove-group": "g0 --yes", "cluster forget-group": "g0 --yes", "cluster promote": "n2 --yes",
     "bench": "--seconds 1", "admin clean": "--yes", "spark sql": "SELECT", "spark shell": "",
+    "spark archive": "orders --to lake", "spark restore": "lake --topic orders",
 }  # fmt: skip
 LOCAL = {
     "restore": "{} --data {}/new", "message export": "{} --topic t", "up": "--data {}/up",
