@@ -37,11 +37,11 @@ from .spark_tasks import clearly, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.5
+_POLL_S = 1
 
 
 @dataclass(frozen=True, slots=True)

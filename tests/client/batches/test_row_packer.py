@@ -26,11 +26,13 @@ from ledgermq.proto.record import decode_section, seal_section
 ADDRESS = PartAddress(topic_id=3, queue_count=4, producer_id=77, producer_epoch=1 << 31)
 
 
-def packer(**options: int) -> RowPacker:
-    encoder = RecordEncoder("orders", born_host="here")
+def packer(
+    first: int = 0, queue: int = 0, max_request_bytes: int = MAX_REQUEST_BYTES, *, one_queue: bool = False
+) -> RowPacker:
     return RowPacker(
-        encoder, ADDRESS, MessageIdSource(b"123456", 1), first=options.pop("first", 0), **options
-    )
+        RecordEncoder("orders", born_host="here"), ADDRESS, MessageIdSource(b"123456", 1), first=first,
+        queue=queue, one_queue=one_queue, max_request_bytes=max_request_bytes,
+    )  # fmt: skip
 
 
 def rows_in(requests: list[PackedRequest]) -> list[tuple[int, Row]]:
@@ -103,8 +105,7 @@ def test_a_message_larger_than_a_request_goes_alone(size: int) -> None:
 
 
 def test_one_queue_takes_all_rows_but_those_of_message_groups() -> None:
-    encoder = RecordEncoder("orders", born_host="here")
-    made = RowPacker(encoder, ADDRESS, MessageIdSource(b"123456", 1), first=0, queue=2, one_queue=True)
+    made = packer(queue=2, one_queue=True)
     rows = [Row(b"%d" % number, message_group="m" if number % 9 == 0 else "") for number in range(9000)]
     requests = [request for row in rows for request in made.row(row, 1_700_000_000_000)]
     found = rows_in([*requests, *made.rest()])

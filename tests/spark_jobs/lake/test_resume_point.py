@@ -18,6 +18,7 @@ from ledgermq.spark_jobs.lake.resume_point import (
     resume_point,
     starting_offsets,
 )
+from ledgermq.spark_jobs.topics.read_plan import QueueState
 from ledgermq.spark_jobs.topics.stream_offsets import PartPositions
 
 from .lake_maker import add_batch, messages, new_lake, state_of
@@ -61,15 +62,14 @@ def test_queues_that_are_gone_keep_their_positions(lake: LakeState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("state", "text"),
     [
-        ({"topic_id": 2}, "was deleted and created again"),
-        ({"group_id": 8}, "was made from another cluster"),
-        ({"end": 9}, "the brokers have only 9 messages"),
+        (state_of(0, 0, 10, topic_id=2), "was deleted and created again"),
+        (state_of(0, 0, 10, group_id=8), "was made from another cluster"),
+        (state_of(0, 0, 9), "the brokers have only 9 messages"),
     ],
 )
-def test_other_topics_and_clusters_are_refused(lake: LakeState, change: dict[str, int], text: str) -> None:
-    state = state_of(0, 0, change.pop("end", 10), **change)
+def test_other_topics_and_clusters_are_refused(lake: LakeState, state: QueueState, text: str) -> None:
     with pytest.raises(SparkJobError, match=text):
         check_same(lake, [state])
 

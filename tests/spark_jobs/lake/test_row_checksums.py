@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,8 @@ def test_every_column_counts(name: str) -> None:
 
 def test_nothing_and_an_empty_value_differ() -> None:
     batch = messages(0, 3)
-    for name, empty in (("body", b""), ("tag", ""), ("message_group", ""), ("keys", []), ("properties", [])):
+    empties: dict[str, Any] = {"body": b"", "tag": "", "message_group": "", "keys": [], "properties": []}
+    for name, empty in empties.items():
         place = batch.schema.get_field_index(name)
         field = batch.schema.field(place)
         found = [
