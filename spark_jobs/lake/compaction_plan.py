@@ -42,7 +42,7 @@ def _groups(files: list[LakeFile], target: int) -> list[tuple[LakeFile, ...]]:
     groups: list[list[LakeFile]] = []
     room = 0
     for file in files:
-        if file.size > room:
+        if not groups or file.size > room:
             groups.append([])
             room = target
         groups[-1].append(file)

@@ -38,3 +38,8 @@ def test_large_files_are_left_and_groups_have_the_size_of_the_target() -> None:
     files = [file(1, 5, 50), file(2, 5, 49), file(3, 5, 49), file(4, 5, 49), file(5, 6)]
     assert numbers(compactions(files, target=100)) == [[2, 3]]
     assert compactions([file(1, 5), file(2, 6)], target=100) == []
+
+
+def test_files_without_a_size_are_merged_like_others() -> None:
+    """No writer makes them; a manifest may say so."""
+    assert numbers(compactions([file(1, 5, 0), file(2, 5, 0), file(3, 6)], target=100)) == [[1, 2]]
