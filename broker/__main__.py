@@ -113,6 +113,11 @@ _HELP: Final = {
         "true: expired segments stay while a consumer group has to read them, up to "
         "disk_delete_oldest_percent"
     ),
+    "hold_max_bytes": (
+        "expired bytes that holds (ledgermq topic hold) keep at most, e.g. 100GiB; 0: up to "
+        "disk_delete_oldest_percent"
+    ),
+    "hold_expires_hours": "a hold that its holder has not named for so long no longer counts (168)",
     "follower_reads": (
         "false: the leader serves all reads: no reader is told to go to a follower, which hands out nothing "
         "of its own log"

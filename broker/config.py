@@ -242,6 +242,10 @@ class BrokerConfig(BaseModel):
     delete_unexpired: bool = True  # above disk_delete_oldest_percent, oldest first
     delete_segments_per_second: Finite = Field(default=10, gt=0, le=1_000_000)
     protect_unconsumed: bool = False
+    #: Expired segments that holds keep, in bytes; 0: up to disk_delete_oldest_percent.
+    hold_max_bytes: Size = 0
+    #: A hold that its holder has not named for so long no longer counts.
+    hold_expires_hours: Finite = Field(default=168, gt=0, le=_LONGEST_HOURS)
     clean_at: Annotated[str, AfterValidator(_check_clock)] = "04:00"
     follower_reads: bool = True
     trace_topic: bool = False

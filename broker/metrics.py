@@ -76,6 +76,9 @@ class Metrics:
             "ledgermq_retention_unconsumed_messages",
             "Messages deleted before a consumer group had consumed them",
         )
+        self.held_messages_deleted = counter(
+            "ledgermq_retention_held_messages", "Messages deleted although a hold waited for them"
+        )
         self.commit_seconds = Histogram(
             "ledgermq_commit_seconds", "Proposal to commit", buckets=_LATENCY_BUCKETS, registry=self.registry
         )

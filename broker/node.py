@@ -36,6 +36,7 @@ from .admin.dump_call import Dumps
 from .admin.message_search import MessageQueries
 from .admin.promotion import Promotions
 from .admin.promotion_claims import GenerationClaims, PromotionProgress
+from .admin.topic_holds import TopicHolds
 from .checkpoint.queue_check import QueueCheck
 from .checkpoint.schedule import Checkpointing
 from .checkpoint.store import CheckpointStore
@@ -376,10 +377,13 @@ class BrokerNode:
         topics = TopicChanges(config, replica, pipeline, creation, features)
         consumer_groups = ConsumerGroupChanges(replica, pipeline, creation, queues)
         deliveries = Deliveries(raft, replica, pipeline, reader, holders)
+        holds = TopicHolds(config, raft, replica, pipeline, barrier, features)
         changes: dict[str, Serve] = {
             "CreateTopic": topics.create,
             "UpdateTopic": topics.update,
             "DeleteTopic": topics.delete,
+            "SetHold": holds.set,
+            "ReleaseHold": holds.release,
             "CreateGroup": consumer_groups.create,
             "DeleteGroup": consumer_groups.delete,
             "ResetOffsets": consumer_groups.reset_offsets,
@@ -395,6 +399,7 @@ class BrokerNode:
             replica,
             barrier,
             modes,
+            holds,
             refusals,
             NodeStatus(
                 config, raft, replica, pipeline, members, slaves, retention.view, self._promotion, readers

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     __version__: str
     from .admin.admin import Admin
     from .admin.broker_groups import BrokerGroupAdmin
+    from .admin.held_queues import Hold
     from .admin.message_query import FoundMessages
     from .cluster.every_group import BrokerGroupsSilentError, PartlyChangedError, PartlyRefusedError
     from .consume.bulk_reader import NodesUnreachableError
@@ -77,6 +78,7 @@ _HOMES: Final = {
     "Admin": "admin.admin",
     "BrokerGroupsSilentError": "cluster.every_group",
     "FoundMessages": "admin.message_query",
+    "Hold": "admin.held_queues",
     "BrokerGroupAdmin": "admin.broker_groups",
     "BrokerGroupStatistics": "produce.producer_statistics",
     "LeasedMessage": "message",
@@ -116,6 +118,7 @@ __all__ = [
     "DiskFullError",
     "FencedError",
     "FoundMessages",
+    "Hold",
     "InvalidAddressError",
     "InvalidHandleError",
     "InvalidMessageError",

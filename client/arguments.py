@@ -30,6 +30,7 @@ Check = Callable[[str, Any], None]
 LONGEST_LEASE_MS: Final = 12 * 3600 * 1000
 _MAX_TOPIC: Final = 127
 _MAX_CONSUMER_GROUP: Final = 120
+_MAX_HOLD: Final = 64
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-][%|a-zA-Z0-9_.-]*")
 #: Operators in RocketMQ's SQL filters. A tag may contain such a sign: "a=b".
 _SQL: Final = re.compile(
@@ -77,6 +78,10 @@ def a_topic(name: str, value: Any) -> None:
 
 def a_consumer_group(name: str, value: Any) -> None:
     check_name("group", value)
+
+
+def a_hold(name: str, value: Any) -> None:
+    check_name("hold", value)
 
 
 def an_iterable(name: str, value: object) -> None:
@@ -162,10 +167,10 @@ def empty_or(check: Check) -> Check:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Check the name of a topic or consumer group as every broker does. Raises: InvalidNameError."""
+    """Check the name of a topic, consumer group or hold as every broker does. Raises: InvalidNameError."""
     if not isinstance(name, str):
         raise InvalidNameError(kind, name, f"it is of type {type(name).__name__}; a str is wanted")
-    limit = _MAX_TOPIC if kind == "topic" else _MAX_CONSUMER_GROUP
+    limit = {"topic": _MAX_TOPIC, "hold": _MAX_HOLD}.get(kind, _MAX_CONSUMER_GROUP)
     if not name:
         raise InvalidNameError(kind, name, "it is empty")
     if len(name) > limit:

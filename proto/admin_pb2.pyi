@@ -95,16 +95,76 @@ class DescribeTopicRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class DescribeTopicResponse(_message.Message):
-    __slots__ = ("refusal", "topic", "queues", "consumers")
+    __slots__ = ("refusal", "topic", "queues", "consumers", "holds")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     refusal: _route_pb2.Refusal
     topic: _route_pb2.TopicInfo
     queues: _containers.RepeatedCompositeFieldContainer[_log_pb2.QueueOffset]
     consumers: _containers.RepeatedCompositeFieldContainer[TopicProgress]
-    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[_log_pb2.QueueOffset, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[TopicProgress, _Mapping]]] = ...) -> None: ...
+    holds: _containers.RepeatedCompositeFieldContainer[HoldInfo]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., topic: _Optional[_Union[_route_pb2.TopicInfo, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[_log_pb2.QueueOffset, _Mapping]]] = ..., consumers: _Optional[_Iterable[_Union[TopicProgress, _Mapping]]] = ..., holds: _Optional[_Iterable[_Union[HoldInfo, _Mapping]]] = ...) -> None: ...
+
+class HoldInfo(_message.Message):
+    __slots__ = ("name", "queue_id", "offset", "advanced_ms", "lost", "expired")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ADVANCED_MS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queue_id: int
+    offset: int
+    advanced_ms: int
+    lost: int
+    expired: bool
+    def __init__(self, name: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., advanced_ms: _Optional[int] = ..., lost: _Optional[int] = ..., expired: bool = ...) -> None: ...
+
+class SetHoldRequest(_message.Message):
+    __slots__ = ("topic", "name", "queues")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    queues: _containers.RepeatedCompositeFieldContainer[HeldOffset]
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[HeldOffset, _Mapping]]] = ...) -> None: ...
+
+class HeldOffset(_message.Message):
+    __slots__ = ("queue_id", "offset")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    offset: int
+    def __init__(self, queue_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class SetHoldResponse(_message.Message):
+    __slots__ = ("refusal", "queues")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    queues: _containers.RepeatedCompositeFieldContainer[HoldInfo]
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[HoldInfo, _Mapping]]] = ...) -> None: ...
+
+class ReleaseHoldRequest(_message.Message):
+    __slots__ = ("topic", "name")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    name: str
+    def __init__(self, topic: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ReleaseHoldResponse(_message.Message):
+    __slots__ = ("refusal", "released")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    refusal: _route_pb2.Refusal
+    released: bool
+    def __init__(self, refusal: _Optional[_Union[_route_pb2.Refusal, _Mapping]] = ..., released: bool = ...) -> None: ...
 
 class ConsumerGroupInfo(_message.Message):
     __slots__ = ("name", "start_position", "max_attempts", "fifo", "connected_clients")

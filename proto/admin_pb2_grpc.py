@@ -60,6 +60,16 @@ class AdminServiceStub(object):
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.DescribeTopicRequest.SerializeToString,
                 response_deserializer=ledgermq_dot_proto_dot_admin__pb2.DescribeTopicResponse.FromString,
                 _registered_method=True)
+        self.SetHold = channel.unary_unary(
+                '/ledgermq.v1.AdminService/SetHold',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.SetHoldRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.SetHoldResponse.FromString,
+                _registered_method=True)
+        self.ReleaseHold = channel.unary_unary(
+                '/ledgermq.v1.AdminService/ReleaseHold',
+                request_serializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseHoldRequest.SerializeToString,
+                response_deserializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseHoldResponse.FromString,
+                _registered_method=True)
         self.CreateGroup = channel.unary_unary(
                 '/ledgermq.v1.AdminService/CreateGroup',
                 request_serializer=ledgermq_dot_proto_dot_admin__pb2.CreateGroupRequest.SerializeToString,
@@ -170,6 +180,20 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeTopic(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetHold(self, request, context):
+        """Sets or advances a hold of a topic: retention waits for messages that its holder has yet to fetch, within
+        limits of the broker group. Offsets never move back, so the call may be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseHold(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -311,6 +335,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeTopic,
                     request_deserializer=ledgermq_dot_proto_dot_admin__pb2.DescribeTopicRequest.FromString,
                     response_serializer=ledgermq_dot_proto_dot_admin__pb2.DescribeTopicResponse.SerializeToString,
+            ),
+            'SetHold': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetHold,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.SetHoldRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.SetHoldResponse.SerializeToString,
+            ),
+            'ReleaseHold': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseHold,
+                    request_deserializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseHoldRequest.FromString,
+                    response_serializer=ledgermq_dot_proto_dot_admin__pb2.ReleaseHoldResponse.SerializeToString,
             ),
             'CreateGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateGroup,
@@ -528,6 +562,60 @@ class AdminService(object):
             '/ledgermq.v1.AdminService/DescribeTopic',
             ledgermq_dot_proto_dot_admin__pb2.DescribeTopicRequest.SerializeToString,
             ledgermq_dot_proto_dot_admin__pb2.DescribeTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetHold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/SetHold',
+            ledgermq_dot_proto_dot_admin__pb2.SetHoldRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.SetHoldResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseHold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ledgermq.v1.AdminService/ReleaseHold',
+            ledgermq_dot_proto_dot_admin__pb2.ReleaseHoldRequest.SerializeToString,
+            ledgermq_dot_proto_dot_admin__pb2.ReleaseHoldResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,6 +31,7 @@ from .listings import describe_consumer_group, describe_topic, list_consumer_gro
 from .message_search import MessageQueries
 from .promotion import Promotions
 from .promotion_claims import GenerationClaims
+from .topic_holds import TopicHolds
 
 SERVICE: Final = "ledgermq.v1.AdminService"
 #: Methods whose messages have another name, by that name.
@@ -75,6 +76,7 @@ class AdminService:
     _replica: Replica
     _barrier: ReadBarrier
     _modes: BrokerGroupModes
+    _holds: TopicHolds
     _refusals: Refusals
     _node_status: NodeStatus
     _promotions: Promotions
@@ -89,7 +91,7 @@ class AdminService:
         if listener:
             reads: dict[str, Callable[[BrokerState, Any], Any]] = {
                 "ListTopics": list_topics,
-                "DescribeTopic": describe_topic,
+                "DescribeTopic": lambda state, request: describe_topic(state, request, self._holds.since()),
                 "ListConsumerGroups": list_consumer_groups,
                 "DescribeGroup": describe_consumer_group,
                 "GetProgress": lambda _, request: self._modes.progress(request),

@@ -16,6 +16,7 @@ from ..state.memberships import ConsumerGroupMembership
 from ..state.topics import Topic
 from .broker_group_view import topic_info
 from .changes import consumed_topics, known_consumer_group, known_topic
+from .topic_holds import hold_infos
 
 
 def list_topics(state: BrokerState, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
@@ -25,9 +26,9 @@ def list_topics(state: BrokerState, request: admin_pb2.ListTopicsRequest) -> adm
 
 
 def describe_topic(
-    state: BrokerState, request: admin_pb2.DescribeTopicRequest
+    state: BrokerState, request: admin_pb2.DescribeTopicRequest, holds_since: int = 0
 ) -> admin_pb2.DescribeTopicResponse:
-    """Return a topic and the offset ranges of its queues."""
+    """Return a topic, the offset ranges of its queues, and its holds. `holds_since`: as in `hold_infos`."""
     topic = known_topic(state, request.topic)
     queues = [
         log_pb2.QueueOffset(
@@ -47,7 +48,14 @@ def describe_topic(
     deleted = sum(queue.begin_offset for queue in queues)
     if deleted and not any(key[1] == topic.topic_id for key in state.consumption.copy()):
         consumers.append(admin_pb2.TopicProgress(topic=topic.name, lost=deleted))
-    return admin_pb2.DescribeTopicResponse(topic=topic_info(topic), queues=queues, consumers=consumers)
+    holds = [
+        info
+        for name, held in sorted(state.holds.of_topic(topic.topic_id).items())
+        for info in hold_infos(state, topic, name, held, holds_since)
+    ]
+    return admin_pb2.DescribeTopicResponse(
+        topic=topic_info(topic), queues=queues, consumers=consumers, holds=holds
+    )
 
 
 def list_consumer_groups(

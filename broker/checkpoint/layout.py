@@ -11,10 +11,10 @@ Kinds: 1 numbers · 2 topics · 3 queues · 4 consumer groups · 5 consumption �
 ids · 8 checksums of the blocks of queue units, from the block with the queue's begin on · 9 retention of
 topics · 10 messages lost by consumer groups · 11 members and owners of queue-exclusive consumer groups · 12
 mode of the broker group, while it is drained or removed · 13 parked messages · 14 topics that keep unread
-messages · 15 jobs that write batches exactly once. Everything is sorted by its key. Message ids keep the
-order in which they were applied, which is the same on all nodes. Kinds 9 to 15 are optional: they are present
-only if not empty. The version is that of the highest kind present: 2 (9, 10), 3 (11), 4 (12), 5 (13), 6 (14),
-7 (15), else 1. Older nodes can read lower versions.
+messages · 15 jobs that write batches exactly once · 16 holds. Everything is sorted by its key. Message ids
+keep the order in which they were applied, which is the same on all nodes. Kinds 9 to 16 are optional: they
+are present only if not empty. The version is that of the highest kind present: 2 (9, 10), 3 (11), 4 (12), 5
+(13), 6 (14), 7 (15), 8 (16), else 1. Older nodes can read lower versions.
 
 Kind 11. Texts are encoded as in commands:
 
@@ -28,6 +28,11 @@ Kind 15:
     job             16-byte id · i64 newest batch · i64 log time of its last change (ms) · u32 parts
     part            u64 writer · u32 topic id · u32 epoch · i64 messages · bool finished · u32 spans
     span            u32 queue id · i64 first queue offset · i64 one past the last
+
+Kind 16, by topic id and name:
+
+    hold            u32 topic id · u32 queues · text: name
+    queue           u32 queue id · i64 offset · i64 log time at which it was last named (ms) · i64 lost
 
 A checkpoint at an index also states that the ConsumeQueue files durably hold all units up to the queue ends
 in it: the writer syncs them first (checkpoint/store.py). Recovery therefore replays the log from index + 1
@@ -56,12 +61,13 @@ from ..state.consume_queue import BLOCK_UNITS, ConsumeQueue, QueueKey, QueueSums
 from ..state.consumer_groups import ConsumerGroup
 from ..state.consumption import LEASE_DTYPE, NO_PARKED, PARKED_DTYPE, Consumption, ConsumptionKey
 from ..state.dedup import Generation, Stream, StreamKey
+from ..state.holds import Held, HeldQueue
 from ..state.machine import BrokerState
 from ..state.memberships import ConsumerGroupMember, ConsumerGroupMembership, Ownership
 from ..state.topics import Topic
 
 MAGIC: Final = b"LMQC"
-VERSION: Final = 7
+VERSION: Final = 8
 _END_MAGIC: Final = b"LMQCEND\n"
 _HEADER: Final = struct.Struct("<4sIQQQ")
 _SHARD: Final = struct.Struct("<IIQQ")
@@ -85,6 +91,8 @@ _OWNER: Final = struct.Struct("<IIQI")
 _JOB: Final = struct.Struct("<16sqqI")
 _PART: Final = struct.Struct("<QIIq?I")
 _SPAN: Final = struct.Struct("<Iqq")
+_HOLD: Final = struct.Struct("<II")
+_HELD_QUEUE: Final = struct.Struct("<Iqqq")
 _ID_SIZE: Final = 20
 
 
@@ -104,6 +112,7 @@ class Shard(IntEnum):
     PARKED = 13
     KEEP_UNREAD = 14
     BATCH_WRITES = 15
+    HOLDS = 16
 
 
 #: Optional shards, and the format version that introduced each.
@@ -115,6 +124,7 @@ _OPTIONAL: Final = {
     Shard.PARKED: 5,
     Shard.KEEP_UNREAD: 6,
     Shard.BATCH_WRITES: 7,
+    Shard.HOLDS: 8,
 }
 
 
@@ -137,6 +147,7 @@ class Snapshot:
     memberships: dict[int, ConsumerGroupMembership]  # by consumer group id
     mode: tuple[int, int]  # mode of the broker group, log time (ms) of its last change
     jobs: dict[bytes, Job]
+    holds: dict[int, dict[str, Held]]  # by topic id and name
 
 
 def take_snapshot(state: BrokerState) -> Snapshot:
@@ -160,6 +171,7 @@ def take_snapshot(state: BrokerState) -> Snapshot:
         state.memberships.copy(),
         (state.mode, state.mode_since),
         state.batch_writes.copy(),
+        state.holds.copy(),
     )
 
 
@@ -189,6 +201,7 @@ def restore_state(snapshot: Snapshot) -> BrokerState:
     state.streams.restore(dict(snapshot.streams))
     state.message_ids.restore(list(snapshot.generations), evicted_early)
     state.batch_writes.restore(snapshot.jobs)
+    state.holds.restore(snapshot.holds)
     return state
 
 
@@ -276,6 +289,14 @@ def _encode_jobs(snapshot: Snapshot) -> Iterator[bytes]:
             yield from (_SPAN.pack(*span) for span in part.spans)
 
 
+def _encode_holds(snapshot: Snapshot) -> Iterator[bytes]:
+    for topic_id, holds in _by_key(snapshot.holds):
+        for name, held in _by_key(holds):
+            yield _HOLD.pack(topic_id, len(held)) + pack_text(name)
+            for queue_id, need in _by_key(held):
+                yield _HELD_QUEUE.pack(queue_id, need.offset, need.advanced, need.lost)
+
+
 def _by_key(table: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     return sorted(table.items(), key=lambda item: item[0])
 
@@ -302,6 +323,7 @@ _ENCODERS: Final[dict[Shard, Callable[[Snapshot], Iterable[bytes]]]] = {
         _KEEP_UNREAD.pack(each.topic_id) for each in snapshot.topics if each.keep_unread
     ),
     Shard.BATCH_WRITES: _encode_jobs,
+    Shard.HOLDS: _encode_holds,
 }
 
 
@@ -342,6 +364,7 @@ def decode_snapshot(raw: bytes, path: str) -> Snapshot:
             dict(_decode_memberships(shards.get(Shard.MEMBERSHIPS, b""))),
             _decode_mode(shards.get(Shard.MODE, b"")),
             dict(_decode_jobs(shards.get(Shard.BATCH_WRITES, b""))),
+            _decode_holds(shards.get(Shard.HOLDS, b"")),
         )  # fmt: skip
     except (LookupError, struct.error, ValueError) as error:
         raise CheckpointError(path, f"its checksums are right but its contents are not: {error}") from None
@@ -455,3 +478,17 @@ def _decode_jobs(raw: bytes) -> Iterator[tuple[bytes, Job]]:
             position = end
             job.parts[writer, topic_id] = Part(epoch, count, finished, spans)
         yield name, job
+
+
+def _decode_holds(raw: bytes) -> dict[int, dict[str, Held]]:
+    position, found = 0, dict[int, dict[str, Held]]()
+    while position < len(raw):
+        topic_id, count = _HOLD.unpack_from(raw, position)
+        (name,), position = unpack_texts(raw, position + _HOLD.size, 1)
+        end = position + count * _HELD_QUEUE.size
+        if end > len(raw):
+            raise ValueError("a shard is cut short")
+        rows = _HELD_QUEUE.iter_unpack(raw[position:end])
+        found.setdefault(topic_id, {})[name] = {queue_id: HeldQueue(*need) for queue_id, *need in rows}
+        position = end
+    return found

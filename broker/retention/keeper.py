@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, Protocol
@@ -46,9 +47,10 @@ from ..service.disk_steps import (
 )
 from ..state.commands import LogStart, position_rows
 from ..state.consume_queue import ColdRead, QueueKey
-from ..state.effects import Effects, Loss
-from .policy import DeletionPace, Expiry, age_clock, expired_before, oldest_before, protected_by
-from .protection import Protection, protection
+from ..state.effects import Effects, HoldLoss, Loss
+from ..state.holds import named_since
+from .policy import DeletionPace, Expiry, age_clock, expired_before, held_from, oldest_before, protected_by
+from .protection import Protection, held, protection
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +204,7 @@ class Retention:
         self._fullest = step_of(self._fullest, share)
         hindering = hindering_share(use.share, others, raft.voters)
         self._hindering = step_of(self._hindering, hindering)
+        self.view.fullest = self._fullest
         self._need = bytes_to_free(use, hindering, self._limits)
 
     # --- decisions ------------------------------------------------------------------------------------------
@@ -249,7 +252,7 @@ class Retention:
         if due or self._fullest >= DiskStep.DELETE_EXPIRED:
             first_kept = await self._judge_segments(self._keep_ms)
             if first_kept is not None:
-                await self._begin_at(first_kept, "expired")
+                await self._begin_at(first_kept, "expired", self._keep_ms)
             self._make_up_until = None
             if first_kept is not None:
                 return
@@ -282,14 +285,23 @@ class Retention:
         `protect` False: protect only topics that keep unread messages.
         """
         raft, view = self._raft, self.view
-        protect = protect and self._config.protect_unconsumed
-        held = await self._protection(kept_only=not protect or self._hindering >= DiskStep.DELETE_OLDEST)
-        expiry = Expiry(self._now(), keep_ms, raft.applied_index + 1, held.physical_offset if held else None)
+        read = protect and self._config.protect_unconsumed
+        first = await self._protection(kept_only=not read or self._hindering >= DiskStep.DELETE_OLDEST)
+        hold = await self._held() if protect and self._fullest < DiskStep.DELETE_OLDEST else None
+        needed = first.physical_offset if first is not None else None
+        expiry = Expiry(self._now(), keep_ms, raft.applied_index + 1, needed)
         segments = list(raft.log.segments())
-        kept = protected_by(segments, expiry)
+        kept, without_holds = protected_by(segments, expiry), 0
+        if hold is not None:
+            without_holds = _size(kept)
+            begin = held_from(segments, expiry, hold.physical_offset, self._config.hold_max_bytes)
+            if needed is None or begin < needed:
+                first, expiry = hold, replace(expiry, protected_from=begin)
+                kept = protected_by(segments, expiry)
         view.protected_segments = len(kept)
-        view.protected_bytes = sum(segment.end_offset - segment.start_offset for segment in kept)
-        view.protected_for = f"{held} ({held.setting})" if held and kept else ""
+        view.protected_bytes = _size(kept)
+        view.held_bytes = view.protected_bytes - without_holds if hold is not None else 0
+        view.protected_for = f"{first} ({first.setting})" if first and kept else ""
         self._protection_looked = time.monotonic()
         return expired_before(segments, expiry)
 
@@ -305,10 +317,21 @@ class Retention:
             await asyncio.sleep(0)
         return found
 
-    async def _begin_at(self, first_kept: SegmentInfo, reason: str) -> None:
+    async def _held(self) -> Protection | None:
+        """Return the part of the log that holds need; None: they need nothing."""
+        replica, known = self._replica, dict[tuple[QueueKey, int], int]()
+        since = named_since(self._now(), self._config.hold_expires_hours)
+        while isinstance(found := held(replica.state, known, since), list):
+            await replica.warm(found)
+            await asyncio.sleep(0)
+        return found
+
+    async def _begin_at(self, first_kept: SegmentInfo, reason: str, keep_ms: int | None = None) -> None:
         """Write the required checkpoint, then replicate the start of the log at a segment.
 
-        Raises: RefusedError (the checkpoint cannot be written), and what the pipeline raises.
+        `keep_ms`: as in `_judge_segments`, which then must still allow it after the checkpoint; None: only
+        what topics keep unread counts. Raises: RefusedError (the checkpoint cannot be written, or messages
+        were protected meanwhile), and what the pipeline raises.
         """
         config, applied = self._config, first_kept.first_index - 1
         if await self._checkpoints.write_now() < applied:
@@ -324,6 +347,15 @@ class Retention:
             raise RefusedError(
                 route_pb2.DISK_FULL, f"{config.node_id} deleted nothing. {kept.hold}", retryable=True
             )
+        if keep_ms is not None:
+            allowed = await self._judge_segments(keep_ms)
+            if allowed is None or allowed.start_offset < first_kept.start_offset:
+                raise RefusedError(
+                    route_pb2.TOO_MANY_REQUESTS,
+                    f"{config.node_id} deleted nothing: while it wrote its checkpoint, messages came to be"
+                    " needed (by a hold, or by a consumer group). Repeat it",
+                    retryable=True,
+                )
         before = self._raft.log.first_offset
         await self._propose_start(first_kept)
         logger.log(
@@ -389,7 +421,7 @@ class Retention:
         answer.bytes = sum(segment.end_offset - segment.start_offset for segment in gone)
         answer.log_start_index = first_kept.first_index
         if not request.dry_run:
-            await self._begin_at(first_kept, "by hand")
+            await self._begin_at(first_kept, "by hand", None if request.even_unexpired else keep_ms)
         return answer
 
     def _note(self, segments: list[SegmentInfo], first_kept: SegmentInfo | None, keep_ms: int) -> str:
@@ -408,11 +440,13 @@ class Retention:
 
     # --- unlinking ------------------------------------------------------------------------------------------
     def on_effects(self, effects: Effects) -> None:
-        """Record the new start of the log, and log messages that were deleted before they were consumed."""
+        """Record the new start of the log, and log messages that were deleted before someone had them."""
         if effects.log_start is not None:
             self._note_start(effects.index, effects.log_start.index)
         if effects.losses:
             self._tell_losses(effects.losses)
+        if effects.hold_losses:
+            self._tell_hold_losses(effects.hold_losses)
 
     def _note_start(self, said_at: int, start: int) -> None:
         if start > self._wanted_start:
@@ -439,6 +473,20 @@ class Retention:
                 consumer_group.name if consumer_group else group_id, topic.name if topic else topic_id, count,
             )  # fmt: skip
 
+    def _tell_hold_losses(self, losses: list[HoldLoss]) -> None:
+        """Log once per advance that a hold was overridden; `ledgermq topic describe` shows it."""
+        topics, counts = self._replica.state.topics, Counter[tuple[int, str]]()
+        for loss in losses:
+            self._metrics.held_messages_deleted.inc(loss.count)
+            if loss.is_first:
+                counts[loss.topic_id, loss.name] += loss.count
+        for (topic_id, name), count in sorted(counts.items()):
+            topic = topics.get(topic_id)
+            logger.warning(
+                "messages deleted although a hold waited for them hold=%s topic=%s count=%d",
+                name, topic.name if topic else topic_id, count,
+            )  # fmt: skip
+
     def _unlink(self) -> None:
         """Unlink segments below the replicated start, as far as the checkpoints and the rate allow."""
         raft = self._raft
@@ -457,3 +505,7 @@ class Retention:
         logger.info(
             "segments deleted count=%d below=%d seconds=%.3f", deleted, stop, time.monotonic() - started
         )
+
+
+def _size(segments: list[SegmentInfo]) -> int:
+    return sum(segment.end_offset - segment.start_offset for segment in segments)

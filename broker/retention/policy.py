@@ -1,8 +1,8 @@
 """Retention policy: the segments to delete, and the rate (D8).
 
-Owns: the choice of segments by age, by required space and by unread messages. What consumers and nodes that
-start over still need arrives as limits (`protection.py`, `raft/reset/sender.py`).   Must not: know a clock, a
-disk, or the leader; times, sizes and shares come in.
+Owns: the choice of segments by age, by required space, by unread and by held messages. What consumers,
+holders of holds and nodes that start over still need arrives as limits (`protection.py`,
+`raft/reset/sender.py`).   Must not: know a clock, a disk, or the leader; times, sizes and shares come in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Expiry:
         return self.now - segment.last_timestamp >= self.keep_ms
 
     def protects(self, segment: SegmentInfo) -> bool:
-        """Tell whether it holds messages that a consumer group has yet to read."""
+        """Tell whether it has messages that a consumer group, or the holder of a hold, has yet to read."""
         return self.protected_from is not None and segment.end_offset > self.protected_from
 
 
@@ -51,12 +51,31 @@ def expired_before(segments: Sequence[SegmentInfo], expiry: Expiry) -> SegmentIn
 
 
 def protected_by(segments: Sequence[SegmentInfo], expiry: Expiry) -> list[SegmentInfo]:
-    """Return the segments that only the protection of unread messages keeps from being deleted."""
+    """Return the segments that only the protection of messages keeps from being deleted."""
     return [
         segment
         for segment in segments[:-1]
         if expiry.has_expired(segment) and segment.last_index < expiry.floor and expiry.protects(segment)
     ]
+
+
+def held_from(segments: Sequence[SegmentInfo], expiry: Expiry, held: int, max_bytes: int) -> int:
+    """Return the physical offset from which on holds keep the log: `held`, or as much later as needed.
+
+    They keep at most `max_bytes` of what would be deleted without them (0: no limit). `expiry`: without them.
+    """
+    first_kept = expired_before(segments, expiry)
+    if not max_bytes or first_kept is None:
+        return held
+    kept = 0
+    for segment in reversed(segments):
+        if segment.end_offset <= held:
+            break
+        if segment.start_offset < first_kept.start_offset:
+            kept += segment.end_offset - segment.start_offset
+            if kept > max_bytes:
+                return segment.end_offset
+    return held
 
 
 def oldest_before(

@@ -1,15 +1,16 @@
-"""Protection of unconsumed messages: the part of the log to keep, its consumer group, and how to free it.
+"""Protection of unconsumed and held messages: the part of the log to keep, for whom, and how to free it.
 
-Owns: the mapping of needed queue offsets (`state/backlog.py`) to an offset in the log.
+Owns: the mapping of needed queue offsets (`state/backlog.py`, `state/holds.py`) to an offset in the log.
 Must not: touch files (required reads are returned), decide what is deleted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..state.backlog import unconsumed
+from ..state.backlog import NO_CONSUMER, Need, unconsumed
 from ..state.consume_queue import ColdRead, QueueKey
 from ..state.machine import BrokerState
 
@@ -21,7 +22,7 @@ _READS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Part of the log that is protected because a consumer group needs messages in it."""
+    """Part of the log that is protected because a consumer group, or the holder of a hold, needs it."""
 
     physical_offset: int  # the log is needed from here on
     consumer_group: (
@@ -30,10 +31,13 @@ class Protection:
     topic: str  # of that message
     parked: bool = False  # that message is parked
     keep_unread: bool = False  # the topic keeps unread messages, even if the disk is full
+    held_by: str = ""  # name of the hold, if it is one
 
     @property
     def setting(self) -> str:
         """Name of the setting that causes the protection."""
+        if self.held_by:
+            return f"ledgermq topic describe {self.topic}"
         return "topic update --keep-unread" if self.keep_unread else "protect_unconsumed"
 
     @property
@@ -52,6 +56,8 @@ class Protection:
         )
 
     def __str__(self) -> str:
+        if self.held_by:
+            return f"hold {self.held_by} of topic {self.topic}"
         if not self.consumer_group:
             return f"topic {self.topic}, which no consumer group consumes"
         if self.parked:
@@ -65,15 +71,42 @@ class Protection:
 def protection(
     state: BrokerState, known: dict[tuple[QueueKey, int], int], *, kept_only: bool = False
 ) -> Protection | list[ColdRead] | None:
-    """Return the part of the log that is needed (None: nothing is), or reads to do before the next call.
+    """Return the part of the log that consumer groups need (None: none), or reads to do before the next call.
 
     `known` collects offsets found so far across calls, because the block cache does not hold the units of all
     queues. The list may be empty: then yield to the event loop and call again.
     """
+    return _first_needed(state, known, unconsumed(state, kept_only=kept_only))
+
+
+def held(
+    state: BrokerState, known: dict[tuple[QueueKey, int], int], since: int
+) -> Protection | list[ColdRead] | None:
+    """Return the part of the log that holds need, as `protection`. `since`: as in `held_offsets`."""
+    return _first_needed(state, known, held_offsets(state, since))
+
+
+def held_offsets(state: BrokerState, since: int) -> dict[QueueKey, Need]:
+    """Return the lowest stored offset that holds need, of every queue of which they need stored messages.
+
+    `since`: log time (ms); holds whose holders have been silent since before then do not count.
+    """
+    lowest: dict[QueueKey, Need] = {}
+    for key, name, offset in state.holds.needs(since):
+        queue = state.queues.named(*key)
+        offset = max(offset, queue.begin)
+        if offset < queue.end and (key not in lowest or offset < lowest[key].offset):
+            lowest[key] = Need(offset, NO_CONSUMER, held_by=name)
+    return lowest
+
+
+def _first_needed(
+    state: BrokerState, known: dict[tuple[QueueKey, int], int], needs: Mapping[QueueKey, Need]
+) -> Protection | list[ColdRead] | None:
     first: Protection | None = None
     cold: list[ColdRead] = []
     looked = 0
-    for key, need in unconsumed(state, kept_only=kept_only).items():
+    for key, need in needs.items():
         position = known.get((key, need.offset))
         if position is None:
             if looked == _LOOK_UPS or len(cold) == _READS:
@@ -87,7 +120,8 @@ def protection(
         if first is None or position < first.physical_offset:
             topic = state.topics.get(key[0])
             consumer_group = state.groups.get(need.group_id)
-            assert topic is not None, "unconsumed() names those that are there"
+            assert topic is not None, "needs name those that are there"
             name = consumer_group.name if consumer_group is not None else ""
-            first = Protection(position, name, topic.name, need.parked, topic.keep_unread)
+            kept = topic.keep_unread and not need.held_by
+            first = Protection(position, name, topic.name, need.parked, kept, need.held_by)
     return cold or first

@@ -28,7 +28,9 @@ from ..service.disk_steps import DiskStep, RetentionView
 from ..state.backlog import unconsumed
 from ..state.commands import TrimQueues, position_rows
 from ..state.consume_queue import ConsumeQueue, QueueKey
+from ..state.holds import named_since
 from .policy import age_clock
+from .protection import held_offsets
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,7 @@ class TopicRetention(BackgroundWork):
                     old.append((queue, begin))
         hidden = 0
         for start in range(0, len(old), _ROWS_MAX):
-            rows, count = self._not_needed(old[start : start + _ROWS_MAX])
+            rows, count = self._not_needed(old[start : start + _ROWS_MAX], now)
             if rows:
                 await self._pipeline.run(TrimQueues(position_rows(rows)))
                 hidden += count
@@ -95,20 +97,25 @@ class TopicRetention(BackgroundWork):
             logger.debug("messages of topics hidden count=%d", hidden)
         return hidden
 
-    def _not_needed(self, old: list[tuple[ConsumeQueue, int]]) -> tuple[list[tuple[int, int, int]], int]:
+    def _not_needed(
+        self, old: list[tuple[ConsumeQueue, int]], now: int
+    ) -> tuple[list[tuple[int, int, int]], int]:
         """Return the rows to propose, without messages that are needed, and the number of hidden messages.
 
-        The needs are read again here, because finding expired messages takes time.
+        The needs are read again here, because finding expired messages takes time. `now`: as in `trim`, ms.
         """
         protect = self._config.protect_unconsumed
         needs = unconsumed(
             self._replica.state,
             kept_only=not protect or self._retention.step >= DiskStep.DELETE_OLDEST,
         )
+        since = named_since(now, self._config.hold_expires_hours)
+        holds_count = self._retention.fullest < DiskStep.DELETE_OLDEST
+        held = held_offsets(self._replica.state, since) if holds_count else {}
         rows, count = [], 0
         for queue, begin in old:
-            need = needs.get(queue.key)
-            begin = min(begin, need.offset) if need is not None else begin
+            for need in (needs.get(queue.key), held.get(queue.key)):
+                begin = min(begin, need.offset) if need is not None else begin
             if begin > queue.begin:
                 rows.append((*queue.key, begin))
                 count += begin - queue.begin

@@ -126,9 +126,12 @@ class RetentionView:
     step: DiskStep = DiskStep.NORMAL
     use: Use = Use(0, 0)
     going: int = 0  # segments whose deletion was decided and is not finished
-    protected_segments: int = 0  # expired segments that are kept for consumer groups
+    #: Step of the fullest node of the broker group, as its leader knows it.
+    fullest: DiskStep = DiskStep.NORMAL
+    protected_segments: int = 0  # expired segments that are kept for consumer groups and holds
     protected_bytes: int = 0  # their size
-    protected_for: str = ""  # consumer group and topic of the oldest one, and the setting in parentheses
+    held_bytes: int = 0  # size of those that are kept for holds only
+    protected_for: str = ""  # for whom the oldest one is kept, and the setting in parentheses
     hold: str = ""  # text: what a topic keeps from being deleted on a nearly full disk
 
     @property

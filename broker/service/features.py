@@ -20,14 +20,14 @@ from ..config import BrokerConfig
 from ..leader.pipeline import AppendPipeline
 from ..refusals import REFUSABLE, RefusedError
 from ..replica import Replica
-from ..state.commands import BATCH_WRITES, FeatureLevel
+from ..state.commands import HOLDS, FeatureLevel
 
 logger = logging.getLogger(__name__)
 
 #: Drain, take back and remove a broker group: SetBrokerGroupMode, versions 1 and 2.
 BROKER_GROUP_MODES: Final = 2
 #: The highest level that this build supports.
-SUPPORTED: Final = BATCH_WRITES
+SUPPORTED: Final = HOLDS
 
 _RETRY_AFTER_MS: Final = 500
 

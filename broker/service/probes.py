@@ -204,9 +204,10 @@ def readings(
         "ledgermq_produce_refused": ("1: the disk is too full", lambda: bool(pipeline.produce_refusal)),
         "ledgermq_retention_segments_going": ("Segments that are being deleted", lambda: retention.going),
         "ledgermq_retention_protected_bytes": (
-            "Expired, and kept for consumer groups (protect_unconsumed, topics that keep what is unread)",
+            "Expired, and kept for consumer groups (protect_unconsumed, topics with --keep-unread) or holds",
             lambda: retention.protected_bytes,
         ),
+        "ledgermq_retention_held_bytes": ("Expired, and kept for holds only", lambda: retention.held_bytes),
         "ledgermq_key_index_entries_behind": (
             "Applied entries whose messages cannot be looked up yet",
             lambda: keys.entries_behind,

@@ -145,11 +145,12 @@ def missed(state: Consumed, consumers: Iterable[tuple[str, str]]) -> list[TopicP
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Lowest queue offset that some consumer group still needs."""
+    """Lowest queue offset that some consumer group, or a hold, still needs."""
 
     offset: int
     group_id: int  # NO_CONSUMER: no consumer group has a position in the topic, which keeps unread messages
     parked: bool = False  # the message at `offset` is parked for that consumer group
+    held_by: str = ""  # no consumer group: name of the hold that needs it
 
 
 def unconsumed(state: Consumed, *, kept_only: bool = False) -> dict[QueueKey, Need]:

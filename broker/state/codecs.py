@@ -35,6 +35,7 @@ _JOIN: Final = struct.Struct("<IIIH")
 _TEXTS: Final = struct.Struct("<IH")
 _MODE: Final = struct.Struct("<B")
 _MODE_2: Final = struct.Struct("<BI")
+_HOLD: Final = struct.Struct("<I")
 #: Rows of CommitOffsets, version 2.
 _OWNED_POSITION_DTYPE: Final = np.dtype(
     [("topic_id", "<u4"), ("queue_id", "<u4"), ("offset", "<i8"), ("epoch", "<u8")]
@@ -262,6 +263,22 @@ def _unpack_mode_2(payload: memoryview) -> c.Command:
     return c.SetBrokerGroupMode(c.BrokerGroupMode(mode), True, consumers)
 
 
+def _pack_hold(command: c.SetHold | c.ReleaseHold) -> bytes:
+    return _HOLD.pack(command.topic_id) + pack_text(command.name)
+
+
+def _unpack_hold(payload: memoryview) -> tuple[int, str, int]:
+    """Return the topic id, the name, and the position behind them."""
+    (topic_id,) = _HOLD.unpack_from(payload)
+    (name,), position = unpack_texts(payload, _HOLD.size, 1)
+    return topic_id, name, position
+
+
+def _unpack_set_hold(payload: memoryview) -> c.Command:
+    topic_id, name, position = _unpack_hold(payload)
+    return c.SetHold(topic_id, name, _array(payload, position, c.HOLD_DTYPE))
+
+
 _CODECS: Final = (
     _create_topic(1, "<IB"),
     _create_topic(2, "<IBq"),
@@ -305,6 +322,8 @@ _CODECS: Final = (
     _numbers(24, c.BeginBatch, "<16sQIq?"),
     _numbers(25, c.FinishBatch, "<QIIq"),
     _numbers(26, c.ForgetBatches, "<q"),
+    _Codec(27, c.SetHold, lambda command: _pack_hold(command) + command.rows.tobytes(), _unpack_set_hold),
+    _Codec(28, c.ReleaseHold, _pack_hold, lambda payload: c.ReleaseHold(*_unpack_hold(payload)[:2])),
 )
 _BY_TYPE: Final = {(codec.number, codec.version): codec for codec in _CODECS}
 _BY_CLASS: Final = {(codec.kind, codec.version): codec for codec in _CODECS}

@@ -33,12 +33,16 @@ ASSIGNMENT_DTYPE: Final = np.dtype(
 PARK_DTYPE: Final = np.dtype(
     [("queue_id", "<u4"), ("offset", "<i8"), ("lease_id", "<u8"), ("attempts", "<u4")]
 )
+#: Rows of SetHold.
+HOLD_DTYPE: Final = np.dtype([("queue_id", "<u4"), ("offset", "<i8")])
 #: Minimum feature level (features.py) of ParkMessages and ReleaseParked.
 PARKED_MESSAGES: Final = 3
 #: Minimum feature level of SetTopicKeepUnread, and of CreateTopic with `keep_unread`.
 KEEP_UNREAD: Final = 4
 #: Minimum feature level of BeginBatch, FinishBatch and ForgetBatches.
 BATCH_WRITES: Final = 5
+#: Minimum feature level of SetHold and ReleaseHold.
+HOLDS: Final = 6
 #: `place` in AssignQueues: the queue gets no owner.
 NO_OWNER: Final = 0xFFFFFFFF
 _EARLIEST: Final = -2
@@ -403,12 +407,33 @@ class ForgetBatches:
     before: int  # log time (ms)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SetHold:
+    """Let retention wait for messages of a topic until their holder advances (D41). Result: HoldResult.
+
+    Offsets never move back. To name one again tells that the holder lives. One below the begin of its queue
+    becomes that, and what is missing is counted. Queues that do not exist are passed over.
+    """
+
+    topic_id: int
+    name: str
+    rows: np.ndarray  # HOLD_DTYPE: first offset of each queue that is needed
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHold:
+    """Remove a hold. Result: HoldResult (`held`: empty; None: there was none)."""
+
+    topic_id: int
+    name: str
+
+
 Command = (
     CreateTopic | DeleteTopic | SetTopicRetention | SetTopicKeepUnread | CreateConsumerGroup
     | DeleteConsumerGroup | CommitOffsets | SetPositions | GrantLeases | Ack | ChangeInvisible
     | ReleaseLeases | ParkMessages | ReleaseParked | SessionLost | EvictDedup | LogStart | TrimQueues
     | FeatureLevel | SetBrokerGroupMode | JoinConsumerGroup | LeaveConsumerGroup | AssignQueues
-    | BeginBatch | FinishBatch | ForgetBatches
+    | BeginBatch | FinishBatch | ForgetBatches | SetHold | ReleaseHold
 )  # fmt: skip
 
 
@@ -419,6 +444,7 @@ def _rows(dtype: np.dtype, rows: Sequence[tuple[int, ...]]) -> np.ndarray:
 position_rows: Final = partial(_rows, POSITION_DTYPE)  # (topic id, queue id, offset)
 lease_rows: Final = partial(_rows, LEASE_ROW_DTYPE)  # (queue id, offset, lease id)
 change_rows: Final = partial(_rows, CHANGE_DTYPE)  # (queue id, offset, lease id, invisible ms)
+hold_rows: Final = partial(_rows, HOLD_DTYPE)  # (queue id, offset)
 park_rows: Final = partial(_rows, PARK_DTYPE)  # (queue id, offset, lease id, attempts)
 assignment_rows: Final = partial(
     _rows, ASSIGNMENT_DTYPE

@@ -17,6 +17,7 @@ from ledgermq.proto.values import value
 
 from .commands import BrokerGroupMode, LogStart
 from .consumer_groups import ConsumerGroup
+from .holds import Held
 from .topics import Topic
 
 
@@ -161,7 +162,35 @@ class BatchResult:
     spans: tuple[Span, ...] = ()  # where they are, among others
 
 
-CommandResult = TopicResult | ConsumerGroupResult | RowsResult | GrantResult | ModeResult | BatchResult | None
+@dataclass(frozen=True, slots=True)
+class HoldResult:
+    """Result of SetHold and ReleaseHold."""
+
+    topic_exists: bool
+    held: Held | None  # the hold; None: there is none, or the topic has no room for one more
+
+
+@dataclass(frozen=True, slots=True)
+class HoldLoss:
+    """Messages that were deleted although a hold waited for them."""
+
+    topic_id: int
+    name: str
+    queue_id: int
+    count: int
+    is_first: bool  # since its holder advanced
+
+
+CommandResult = (
+    TopicResult
+    | ConsumerGroupResult
+    | RowsResult
+    | GrantResult
+    | ModeResult
+    | BatchResult
+    | HoldResult
+    | None
+)
 
 
 @dataclass(slots=True)
@@ -180,6 +209,7 @@ class Effects:
     log_start: LogStart | None = None  # segments below it can be deleted
     trimmed: list[tuple[int, int]] = field(default_factory=list)  # (topic id, queue id) with a new begin
     losses: list[Loss] = field(default_factory=list)
+    hold_losses: list[HoldLoss] = field(default_factory=list)
     parked: list[Parked] = field(default_factory=list)
     # ids of consumer groups whose members, owners or epochs changed
     members_changed: set[int] = field(default_factory=set)
@@ -193,6 +223,7 @@ class Effects:
             or self.log_start
             or self.trimmed
             or self.losses
+            or self.hold_losses
             or self.parked
             or self.members_changed
         )

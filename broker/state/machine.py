@@ -1,7 +1,7 @@
 """Replicated state machine: applies committed entries (D12).
 
 Owns: topics, queues, consumer groups, consumption, memberships, deduplication, batches that are
-written exactly once, and the order in which entries change them.
+written exactly once, holds, and the order in which entries change them.
 Must not: know a clock, a file, or the callers that wait for a result.
 Invariants: the same entries produce the same state on every node, byte for byte in checkpoints. The only time
 is the timestamp of the entry. The base offset of a section is the end of its queue.
@@ -46,10 +46,13 @@ from .effects import (
     CommitResult,
     ConsumerGroupResult,
     Effects,
+    HoldLoss,
+    HoldResult,
     ModeResult,
     RowsResult,
     TopicResult,
 )
+from .holds import Holds
 from .memberships import MembershipTable
 from .topics import Topic, TopicTable
 
@@ -72,6 +75,7 @@ class BrokerState:
         self.streams = ProducerStreams()
         self.message_ids = MessageIds()
         self.batch_writes = BatchWrites()
+        self.holds = Holds()
         self.applied_index = 0  # index of the last applied entry; grows by one per entry
         self.applied_term = 0  # its term
         self.timestamp = 0  # its log time (ms); never decreases
@@ -156,6 +160,7 @@ class BrokerState:
             self.consumption.remove_topic(topic.topic_id)
             self.streams.remove_topic(topic.topic_id)
             self.batch_writes.remove_topic(topic.topic_id)
+            self.holds.remove_topic(topic.topic_id)
             effects.members_changed |= set(self.memberships.remove_topic(topic.topic_id))
             effects.topics_changed = True
             effects.deleted_topics.append(topic)
@@ -188,6 +193,20 @@ class BrokerState:
             return TopicResult(None, False)
         return self.batch_writes.begin(command, effects.index, effects.timestamp)
 
+    def _set_hold(self, command: c.SetHold, effects: Effects) -> CommandResult:
+        if self.topics.get(command.topic_id) is None:
+            return HoldResult(False, None)
+        queues = (
+            (self.queues.get(command.topic_id, queue_id), offset)
+            for queue_id, offset in command.rows.tolist()
+        )
+        rows = [(queue.key[1], offset, queue.begin) for queue, offset in queues if queue is not None]
+        return HoldResult(True, self.holds.set(command.topic_id, command.name, rows, effects.timestamp))
+
+    def _release_hold(self, command: c.ReleaseHold, effects: Effects) -> CommandResult:
+        released = self.holds.release(command.topic_id, command.name)
+        return HoldResult(self.topics.get(command.topic_id) is not None, {} if released else None)
+
     def _log_start(self, command: c.LogStart, effects: Effects) -> CommandResult:
         if command.index > self.log_start_index:
             self.log_start_index = command.index
@@ -202,7 +221,12 @@ class BrokerState:
         for topic_id, queue_id, begin in rows.tolist():
             queue = self.queues.get(topic_id, queue_id)
             if queue is not None and begin > queue.begin:
-                queue.begin = begins[queue.key] = min(begin, queue.end)
+                before, queue.begin = queue.begin, min(begin, queue.end)
+                begins[queue.key] = queue.begin
+                effects.hold_losses += (
+                    HoldLoss(topic_id, name, queue_id, count, is_first)
+                    for name, count, is_first in self.holds.deleted(queue.key, before, queue.begin)
+                )
         self.consumption.trim(begins, effects)
         effects.trimmed += begins
 
@@ -348,5 +372,7 @@ _APPLY: Final[dict[type, _Apply]] = {
     c.BeginBatch: BrokerState._begin_batch,
     c.FinishBatch: lambda state, command, effects: state.batch_writes.finish(command, effects.timestamp),
     c.ForgetBatches: lambda state, command, effects: state.batch_writes.forget(command.before),
+    c.SetHold: BrokerState._set_hold,
+    c.ReleaseHold: BrokerState._release_hold,
     c.ReleaseParked: lambda state, command, effects: state.consumption.release_parked(command, effects),
 }

@@ -17,6 +17,7 @@ from .status import StatusError
 
 MAX_TOPIC_LENGTH: Final = 127
 MAX_GROUP_LENGTH: Final = 120
+MAX_HOLD_LENGTH: Final = 64
 MAX_USER_PROPERTIES: Final = 128
 MAX_MESSAGE_GROUP_SIZE: Final = 63
 MAX_INVISIBLE_MS: Final = 12 * 3600 * 1000
@@ -86,6 +87,11 @@ def group_problem(name: str) -> str:
     if not problem and name.startswith("CID_RMQ_SYS_"):
         return f"cannot use system consumer group {name}"
     return problem
+
+
+def hold_problem(name: str) -> str:
+    """Return the reason why `name` cannot be that of a hold; "": it can."""
+    return _name_problem("the name of a hold", name, MAX_HOLD_LENGTH)
 
 
 def _name_problem(what: str, name: str, length_max: int) -> str:

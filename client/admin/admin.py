@@ -11,7 +11,7 @@ that is an error.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -25,6 +25,7 @@ from ledgermq.proto.log_pb2 import QueueOffset
 from ..arguments import (
     a_consumer_group,
     a_flag,
+    a_hold,
     a_text,
     a_topic,
     check_count,
@@ -54,6 +55,7 @@ from ..errors import (
 from ..message import MessageQueue
 from ..pauses import CALL_TIMEOUT_S
 from .broker_group_rules import check_kept
+from .held_queues import Hold, held_offsets, hold_requests, holds_of
 from .message_query import DEFAULT_LIMIT, FoundMessages, query_broker_groups
 
 #: Topic types by their lower-case names.
@@ -87,6 +89,7 @@ _CREATE_AGAIN: Final = (
 _DELETE_AGAIN: Final = (
     'It may be repeated as it is; "does not exist" then means that it is deleted everywhere'
 )
+_HOLD_AGAIN: Final = "It may be repeated as it is: the offsets of a hold never move back"
 _RESET_AGAIN: Final = (
     "It may be repeated as it is; broker groups that are changed move once more, to where it says by then"
 )
@@ -346,6 +349,60 @@ class Admin(AsyncClient):
         """
         answers = await self._describe_topic_everywhere(topic, silent)
         return [(broker_group.name, each) for broker_group, answer in answers for each in answer.consumers]
+
+    @checked(topic=a_topic, name=a_hold, offsets=held_offsets)
+    async def hold(self, topic: str, name: str, offsets: Mapping[MessageQueue, int]) -> list[Hold]:
+        """Let retention wait for messages of a topic, from an offset on in each queue; or advance a hold.
+
+        Offsets never move back, and the call may be repeated; repeat it now and then although nothing
+        changed: a silent holder's hold expires. Only broker groups with one of the queues are called. Returns
+        these queues as they are afterwards: `overridden` if messages were deleted although the hold waited
+        for them (also if they were before it was set), `lost` says how many.
+        Raises: TopicNotFoundError, OffsetOutOfRangeError (behind the end), UsageError; RefusedError (too many
+        holds, or nodes of an older version).
+        """
+        requests = hold_requests(topic, name, offsets)
+        groups, gone = await self._routes.groups_and_gone()
+        if away := [each for each in gone if each.name in requests]:
+            raise away[0].refusal
+        if unknown := sorted(requests.keys() - {each.name for each in groups}):
+            raise UsageError(
+                f'broker group "{unknown[0]}" does not exist',
+                f"Known: {', '.join(each.name for each in groups)}. Nothing was changed",
+                "Name queues as describe_topic() returns them",
+            )
+
+        async def set_hold(broker_group: BrokerGroup) -> list[Hold]:
+            answer = await self._call(
+                broker_group, lambda stub: partial(_set_hold, stub), requests[broker_group.name]
+            )
+            return holds_of(topic, broker_group.name, answer.queues)
+
+        named = [each for each in groups if each.name in requests]
+        try:
+            answers = await change_each(named, set_hold, _HOLD_AGAIN)
+        except RefusedError as error:
+            if error.code in _NO_TOPIC:
+                raise await self._topic_not_found(topic) from error
+            raise
+        return [hold for _, holds in answers for hold in holds]
+
+    @checked(topic=a_topic, silent=none_or(silent_groups))
+    async def holds(self, topic: str, *, silent: Silent | None = None) -> list[Hold]:
+        """Return the holds of a topic in all broker groups, by name and queue. Raises: TopicNotFoundError."""
+        answers = await self._describe_topic_everywhere(topic, silent)
+        found = [hold for group, answer in answers for hold in holds_of(topic, group.name, answer.holds)]
+        return sorted(found, key=lambda hold: (hold.name, hold.queue))
+
+    @checked(topic=a_topic, name=a_hold)
+    async def release_hold(self, topic: str, name: str) -> bool:
+        """Remove a hold in every broker group; return whether there was one. Raises: TopicNotFoundError."""
+        request = pb.ReleaseHoldRequest(topic=topic, name=name)
+        release = self._in_each(lambda stub: stub.ReleaseHold, request, absent=_NO_TOPIC)
+        answers = await self._change_all(release)
+        if not answers:
+            raise await self._topic_not_found(topic)
+        return any(answer.released for _, answer in answers)
 
     async def _describe_topic_everywhere(
         self, topic: str, silent: Silent | None
@@ -665,6 +722,21 @@ async def _deliveries(
         if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
             raise
         return pb.GetDeliveriesResponse()
+    return answer
+
+
+async def _set_hold(stub: Stub, request: pb.SetHoldRequest, timeout: float) -> pb.SetHoldResponse:
+    """Call a node, which may be too old to know the call."""
+    try:
+        answer: pb.SetHoldResponse = await stub.SetHold(request, timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        raise RefusedError(
+            "NOT_SUPPORTED",
+            "a node of the broker group has an older version, which knows no holds. Nothing was changed. "
+            "Install this version on every node, one after the other, and repeat it",
+        ) from None
     return answer
 
 

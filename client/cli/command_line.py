@@ -29,7 +29,7 @@ COMMANDS: Final = {
         "broker": "Run one broker node.",
         "nameserver": "Run one nameserver.",
     },
-    "topic": {"topic": "Create, list, describe, update and delete topics."},
+    "topic": {"topic": "Create, list, describe, update, delete and hold topics."},
     "group": {"group": "Look after consumer groups, and see how far they are."},
     "send_consume": {
         "send": "Send messages and wait until they are committed.",

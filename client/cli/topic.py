@@ -10,7 +10,9 @@ from rich.markup import escape
 from ledgermq.proto import admin_pb2, route_pb2
 
 from ..admin.admin import BUILT_TYPES, MESSAGE_TYPES, Admin
+from ..admin.held_queues import Hold
 from ..cluster.every_group import Silent
+from .hold import hold, hold_fields, hold_text, release
 from .output import (
     DEFAULT_NAMESERVER,
     MAX_HOURS,
@@ -56,13 +58,17 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     topic = typer.Typer(
-        no_args_is_help=True, help="Create, list, describe, update and delete topics.", rich_markup_mode=None
+        no_args_is_help=True,
+        help="Create, list, describe, update, delete and hold topics.",
+        rich_markup_mode=None,
     )
     topic.command("create")(create)
     topic.command("update")(update)
     topic.command("list")(list_topics)
     topic.command("describe")(describe)
     topic.command("delete")(delete)
+    topic.command("hold")(hold)
+    topic.command("release")(release)
     app.add_typer(topic, name="topic")
 
 
@@ -171,16 +177,17 @@ def _as_dict(info: route_pb2.TopicInfo) -> dict[str, Any]:
 def describe(
     topic: TopicArgument, nameserver: NameserverOption = DEFAULT_NAMESERVER, as_json: JsonOption = False
 ) -> None:
-    """Show a topic's queues with their first and next offsets."""
+    """Show a topic's queues with their first and next offsets, and its holds."""
     silent: Silent = {}
 
     async def work(
         admin: Admin,
-    ) -> tuple[route_pb2.TopicInfo, list[Any], list[tuple[str, admin_pb2.TopicProgress]]]:
+    ) -> tuple[route_pb2.TopicInfo, list[Any], list[tuple[str, admin_pb2.TopicProgress]], list[Hold]]:
         info, queues = await admin.describe_topic(topic, silent=silent)
-        return info, queues, await admin.topic_losses(topic, silent=silent)
+        losses = await admin.topic_losses(topic, silent=silent)
+        return info, queues, losses, await admin.holds(topic, silent=silent)
 
-    info, queues, losses = administer(Admin, nameserver, work)
+    info, queues, losses, holds = administer(Admin, nameserver, work)
     rows = [(q.broker_group, q.queue_id, each.begin_offset, each.end_offset) for q, each in queues]
     if as_json:
         names = ("broker_group", "queue_id", "begin_offset", "end_offset")
@@ -189,8 +196,8 @@ def describe(
             {"group": each.group, "broker_group": where, "lost": each.lost, "parked": each.parked}
             for where, each in losses
         ]
-        found = {"offsets": offsets, "consumers": consumers, "silent_groups": sorted(silent)}
-        print_json({**_as_dict(info), **found})
+        found = {"offsets": offsets, "consumers": consumers, "holds": [hold_fields(each) for each in holds]}
+        print_json({**_as_dict(info), **found, "silent_groups": sorted(silent)})
     else:
         print_table(
             ("BROKER GROUP", "QUEUE>", "FIRST>", "NEXT>", "MESSAGES>"),
@@ -200,6 +207,8 @@ def describe(
             out.print(f"the topic {_UNREAD_KEPT}")
         for where, each in losses:
             out.print(escape(_loss_text(where, each)))
+        for one in holds:
+            out.print(escape(hold_text(one)))
     warn_of_silent(silent)
 
 

@@ -45,6 +45,9 @@ class Admin(Closing):
     topics = awaited(AsyncAdmin.topics)
     describe_topic = awaited(AsyncAdmin.describe_topic)
     topic_losses = awaited(AsyncAdmin.topic_losses)
+    hold = awaited(AsyncAdmin.hold)
+    holds = awaited(AsyncAdmin.holds)
+    release_hold = awaited(AsyncAdmin.release_hold)
 
     # messages
     find_message = awaited(AsyncAdmin.find_message)

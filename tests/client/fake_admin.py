@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 from ledgermq.proto import admin_pb2 as pb
 from ledgermq.proto import admin_pb2_grpc, log_pb2, route_pb2
 from ledgermq.proto import rocketmq_v2_pb2 as v2
@@ -50,6 +52,28 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         if name in self.group.topics:
             return None
         return route_pb2.Refusal(code=route_pb2.TOPIC_NOT_FOUND, message=f'topic "{name}" does not exist')
+
+    async def SetHold(self, request: pb.SetHoldRequest, context: Any) -> pb.SetHoldResponse:
+        if self.group.is_old:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if refusal := self._no_topic(request.topic):
+            return pb.SetHoldResponse(refusal=refusal)
+        answer = pb.SetHoldResponse()
+        for each in request.queues:
+            key = (request.topic, request.name, each.queue_id)
+            new = pb.HoldInfo(name=request.name, queue_id=each.queue_id, advanced_ms=1_700_000_000_000)
+            held = self.group.holds.setdefault(key, new)
+            held.offset = max(held.offset, each.offset)
+            answer.queues.append(held)
+        return answer
+
+    async def ReleaseHold(self, request: pb.ReleaseHoldRequest, context: Any) -> pb.ReleaseHoldResponse:
+        if refusal := self._no_topic(request.topic):
+            return pb.ReleaseHoldResponse(refusal=refusal)
+        found = [key for key in self.group.holds if key[:2] == (request.topic, request.name)]
+        for key in found:
+            del self.group.holds[key]
+        return pb.ReleaseHoldResponse(released=bool(found))
 
     async def DeleteGroup(self, request: pb.DeleteGroupRequest, context: Any) -> pb.DeleteGroupResponse:
         if refusal := self._no_group(request.name):

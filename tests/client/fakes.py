@@ -52,7 +52,8 @@ class FakeGroup:
         self.members: list[admin_pb2.GroupMember] = []  # of whatever consumer group is asked for
         self.retention_ms: dict[str, int] = {}
         self.keep_unread: dict[str, bool] = {}
-        self.is_old = False  # does not know `keep_unread`
+        self.is_old = False  # knows neither `keep_unread` nor holds
+        self.holds: dict[tuple[str, str, int], admin_pb2.HoldInfo] = {}  # by topic, name and queue id
         #: By consumer group and topic.
         self.parked: dict[tuple[str, str], list[admin_pb2.ParkedMessage]] = {}
         self.losses: list[admin_pb2.TopicProgress] = []  # of whatever topic is described
@@ -358,7 +359,12 @@ class FakeNode(FakeMembership, FakeAdmin, log_pb2_grpc.LogServiceServicer):
             return admin_pb2.DescribeTopicResponse(refusal=refusal)
         offsets = await self.QueryOffsets(log_pb2.QueryOffsetsRequest(topic=request.topic), context)
         return admin_pb2.DescribeTopicResponse(
-            topic=self._info(request.topic), queues=offsets.offsets, consumers=self.group.losses
+            topic=self._info(request.topic),
+            queues=offsets.offsets,
+            consumers=self.group.losses,
+            holds=[
+                each for (topic, _, _), each in sorted(self.group.holds.items()) if topic == request.topic
+            ],
         )
 
     async def CreateGroup(

@@ -33,7 +33,7 @@ from ledgermq.broker.service.sessions import session_of
 from ledgermq.broker.service.telemetry import check_settings, settings_command
 from ledgermq.broker.state.codecs import decode as decode_command
 from ledgermq.broker.state.codecs import encode
-from ledgermq.broker.state.commands import BeginBatch, JoinConsumerGroup
+from ledgermq.broker.state.commands import BeginBatch, JoinConsumerGroup, SetHold, hold_rows
 from ledgermq.broker.state.consume_queue import record_starts, units_of
 from ledgermq.broker.state.effects import BatchResult
 from ledgermq.broker.state.machine import message_ids
@@ -254,6 +254,7 @@ def _snapshot() -> Snapshot:
     turn = node.view.open_turn()
     turn.add_records(section(topic, 1, records(2), producer_id=9, producer_epoch=begun.epoch))
     node.commit(turn)
+    node.command(SetHold(topic, "lake", hold_rows([(0, 3), (1, 0)])))
     return take_snapshot(node.state)
 
 

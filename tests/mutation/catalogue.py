@@ -27,6 +27,11 @@ _RETENTION = (
     "broker/retention/test_retention.py",
     "broker/retention/test_topic_retention.py",
 )
+_HOLDS = (
+    "broker/state/test_holds.py",
+    "broker/retention/test_held_segments.py",
+    "broker/retention/test_retention_policy.py",
+)
 
 _DEDUPLICATION = (
     *bugs_in("broker/leader/leader_view.py",
@@ -256,6 +261,24 @@ _RETAINED = (
         ("LeasedMessagesAreUnprotected",
          "What is leased and not acknowledged is not protected from retention.",
          "offset = max(known.first_needed, queue.begin)", "offset = max(known.position, queue.begin)"),
+    ),
+    *bugs_in("broker/state/holds.py", _HOLDS,
+        ("HoldGoesBack", "A late call of its holder moves a hold back, to messages that are gone.",
+         "        if offset <= self.offset:", "        if False:"),
+        ("RepeatForgetsWhatWasLost", "A holder whose answer was lost does not learn of its gap.",
+         "return HeldQueue(self.offset, now, self.lost)", "return HeldQueue(self.offset, now)"),
+        ("DeadHolderHolds", "A hold counts for ever, although its holder is silent.",
+         "                if need.advanced >= since:", "                if True:"),
+    ),
+    *bugs_in("broker/retention/policy.py", _HOLDS,
+        ("HoldsKeepWithoutALimit", "Holds keep more bytes than the setting allows.",
+         "            if kept > max_bytes:", "            if False:"),
+    ),
+    *bugs_in("broker/retention/keeper.py", _HOLDS,
+        ("HoldsCountOnAFullDisk", "Expired segments stay for a hold while the disk fills up.",
+         "if protect and self._fullest < DiskStep.DELETE_OLDEST else None", "if protect else None"),
+        ("HoldComesTooLate", "A hold that is set while the checkpoint is written does not count.",
+         "        if keep_ms is not None:", "        if False:"),
     ),
 )  # fmt: skip
 

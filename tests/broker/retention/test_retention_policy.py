@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from ledgermq.broker.retention.policy import DeletionPace, Expiry, expired_before, oldest_before, protected_by
+from ledgermq.broker.retention.policy import (
+    DeletionPace,
+    Expiry,
+    expired_before,
+    held_from,
+    oldest_before,
+    protected_by,
+)
 from ledgermq.broker.service.disk_steps import (
     LIMITS,
     MARGIN,
@@ -203,6 +210,23 @@ def test_a_slow_rate_deletes_one_now_and_then_and_saves_nothing_up() -> None:
     assert [pace.take(9, float(second)) for second in range(9)] == [1, 0, 0, 0, 1, 0, 0, 0, 1]
     assert pace.take(9, 1000.0) == 1
     assert pace.take(9, 1001.0) == 0
+
+
+# --- holds ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(20))
+def test_holds_keep_as_much_as_they_may_and_no_more(seed: int) -> None:
+    rng = random.Random(seed)
+    log = segments(*sorted(rng.randrange(100) for _ in range(rng.randint(1, 12))))
+    rule = expiry(100, rng.randrange(100), rng.randrange(1, 140), rng.choice([None, rng.randrange(1300)]))
+    without = expired_before(log, rule)
+    deletable = [each for each in log if without is not None and each.start_offset < without.start_offset]
+    held, limit = rng.randrange(1300), rng.randrange(1, 1300)
+    begin = held_from(log, rule, held, limit)
+    wanted = [each for each in deletable if each.end_offset > held]
+    kept = [each for each in deletable if each.end_offset > begin]
+    assert kept == wanted[len(wanted) - len(kept) :], "the newest of them"
+    assert len(kept) == min(len(wanted), limit // 100)
+    assert held_from(log, rule, held, 0) == held, "no limit"
 
 
 # --- texts ----------------------------------------------------------------------------------------------

@@ -152,6 +152,23 @@ async def test_what_a_topic_keeps_is_not_hidden_however_full_the_disk_is() -> No
     assert leader.node.state.lost_count(group, topic, 0) == 2
 
 
+async def test_what_is_held_is_shown_until_its_holder_advances_or_a_limit_is_reached() -> None:
+    leader = Leader()
+    topic, _ = leader.one_topic(0, 1, 2, 3)
+    hold = c.SetHold(topic, "lake", c.hold_rows([(0, 1)]))
+    leader.node.command(hold)
+    assert await leader.trim(9) == [(topic, 0, 1)]
+    leader.retention.fullest = DiskStep.DELETE_OLDEST
+    assert await leader.trim(9) == [(topic, 0, 4)], "above 85 %"
+    assert leader.node.state.holds.of_topic(topic)["lake"][0].lost_at(4) == 3
+
+    leader = Leader()
+    topic, _ = leader.one_topic(0, 1, 2, 3)
+    leader.node.command(hold)
+    assert await leader.trim(3 + 168) == [(topic, 0, 1)]
+    assert await leader.trim(3 + 168.1) == [(topic, 0, 4)], "its holder is silent"
+
+
 async def test_a_topic_that_is_to_keep_what_is_unread_while_old_messages_are_searched_keeps_them() -> None:
     leader = Leader()
     topic, group = leader.one_topic(0, 1, 9)

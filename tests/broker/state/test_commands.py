@@ -51,6 +51,8 @@ EXAMPLES: list[c.Command] = [
     c.BeginBatch(bytes(16), 5, 2, 0),
     c.FinishBatch(1 << 63, 2, 1 << 31, 1 << 40),
     c.ForgetBatches(1 << 40),
+    c.SetHold(7, "lake-ü", c.hold_rows([(0, 1 << 40), (3, 0)])),
+    c.ReleaseHold(7, "lake-ü"),
     c.SetBrokerGroupMode(c.BrokerGroupMode.REMOVED, True, (("billing-ü", "orders"), ("late", "orders"))),
     c.SetBrokerGroupMode(c.BrokerGroupMode.REMOVED, True),
     c.SetBrokerGroupMode(c.BrokerGroupMode.DRAINING),

@@ -124,6 +124,65 @@ def test_what_was_deleted_of_a_topic_that_nobody_consumes_is_told(
     assert "retention deleted 1,234 messages in g0; no consumer group consumes the topic there" in out
 
 
+def test_a_topic_is_held_shown_and_released(ledgermq: CommandLine, cluster: Cluster) -> None:
+    queue = cluster.cluster.node("n1").group.queues
+    assert ledgermq("topic hold orders --name lake --offset 5 --queue 1") == (
+        0,
+        'hold "lake" of topic "orders": retention waits for its holder\n'
+        "hold lake: waits at offset 5 of queue 1 in g0\n",
+        "",
+    )
+    assert [each["offset"] for each in ledgermq.json("topic hold orders --name all --offset latest")["holds"]]
+    (audit,) = ledgermq.json("topic hold orders --name audit --offset earliest -q 0 --broker-group g0")[
+        "holds"
+    ]
+    assert (audit["queue_id"], audit["offset"]) == (0, next(iter(queue.values())).begin)
+    holds = cluster.cluster.node("n1").group.holds
+    holds["orders", "lake", 1].lost = 1234
+    holds["orders", "audit", 0].expired = True
+    out = ledgermq("topic describe orders")[1]
+    assert (
+        "hold lake: waits at offset 5 of queue 1 in g0, overridden: 1,234 messages that it waited for" in out
+    )
+    assert (
+        "hold audit: waits at offset 0 of queue 0 in g0, expired: its holder is silent since 2023-11-" in out
+    )
+    described = ledgermq.json("topic describe orders")["holds"]
+    assert [(each["name"], each["queue_id"]) for each in described] == [
+        ("all", 0), ("all", 1), ("audit", 0), ("lake", 1),
+    ]  # fmt: skip
+    assert described[3] == {
+        "name": "lake", "broker_group": "g0", "queue_id": 1, "offset": 5,
+        "advanced_ms": 1_700_000_000_000, "overridden": True, "lost": 1234, "expired": False,
+    }  # fmt: skip
+    assert ledgermq("topic release orders --name lake") == (
+        0, 'hold "lake" of topic "orders" is released\n', "",
+    )  # fmt: skip
+    err = ledgermq.err("topic release orders --name lake")
+    assert 'topic "orders" has no hold "lake"' in err and "ledgermq topic describe orders" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "wanted"),
+    [
+        ("topic hold orders --name lake --offset soon", 2, "neither a queue offset, nor earliest or latest"),
+        ("topic hold orders --name lake --offset 5 -q 7", 1, "topic orders has no queue 7"),
+        (
+            "topic hold orders --name lake --offset 5 --broker-group g7",
+            1,
+            "has no queue in g7. It has some in g0",
+        ),
+        ("topic hold orders --name a/b --offset 5", 1, "the character '/' is not allowed"),
+        ("topic hold order --name lake --offset 5", 1, 'topic "order" does not exist'),
+        ("topic release order --name lake", 1, 'topic "order" does not exist'),
+    ],
+)
+def test_what_cannot_be_held_is_one_clear_error(
+    ledgermq: CommandLine, line: str, code: int, wanted: str
+) -> None:
+    assert wanted in ledgermq.err(line, code=code)
+
+
 def test_deleting_asks_and_a_no_changes_nothing(
     ledgermq: CommandLine, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,8 @@ from ..served import served
 #: other tests.
 ARGUMENTS = {
     "topic create": "t", "topic update": "t --retention-hours 5", "topic list": "", "topic describe": "t",
-    "topic delete": "t --yes", "group create": "g", "group list": "", "group describe": "g", "group lag": "g",
+    "topic delete": "t --yes", "topic hold": "t --name n --offset earliest", "topic release": "t --name n",
+    "group create": "g", "group list": "", "group describe": "g", "group lag": "g",
     "group release": "g --all", "group reset": "g --topic t --to earliest --yes",
     "group delete": "g --yes", "send": "t x --count 100000",
     "consume": "t -g g", "message get": "x", "message query": "t --key k", "message trace": "x",
