@@ -29,6 +29,7 @@ from ledgermq.spark_jobs.lake.lake_command import main
 from ledgermq.spark_jobs.lake.lake_folder import FOLDER, LakeFolder
 from ledgermq.spark_jobs.lake.lake_verification import LakeVerdict, verify
 from ledgermq.spark_jobs.lake.restore_job import RestoreOptions, plan_restore, restore
+from ledgermq.spark_jobs.lake.retention_hold import RetentionHold
 from ledgermq.spark_jobs.lake.spark_tasks import run_tasks
 from tests.integration.cluster import Cluster, wait_until
 
@@ -136,6 +137,21 @@ def test_topics_are_archived_once_however_often_it_runs(
     assert len(list(root.rglob("*.parquet"))) < before
     assert lake_rows(session, root) == found
     assert verified(session, root, running).differences == []
+
+
+def test_a_hold_is_advanced_behind_each_commit(
+    session: SparkSession, running: Cluster, tmp_path: Path
+) -> None:
+    send(running, "held", 0, 300)
+    given = options(running, tmp_path / "lake", "held", max_messages=100)
+    for end in (300, 400):
+        send(running, "held", 300, end)
+        hold = RetentionHold(running.nameserver, "lake")
+        archive(session, given, lambda done: None, hold)
+        with Admin(running.nameserver) as admin:
+            ends = {queue: each.end_offset for queue, each in admin.describe_topic("held")[1]}
+            assert {each.queue: each.offset for each in admin.holds("held")} == ends
+            assert sum(ends.values()) == end
 
 
 def test_damage_is_found(session: SparkSession, running: Cluster, tmp_path: Path) -> None:
