@@ -57,8 +57,8 @@ def check_same(lake: LakeState, states: Sequence[QueueState]) -> None:
             raise SparkJobError(
                 f'the lake has topic "{state.topic}" broker group "{group.name}" queue {state.queue_id} '
                 f"up to offset {known.queues[state.queue_id]:,}, and the brokers have only {state.end:,} "
-                "messages. Without a leader they may be behind: try again. If they lost some, or were restored "
-                "from a dump, archive into another folder"
+                "messages. Without a leader they may be behind: try again. If they lost some, or were "
+                "restored from a dump, archive into another folder"
             )
 
 
