@@ -127,6 +127,10 @@ PURE: dict[str, tuple[str, ...]] = {
         "errors",
         "findings",
         "group_checks",
+        "lake/compaction_plan",
+        "lake/lake_state",
+        "lake/resume_point",
+        "lake/row_checksums",
         "section_checks",
         "topics/analysis_figures",
         "topics/message_columns",
@@ -189,7 +193,7 @@ INSIDE: dict[str, dict[str, set[str]]] = {
         "demo": {"admin", "consume", "local", "produce"},
         "cli": {"admin", "bench", "cluster", "consume", "demo", "local", "produce", "trace"},
     },
-    "spark_jobs": {"topics": set()},
+    "spark_jobs": {"topics": set(), "lake": {"topics"}},
 }
 #: Modules of a package's top folder that its rooms may import. The others import rooms, and no room imports
 #: them.
@@ -229,7 +233,12 @@ IMPURE = {
 }
 
 #: Standard-library names of IMPURE modules that are pure after all.
-PURE_NAMES = {("random", "Random"), ("pathlib", "PurePosixPath"), ("pathlib", "PurePath")}
+PURE_NAMES = {
+    ("random", "Random"),
+    ("pathlib", "PurePosixPath"),
+    ("pathlib", "PurePath"),
+    ("urllib.parse", "quote"),
+}
 
 
 def modules(package: str) -> list[Path]:

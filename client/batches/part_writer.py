@@ -108,19 +108,20 @@ class BatchClient:
 
     async def begin(
         self, topic: str, *, job: str, batch: int, partition: int, forgotten_too: bool = False,
-        ordered: bool = False,
+        ordered: bool = False, one_queue: bool = False,
     ) -> PartWriter:  # fmt: skip
         """Begin an attempt; it ends all earlier ones at the same part.
 
         `forgotten_too`: also if no broker group knows the job and the batch is not its first one.
         `ordered`: the partition always writes to the same broker group, as long as that takes messages.
+        `one_queue`: and to the same queue, partition n to the n-th of the topic, but for message groups.
         Raises: JobForgottenError, AttemptEndedError (a later one has begun), FencedError (a later batch has
         begun), and the errors of routes and calls.
         """
         for tries_left in reversed(range(_TRIES)):
             attempt = _Attempt(self, topic, job, batch, partition)
             try:
-                part = await attempt.begin(forgotten_too=forgotten_too, ordered=ordered)
+                part = await attempt.begin(forgotten_too=forgotten_too, ordered=ordered, one_queue=one_queue)
             except AttemptEndedError:
                 if not tries_left:
                     raise
@@ -207,7 +208,7 @@ class _Attempt:
         self._request = pb.BeginBatchRequest(job=job, batch=batch, partition=partition, topic=topic)
         self._answers: dict[str, pb.BeginBatchResponse] = {}  # by broker group
 
-    async def begin(self, *, forgotten_too: bool, ordered: bool) -> PartWriter:
+    async def begin(self, *, forgotten_too: bool, ordered: bool, one_queue: bool) -> PartWriter:
         """Carry out the steps. Raises: as BatchClient.begin."""
         client, request = self._client, self._request
         route = await client.routes.get(self._topic, refresh=True, create=True)
@@ -233,12 +234,12 @@ class _Attempt:
                     )  # fmt: skip
         if finished:
             return PartWriter(client, self._topic, stored, finished_count=count)
-        target = self._target(route.parts, ordered=ordered)
+        target, queue = self._target(route.parts, ordered=ordered, one_queue=one_queue)
         if target is None:
             raise no_queue_to_write(route)
         return PartWriter(
-            client, self._topic, stored, target, self._answers[target.group.name], request,
-            begun_at=tuple(names),
+            client, self._topic, stored, target, self._answers[target.group.name], queue=queue,
+            one_queue=one_queue, begun_at=tuple(names),
         )  # fmt: skip
 
     async def _begin_at(self, names: Iterable[str]) -> None:
@@ -272,17 +273,27 @@ class _Attempt:
             lambda stub: stub.BeginBatch, request, timeout_s=client.timeout_s,
         )  # fmt: skip
 
-    def _target(self, parts: Sequence[TopicInBrokerGroup], *, ordered: bool) -> TopicInBrokerGroup | None:
-        """Return the broker group to write to: one that has a part of the rows, else the next in turn."""
+    def _target(
+        self, parts: Sequence[TopicInBrokerGroup], *, ordered: bool, one_queue: bool
+    ) -> tuple[TopicInBrokerGroup | None, int]:
+        """Return the broker group to write to: one that has a part of the rows, else the next in turn; and
+        the queue in it to begin with.
+        """
         able = [part for part in parts if part.writable and part.group.writable and not part.group.draining]
         able = [part for part in able if part.queue_count] or [
             part for part in parts if part.writable and part.queue_count and not part.group.draining
         ]
+        partition, batch = self._request.partition, self._request.batch
+        if not able:
+            return None, 0
+        chosen, queue = able[(partition if ordered else partition + batch) % len(able)], partition + batch
+        if one_queue:
+            slots = [(part, number) for part in able for number in range(part.queue_count)]
+            chosen, queue = slots[partition % len(slots)]
         for part in able:
             if self._answers[part.group.name].count:
-                return part
-        turn = self._request.partition + (0 if ordered else self._request.batch)
-        return able[turn % len(able)] if able else None
+                return part, queue
+        return chosen, queue
 
 
 class PartWriter:
@@ -295,13 +306,15 @@ class PartWriter:
         stored: StoredRows,
         target: TopicInBrokerGroup | None = None,
         answer: pb.BeginBatchResponse | None = None,
-        request: pb.BeginBatchRequest | None = None,
         *,
+        queue: int = 0,
+        one_queue: bool = False,
         begun_at: tuple[str, ...] = (),
         finished_count: int = 0,
     ) -> None:
         """`target`, `answer`: of the broker group to write to; None: the part is complete, with
-        `finished_count` messages. `begun_at`: all broker groups that know the attempt.
+        `finished_count` messages. `queue`: to begin with; `one_queue`: and to stay in. `begun_at`: all broker
+        groups that know the attempt.
         """
         self.rows = 0  # that this attempt was given
         self.sent = 0  # of these; the others were stored before
@@ -313,14 +326,14 @@ class PartWriter:
         self._answer = answer
         self._packer: RowPacker | None = None
         self._sender: SectionSender | None = None
-        if target is None or answer is None or request is None:
+        if target is None or answer is None:
             return
         self._name = target.group.name
         self._largest = target.group.max_message_bytes
         encoder = RecordEncoder(topic, born_host=socket.gethostname())
         address = PartAddress(answer.topic_id, target.queue_count, answer.producer_id, answer.producer_epoch)
         self._packer = RowPacker(
-            encoder, address, process_ids(), first=answer.count, queue=request.partition + request.batch,
+            encoder, address, process_ids(), first=answer.count, queue=queue, one_queue=one_queue,
             max_request_bytes=target.group.max_request_bytes,
         )  # fmt: skip
         self._sender = SectionSender(

@@ -77,14 +77,18 @@ class RowPacker:
         *,
         first: int,
         queue: int = 0,
+        one_queue: bool = False,
         max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
-        """`first`: sequence of the first message. `queue`: where messages without a message group begin."""
+        """`first`: sequence of the first message. `queue`: where messages without a message group begin;
+        `one_queue`: and stay.
+        """
         self.next = first  # sequence of the next message
         self._encoder = encoder
         self._address = address
         self._ids = ids
         self._queue = queue % address.queue_count  # of messages without a message group, in this request
+        self._step = 0 if one_queue else 1
         self._limit = min(MAX_REQUEST_BYTES, max_request_bytes)
         self._waiting: dict[int, _Waiting] = {}
         self._size = self._count = 0  # of all that wait
@@ -182,5 +186,5 @@ class RowPacker:
             self.next += waiting.count
             sections.append(data)
         self._waiting, self._size, self._count = {}, 0, 0
-        self._queue = (self._queue + 1) % address.queue_count
+        self._queue = (self._queue + self._step) % address.queue_count
         return PackedRequest(tuple(sections), first, self.next - first)

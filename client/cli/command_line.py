@@ -41,7 +41,7 @@ COMMANDS: Final = {
         "dump": "Copy every node's log as it stands on disk.",
         "check": "Compare the nodes' logs on Spark.",
     },
-    "spark": {"spark": "Query and analyse topics with Spark."},
+    "spark": {"spark": "Query and analyse topics with Spark, archive and restore them."},
     "restore": {"restore": "Make the folders of a new broker group from dumps."},
     "demo": {"demo": "Kill the leader under load, and prove that nothing is lost."},
     "bench": {"bench": "Measure throughput and latency of this cluster, from here."},

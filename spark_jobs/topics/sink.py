@@ -164,7 +164,10 @@ class _Parts:
 
     def __init__(self, options: SinkOptions, **part: Any) -> None:
         self._options = options
-        self._part = part | {"forgotten_too": not options.fail_on_forgotten_job}
+        self._part = part | {
+            "forgotten_too": not options.fail_on_forgotten_job,
+            "one_queue": options.queue_per_partition,
+        }
         self._thread = LoopThread()
         self._client = self._thread.call(
             make(

@@ -25,6 +25,7 @@ WRITE_OPTIONS: Final[Mapping[str, str]] = {
     "writeId": "a name of the write",
     "timeoutMs": "a whole number of milliseconds above 0",
     "failOnForgottenJob": "true or false",
+    "queuePerPartition": "true or false",
 }
 #: Likely slips, in lower case -> the option that is meant.
 _SAME: Final = {"path": "topic", "subscribe": "topic", "topics": "topic"}
@@ -53,6 +54,7 @@ class SinkOptions:
     write_id: str = ""  # batch writes: a repeat with the same id stores nothing twice
     timeout_s: float = _TIMEOUT_MS / 1000  # a task fails when a broker group has not answered for so long
     fail_on_forgotten_job: bool = True
+    queue_per_partition: bool = False  # partition n writes to the n-th queue of the topic
 
 
 def checked_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -70,6 +72,7 @@ def checked_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions
         found.text("writeId"),
         found.count("timeoutMs", _TIMEOUT_MS) / 1000,
         found.flag("failOnForgottenJob", True),
+        found.flag("queuePerPartition", False),
     )
 
 

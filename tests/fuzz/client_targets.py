@@ -37,7 +37,18 @@ from ledgermq.spark_jobs.dump_folder import read_dump
 from ledgermq.spark_jobs.entry_checks import Where, check_entries
 from ledgermq.spark_jobs.entry_table import read_entries
 from ledgermq.spark_jobs.errors import SparkJobError
+from ledgermq.spark_jobs.lake.compaction_plan import compactions
+from ledgermq.spark_jobs.lake.lake_state import (
+    LakeCommit,
+    LakeFile,
+    LakeGap,
+    LakeRange,
+    LakeState,
+    decode_commit,
+    encode_commit,
+)
 from ledgermq.spark_jobs.section_checks import check_sections
+from ledgermq.spark_jobs.topics.stream_offsets import PartPositions
 
 from .fuzzer import Target
 from .log_targets import entries, entries_far_apart, message_section, seal_entries, seal_sections
@@ -181,6 +192,32 @@ def _manifest_seed() -> bytes:
     return json.dumps(fields).encode()
 
 
+def _lake_commit(data: bytes) -> None:
+    """A manifest of a lake, and what is made of its contents."""
+    commit = decode_commit(data, "7.json")
+    state = LakeState(commit)
+    for topic in state.topics:
+        for file in state.files_of(topic):
+            _ = file.count, file.folder
+    compactions(state.files.values())
+    decode_commit(encode_commit(state.snapshot()), "8.json")
+
+
+def _lake_seed() -> bytes:
+    ranges = (LakeRange("g0", 0, 3, 9, 5), LakeRange("g0", 1, 0, 2, 1 << 63))
+    files = tuple(
+        LakeFile(f"topic=t/{n}.parquet", "t", 500_000 + n, 900, ranges, "s/x.part") for n in range(2)
+    )
+    positions = {("t", "g0"): PartPositions(7, 1, {0: 9, 1: 2})}
+    gaps = (LakeGap("t", "g0", 0, 0, 3),)
+    return encode_commit(LakeCommit(4, "snapshot", "ab", 5, positions, files, (), gaps))
+
+
+def _seal_lake(data: bytearray) -> bytes:
+    line = bytes(data).partition(b"\n")[0]
+    return line + f"\n{crc32c(line):08x}\n".encode()
+
+
 class _Source:
     def __init__(self, data: bytes) -> None:
         self._data, self.size = data, len(data)
@@ -236,6 +273,7 @@ CLIENT_TARGETS: Final[Sequence[Target]] = (
     Target("offsets_file", _offsets, (OffsetsFileError,), lambda: [_offsets_seed()], _seal_offsets),
     Target("local_plan", _plan, (UsageError,), lambda: [_plan_seed()]),
     Target("dump_manifest", _manifest, (SparkJobError,), lambda: [_manifest_seed()]),
+    Target("lake_commit", _lake_commit, (SparkJobError,), lambda: [_lake_seed()], _seal_lake),
     Target("dump_slice", _table, (), lambda: [entries(), entries_far_apart()], seal_entries),
     Target("registration", _register, (DecodeError,), lambda: [_register_seed()]),
 )  # fmt: skip

@@ -26,11 +26,13 @@ from ledgermq.proto.record import decode_section, seal_section
 ADDRESS = PartAddress(topic_id=3, queue_count=4, producer_id=77, producer_epoch=1 << 31)
 
 
-def packer(**options: int) -> RowPacker:
-    encoder = RecordEncoder("orders", born_host="here")
+def packer(
+    first: int = 0, queue: int = 0, max_request_bytes: int = MAX_REQUEST_BYTES, *, one_queue: bool = False
+) -> RowPacker:
     return RowPacker(
-        encoder, ADDRESS, MessageIdSource(b"123456", 1), first=options.pop("first", 0), **options
-    )
+        RecordEncoder("orders", born_host="here"), ADDRESS, MessageIdSource(b"123456", 1), first=first,
+        queue=queue, one_queue=one_queue, max_request_bytes=max_request_bytes,
+    )  # fmt: skip
 
 
 def rows_in(requests: list[PackedRequest]) -> list[tuple[int, Row]]:
@@ -100,3 +102,16 @@ def test_a_message_larger_than_a_request_goes_alone(size: int) -> None:
     requests = [*made.bodies(bodies, 5), *made.rest()]
     assert [row.body for _, row in rows_in(requests)] == bodies
     assert len(requests) == (3 if size > MAX_REQUEST_BYTES else 1)
+
+
+def test_one_queue_takes_all_rows_but_those_of_message_groups() -> None:
+    made = packer(queue=2, one_queue=True)
+    rows = [Row(b"%d" % number, message_group="m" if number % 9 == 0 else "") for number in range(9000)]
+    requests = [request for row in rows for request in made.row(row, 1_700_000_000_000)]
+    found = rows_in([*requests, *made.rest()])
+    assert len(requests) > 1
+    assert [row.body for queue, row in found if not row.message_group] == [
+        row.body for row in rows if not row.message_group
+    ]
+    assert {queue for queue, row in found if not row.message_group} == {2}
+    assert {queue for queue, row in found if row.message_group} == {queue_of_group("m", 4)}

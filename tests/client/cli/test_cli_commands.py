@@ -813,3 +813,62 @@ def test_a_check_of_nothing_is_refused(
 ) -> None:
     assert run_cli(["check"]) != 0
     assert "ledgermq check DIR, or --live NAMESERVER" in capsys.readouterr().err
+
+
+def lake_jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Let jobs of a lake be only asked for; return what follows the name of the job."""
+    asked: list[list[str]] = []
+
+    def run_to_end(command: list[str]) -> int:
+        assert command[1:3] == ["-m", "ledgermq.spark_jobs.lake.lake_command"]
+        asked.append(command[3:])
+        return 1
+
+    monkeypatch.setattr(cli_spark, "require_spark", lambda command: None)
+    monkeypatch.setattr(cli_spark, "run_to_end", run_to_end)
+    return asked
+
+
+def test_the_jobs_of_a_lake_get_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = lake_jobs(monkeypatch)
+    servers = ["--nameserver", "10.0.0.1:9876"]
+    assert (
+        run_cli(["spark", "archive", "a,b", "--to", "lake", *servers, "--every", "2m", "--hold", "--json"])
+        == 1
+    )
+    assert run_cli(["spark", "archive", "a", "--to", "l", *servers, "--once", "--no-fail-on-data-loss"]) == 1
+    assert run_cli(["spark", "archive", "--to", "lake", "--compact", *servers, "--local", "1"]) == 1
+    assert run_cli(["spark", "archive", "--verify", "lake", "--topic", "a", *servers]) == 1
+    times = ["--from", "1700000000000", "--to", "1700000000001", "--write-id", "w"]
+    assert run_cli(["spark", "restore", "lake", "--topic", "a", "--into", "-b", *times, *servers]) == 1
+    assert asked == [
+        ["archive", *servers, "--to=lake", "--every=120.0", "--max-messages=1000000", "--hold=archive",
+         "--json", "--", "a,b"],
+        ["archive", *servers, "--to=l", "--every=0.0", "--max-messages=1000000", "--no-fail-on-data-loss",
+         "--", "a"],
+        ["compact", *servers, "--local", "1", "--", "lake"],
+        ["verify", *servers, "--topic=a", "--", "lake"],
+        ["restore", *servers, "--topic=a", "--into=-b", "--offsets=", "--write-id=w",
+         "--first-ms=1700000000000", "--end-ms=1700000000001", "--", "lake"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a"], "say what and where"),
+        (["--to", "lake"], "name the topics to archive"),
+        (["a", "--verify", "lake"], "--verify PATH goes with --topic"),
+        (["a", "--to", "lake", "--every", "0"], "--every takes 100ms to 24h"),
+        (["a", "--to", "lake", "--table-format", "delta"], 'writeStream.format("delta")'),
+        (["a", "--to", "lake", "--table-format", "csv"], 'there is no table format "csv"'),
+    ],
+)
+def test_what_cannot_be_archived_is_said_before_a_job_starts(
+    arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = lake_jobs(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run_cli(["spark", "archive", *arguments]) == 2
+    assert text in capsys.readouterr().err
+    assert asked == []

@@ -47,6 +47,7 @@ ARGUMENTS = {
     "cluster remove-group": "g0 --yes", "cluster forget-group": "g0 --yes", "cluster promote": "n2 --yes",
     "bench": "--seconds 1", "admin clean": "--yes", "spark sql": "SELECT", "spark shell": "",
     "spark analyze": "t",
+    "spark archive": "orders --to lake", "spark restore": "lake --topic orders",
 }  # fmt: skip
 LOCAL = {
     "restore": "{} --data {}/new", "message export": "{} --topic t", "up": "--data {}/up",
