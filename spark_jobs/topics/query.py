@@ -25,7 +25,6 @@ from rich.table import Table
 from ledgermq.client.errors import LedgerMQError
 
 from ..errors import SparkJobError
-from ..package import build_package
 from ..session import open_session
 from .topic_views import clear_error, make_views, mentioned, plain_value, user_topics
 
@@ -74,17 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _session(options: argparse.Namespace) -> Iterator[SparkSession]:
     """Open a session that knows the sources. Raises: SparkJobError."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = dict(_SETTINGS)
-        if options.master:
-            package = Path(folder, "ledgermq-spark.zip")
-            build_package(package)
-            settings["spark.submit.pyFiles"] = str(package)
         spark = open_session(
             "LedgerMQ query",
             master=options.master or None,
             local=options.local,
             log=Path(folder, "spark.log"),
-            settings=settings,
+            settings=_SETTINGS,
         )
         try:
             from .data_source import register_source  # needs Spark, which is there now
@@ -119,13 +113,23 @@ def _cell(value: Any) -> str:
 
 
 def _interact(spark: SparkSession, names: Sequence[str]) -> None:
+    from .stream_progress import StreamProgress  # needs Spark, which is there now
+
+    listener = StreamProgress()
+    spark.streams.addListener(listener)
+
+    def progress() -> None:
+        """Print how far each streaming query is."""
+        sys.stdout.writelines(f"{each.text()}\n" for each in listener.queries())
+
     shown = ", ".join(names[:20]) or "none yet"
     banner = (
         f'Spark {spark.version} with format("ledgermq"). `spark` is the session.\nViews of topics: {shown}'
         '\nFor example: spark.sql("SELECT tag, count(*) FROM '
         f'{names[0] if names else "orders"} GROUP BY tag").show()'
+        "\nprogress() says how far streaming queries are, and their lag."
     )
-    _Console({"spark": spark}).interact(banner, exitmsg="")
+    _Console({"spark": spark, "progress": progress}).interact(banner, exitmsg="")
 
 
 class _Console(code.InteractiveConsole):
