@@ -136,7 +136,8 @@ def _connect(name: str, master: str, settings: Mapping[str, str]) -> SparkSessio
         ) from None
     except PySparkException as error:
         lines = str(error).strip().splitlines()
-        raise SparkJobError(f"{master} is no usable Spark Connect server: {lines[0] if lines else ''}") from None
+        why = lines[0] if lines else type(error).__name__
+        raise SparkJobError(f"{master} is no usable Spark Connect server: {why}") from None
     return spark
 
 

@@ -52,8 +52,8 @@ def check_listening(master: str) -> None:
         return
     what = "Spark Connect server" if scheme == "sc" else "Spark master"
     raise SparkJobError(
-        f"no {what} listens at {rest.partition('/')[0]}. Check that it runs, and the address of --master; the "
-        f"usual port is {_PORTS[scheme]}"
+        f"no {what} listens at {rest.partition('/')[0]}. Check that it runs, and the address of --master; "
+        f"the usual port is {_PORTS[scheme]}"
     )
 
 
@@ -104,7 +104,7 @@ def await_executors(spark: SparkSession, master: str, patience_s: float = EXECUT
             at = f"{settings.get('spark.driver.host')}:{settings.get('spark.driver.port')}"
             raise SparkJobError(
                 f"{master} has given this job no executor in {patience_s:.0f} s. Either it has no free cores "
-                "or memory (its web page shows it), or executors start and end because they cannot reach this "
-                f"process at {at}: set SPARK_LOCAL_IP here to an address that they reach"
+                "or memory (its web page shows it), or executors start and end because they cannot reach "
+                f"this process at {at}: set SPARK_LOCAL_IP here to an address that they reach"
             )
         time.sleep(_POLL_S)

@@ -3,9 +3,9 @@
     {"stage": "scan", "tasks": 12, "of_tasks": 192, "bytes": 1610612736, "of_bytes": 25769803776,
      "bytes_per_second": 805306368, "seconds": 2.0, "eta_seconds": 30.0}
 
-Owns: the bar, and those lines, which go to stderr: one in a second, and one at the end of each stage. Finished
-tasks are asked of Spark while the stage runs in a separate thread. Slices have about equal sizes, so tasks are
-a fair measure of bytes and time, too. In a pipe, without JSON, nothing is shown.
+Owns: the bar, and those lines, which go to stderr: one in a second, and one at the end of each stage.
+Spark is asked for finished tasks while the stage runs in a separate thread. Slices have about equal sizes, so
+tasks are a fair measure of bytes and time, too. In a pipe, without JSON, nothing is shown.
 """
 
 from __future__ import annotations
@@ -108,7 +108,11 @@ def run_stage(
     if not (console.is_terminal or as_json):
         return work()
     shown = _lines(console) if as_json else _bar(console, name)
-    with _counted(spark, name, work) as (target, count), shown as show, ThreadPoolExecutor(1, "stage") as pool:
+    with (
+        _counted(spark, name, work) as (target, count),
+        shown as show,
+        ThreadPoolExecutor(1, "stage") as pool,
+    ):
         began = time.monotonic()
 
         def reached() -> Reached:

@@ -80,7 +80,8 @@ def verify(
         return result
 
     try:
-        scanned = stage("scan", comparison.scan, sum(segment.size for dump in dumps for segment in dump.segments))
+        size = sum(segment.size for dump in dumps for segment in dump.segments)
+        scanned = stage("scan", comparison.scan, size)
         for node, each in digests.items():
             parts = scanned.slices.get(node, []) + summaries(each)
             scanned.slices[node] = sorted(parts, key=lambda part: part.lo)

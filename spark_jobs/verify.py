@@ -148,7 +148,8 @@ def _run(
     _make_folder(out)
     return verify(
         spark, folder, out, strict=options.strict, command=options.command,
-        slice_size=options.slice_mib << 20, run_stage=partial(run_stage, spark, console, as_json=options.json),
+        slice_size=options.slice_mib << 20,
+        run_stage=partial(run_stage, spark, console, as_json=options.json),
         fetch=fetcher(options.nameserver) if options.nameserver else None,
     )  # fmt: skip
 

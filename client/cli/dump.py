@@ -122,7 +122,9 @@ def check(
         Path | None, typer.Option("--out", help="Folder of the report. Default: DIR/report.")
     ] = None,
     local: Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.")] = None,
-    master: Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")] = "",
+    master: Annotated[
+        str, typer.Option("--master", help="A Spark cluster: spark://host:7077, sc://host:15002, ...")
+    ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Notes count as faults, too.")] = False,
     as_json: JsonOption = False,
 ) -> int:

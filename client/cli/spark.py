@@ -18,7 +18,9 @@ from .output import DEFAULT_NAMESERVER, JsonOption, NameserverOption, err
 _JOB = "ledgermq.spark_jobs.topics.query"
 
 LocalOption = Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.", min=1)]
-MasterOption = Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")]
+MasterOption = Annotated[
+    str, typer.Option("--master", help="A Spark cluster: spark://host:7077, sc://host:15002, ...")
+]
 
 
 def register(app: typer.Typer) -> None:

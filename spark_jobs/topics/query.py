@@ -75,7 +75,7 @@ def _session(options: argparse.Namespace) -> Iterator[SparkSession]:
     with tempfile.TemporaryDirectory() as folder:
         spark = open_session(
             "LedgerMQ query",
-            master=options.master or None,
+            master=options.master,
             local=options.local,
             log=Path(folder, "spark.log"),
             settings=_SETTINGS,
@@ -153,8 +153,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("sql", "shell"):
         command = commands.add_parser(name)
         command.add_argument("--nameserver", default="127.0.0.1:9876")
-        command.add_argument("--local", type=int)
-        command.add_argument("--master", default="")
+        where = command.add_mutually_exclusive_group()
+        where.add_argument("--local", type=int)
+        where.add_argument("--master")
         if name == "sql":
             command.add_argument("query")
             command.add_argument("--limit", type=int, default=1000)

@@ -66,7 +66,8 @@ class QueryProgress:
 
     def text(self) -> str:
         """Return a line for a person."""
-        text = f"{self.query}   batch {self.batch:,}   {self.rows:,} rows   {self.rows_per_second:,.0f} rows/s"
+        text = f"{self.query}   batch {self.batch:,}   {self.rows:,} rows"
+        text += f"   {self.rows_per_second:,.0f} rows/s"
         if self.lag is None:
             return text
         eta = self.eta_seconds

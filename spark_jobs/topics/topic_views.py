@@ -28,8 +28,8 @@ _TRACE_OR_PLAN = re.compile(
 _EXECUTOR_LACKS = (
     (
         re.compile(r'Cannot run program "([^"]+)"'),
-        "there is no Python at {0} on an executor (or here, where Spark plans). Set PYSPARK_PYTHON to the path "
-        "that it has there, or send one with --archives: docs/spark.md, Clusters",
+        "there is no Python at {0} on an executor (or here, where Spark plans). Set PYSPARK_PYTHON to the "
+        "path that it has there, or send one with --archives: docs/spark.md, Clusters",
     ),
     (
         re.compile(r"No module named '?(ledgermq[\w.]*)"),
@@ -38,8 +38,8 @@ _EXECUTOR_LACKS = (
     ),
     (
         re.compile(r"No module named '?([\w.]+)"),
-        "the Python of the executors has no module {0}. It needs numpy, pyarrow, crc32c, grpcio, protobuf and "
-        "hpack: docs/spark.md, Clusters",
+        "the Python of the executors has no module {0}. It needs numpy, pyarrow, crc32c, grpcio, protobuf "
+        "and hpack: docs/spark.md, Clusters",
     ),
     (
         re.compile(r"Python in worker has different version: (\S+) than that in driver: ([^\s,]+)"),

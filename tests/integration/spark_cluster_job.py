@@ -1,16 +1,15 @@
 """A job for spark-submit on a cluster: the sink with a slow task that is run twice, then the source.
 
-    spark-submit --py-files ledgermq-spark.zip --archives env.tar.gz#env spark_cluster_job.py NAMESERVER FOLDER
+    spark-submit --py-files ledgermq-spark.zip --archives env.tar.gz#env JOB NAMESERVER FOLDER
 
 Executors leave FOLDER/attempt-N for each attempt at partition 0, and the driver FOLDER/result.json. The first
-attempt at partition 0 stops half way until there is a second one, then both write. Imports nothing of the tests:
-the driver runs in an environment that has only libraries.
+attempt at partition 0 stops half way until there is a second one, then both write. Imports nothing of the
+tests: the driver runs in an environment that has only libraries.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -51,12 +50,12 @@ def slow_first_attempt(folder: str) -> Any:
 
 
 def where_it_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield for each task the Python that runs it, our package, and its executor's address."""
+    """Yield for each task the Python that runs it, and where our code comes from."""
     import ledgermq.spark_jobs
 
     for _ in batches:
         pass
-    found = {"python": sys.executable, "code": str(ledgermq.spark_jobs.__file__), "host": socket.gethostname()}
+    found = {"python": sys.executable, "code": str(ledgermq.spark_jobs.__file__)}
     yield pa.RecordBatch.from_pylist([found])
 
 
@@ -78,7 +77,7 @@ def main(nameserver: str, folder: str) -> None:
         nameservers=nameserver, subscribe="rows", minPartitions="4"
     ).load()  # fmt: skip
     counts = topic.selectExpr("count(*) AS messages", "count(distinct body) AS different").first()
-    places = topic.select("queue").mapInArrow(where_it_runs, "python string, code string, host string")
+    places = topic.select("queue").mapInArrow(where_it_runs, "python string, code string")
     result = {**counts.asDict(), "places": [row.asDict() for row in places.distinct().collect()]}
     Path(folder, "result.json").write_text(json.dumps(result))
     spark.stop()

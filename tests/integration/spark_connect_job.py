@@ -29,8 +29,9 @@ def main(url: str, nameserver: str, folder: str) -> None:
             nameservers=nameserver, topic="connected", writeId="once"
         ).mode("append").save()  # fmt: skip
     source = spark.readStream.format("ledgermq").options(
-        nameservers=nameserver, subscribe="connected", startingOffsets="earliest", maxMessagesPerTrigger="2000"
-    )
+        nameservers=nameserver, subscribe="connected", startingOffsets="earliest",
+        maxMessagesPerTrigger="2000",
+    )  # fmt: skip
     query = (
         source.load()
         .select("body")

@@ -1,10 +1,10 @@
-"""A standalone Spark cluster of real processes for tests: a master, two workers, and Spark Connect on request.
+"""A standalone Spark cluster of real processes for tests: a master, two workers, Spark Connect on request.
 
     with StandaloneSpark(folder) as spark:
         run([..., "--master", spark.master])
 
-The workers are on two loopback addresses, so Spark takes them for two hosts: it starts the second attempt of a
-slow task on another host only. Each process group has what its process starts, executors too, and is killed
+The workers are on two loopback addresses, so Spark takes them for two hosts: it starts the second attempt of
+a slow task on another host only. Each process group has what its process starts, executors too, and is killed
 at the end.
 """
 
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -138,8 +138,6 @@ def listens(port: int) -> bool:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process with all that it has started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tarfile
 import venv
@@ -120,9 +119,10 @@ def test_a_task_that_is_run_twice_at_once_stores_each_row_once(place: Place) -> 
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
         "spark.pyspark.python": "./env/bin/python",
     }
+    options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     run(
         place, "spark-submit", "--master", place.spark.master, "--py-files", "ledgermq-spark.zip",
-        "--archives", "env.tar.gz#env", *(part for each in settings.items() for part in ("--conf", "=".join(each))),
+        "--archives", "env.tar.gz#env", *options,
         str(Path(spark_cluster_job.__file__)), place.brokers.nameserver, str(folder), PYTHONPATH="",
     )  # fmt: skip
     assert (folder / "attempt-1").exists(), "the slow task was not run a second time"
@@ -156,8 +156,8 @@ def test_check_source_sink_and_streams_run_through_spark_connect(place: Place) -
 
 
 def test_a_master_that_does_not_listen_is_one_sentence(place: Place) -> None:
-    for master, what in (("spark://127.0.0.1:1", "Spark master"), ("sc://127.0.0.1:1", "Spark Connect server")):
-        command = [str(BIN / "ledgermq"), "check", str(place.dumps), "--master", master]
+    for scheme, what in (("spark", "Spark master"), ("sc", "Spark Connect server")):
+        command = [str(BIN / "ledgermq"), "check", str(place.dumps), "--master", f"{scheme}://127.0.0.1:1"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=spark_environment())
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: no {what} listens at 127.0.0.1:1. "), done.stderr

@@ -29,7 +29,9 @@ def test_a_master_that_listens_is_taken(url: str) -> None:
         check_listening(url.format(f"127.0.0.1:{server.getsockname()[1]}"))
 
 
-@pytest.mark.parametrize("master", ["yarn", "k8s://https://127.0.0.1:1", "local-cluster[2,1,1024]", "nonsense"])
+@pytest.mark.parametrize(
+    "master", ["yarn", "k8s://https://127.0.0.1:1", "local-cluster[2,1,1024]", "nonsense"]
+)
 def test_masters_without_an_address_of_their_own_are_left_to_spark(master: str) -> None:
     check_listening(master)
 
@@ -37,7 +39,7 @@ def test_masters_without_an_address_of_their_own_are_left_to_spark(master: str) 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "127.0.0.1:port", ":{}", "[::1]:{}"])
 def test_a_master_that_does_not_listen_is_refused(address: str) -> None:
     (port,) = free_ports(1)
-    with pytest.raises(SparkJobError, match="no Spark Connect server listens at .* usual port is 15002"):
+    with pytest.raises(SparkJobError, match=r"no Spark Connect server listens at .* usual port is 15002"):
         check_listening(f"sc://{address.format(port)}/;token=x")
 
 
@@ -45,7 +47,8 @@ def fake_session(executors: int, **settings: str) -> Any:
     """Return a session whose cluster has given it so many executors."""
     known = {"spark.driver.host": "10.0.0.1", "spark.driver.port": "4040", **settings}
     conf = SimpleNamespace(
-        get=known.__getitem__, getBoolean=lambda name, default: known.get(name, str(default)).lower() == "true"
+        get=known.__getitem__,
+        getBoolean=lambda name, default: known.get(name, str(default)).lower() == "true",
     )
     status = SimpleNamespace(size=lambda: executors + 1)
     scala = SimpleNamespace(conf=lambda: conf, getExecutorMemoryStatus=lambda: status)
@@ -54,7 +57,7 @@ def fake_session(executors: int, **settings: str) -> Any:
 
 def test_a_cluster_that_gives_no_executor_is_not_waited_for_for_ever() -> None:
     await_executors(fake_session(1), "spark://h:7077", 0)
-    with pytest.raises(SparkJobError, match="no executor in 0 s.*10.0.0.1:4040: set SPARK_LOCAL_IP"):
+    with pytest.raises(SparkJobError, match=r"no executor in 0 s.*10\.0\.0\.1:4040: set SPARK_LOCAL_IP"):
         await_executors(fake_session(0), "spark://h:7077", 0)
 
 

@@ -69,7 +69,7 @@ def test_a_query_is_shown_now_and_then_and_at_its_end() -> None:
     now = 0.0
     shown: list[int] = []
     listener = StreamProgress(lambda each: shown.append(each.batch), 10.0, lambda: now)
-    for batch, now in ((1, 0.0), (2, 5.0), (3, 10.0), (4, 12.0)):  # noqa: B007, PLW2901
+    for batch, now in ((1, 0.0), (2, 5.0), (3, 10.0), (4, 12.0)):  # noqa: B007
         listener.take("run", document(batch))
     assert shown == [1, 3]
     listener.end("run")

@@ -51,8 +51,8 @@ def test_values_and_names() -> None:
         ),
         ("ModuleNotFoundError: No module named 'crc32c'", "has no module crc32c. It needs numpy, pyarrow"),
         (
-            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11, "
-            "PySpark cannot run",
+            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: "
+            "3.11, PySpark cannot run",
             "the executors have Python 3.12, and here it is 3.11.",
         ),
     ],
