@@ -75,6 +75,7 @@ def open_session(
     chosen = _SETTINGS | dict(settings or {})
     if master is not None and master.startswith(CONNECT):
         return _connect(name, master, chosen)
+    _check_java()
     if local is not None or not submitted:
         _prepare_python()
     from pyspark.errors import PySparkRuntimeError
@@ -186,6 +187,9 @@ def _check_installed() -> None:
             f"Spark is not installed here ({error}). Install the extra: pip install 'ledgermq[spark]' (in a "
             "clone: make spark)"
         ) from None
+
+
+def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
         raise SparkJobError(

@@ -130,7 +130,7 @@ def check(
 ) -> int:
     """Compare the nodes' logs on Spark. Exit code: 0 consistent, 1 inconsistent, 2 unusable, 3 incomplete."""
     if live:
-        require_spark("ledgermq check")
+        require_spark("ledgermq check", master)
         folder = folder or Path(datetime.now(UTC).strftime("check-%Y%m%d-%H%M%S"))
         _refuse_data_folder(folder)
         _, missing = run(_dump_all(live, [], folder, overwrite=False, quiet=True, digests=True))
@@ -143,7 +143,7 @@ def check(
     if not folder.is_dir():
         print_error(f"there is no folder {folder}. Nothing was checked. Make one: ledgermq dump {folder}")
         return 2
-    require_spark("ledgermq check")
+    require_spark("ledgermq check", master)
     command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder)]
     command += ["--nameserver", live or nameserver]
     command += ["--out", str(report)] if report is not None else []
@@ -157,11 +157,13 @@ def check(
         raise
 
 
-def require_spark(command: str) -> None:
-    """Raises: MissingExtraError, LedgerMQError (no Java)."""
+def require_spark(command: str, master: str = "") -> None:
+    """Raises: MissingExtraError, LedgerMQError (no Java, which only Spark Connect does without)."""
     for module in _CHECK_MODULES:
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(command, "spark", module)
+    if master.startswith("sc://"):
+        return
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise LedgerMQError(
             f"{command} needs Java 17 or newer for Spark, and there is no java on the PATH",

@@ -44,7 +44,7 @@ def sql(
     Columns: topic, queue_group, queue, offset, message_id, keys, tag, properties, body, born_time,
     store_time, message_group. Conditions on queue, offset and store_time limit what is read.
     """
-    require_spark("ledgermq spark")
+    require_spark("ledgermq spark", master)
     options = ["--limit", str(limit), *(["--json"] * as_json)]
     try:
         return run_to_end([*_command("sql", nameserver, local, master), *options, "--", query])
@@ -57,7 +57,7 @@ def shell(
     nameserver: NameserverOption = DEFAULT_NAMESERVER, local: LocalOption = None, master: MasterOption = ""
 ) -> None:
     """Open a Python shell with a Spark session, in which every topic is a view."""
-    require_spark("ledgermq spark")
+    require_spark("ledgermq spark", master)
     command = _command("shell", nameserver, local, master)
     os.execv(command[0], command)  # the shell reads the terminal and its Ctrl-C itself
 
