@@ -73,7 +73,6 @@ def test_a_query_is_shown_now_and_then_and_at_its_end() -> None:
         listener.take("run", document(batch))
     assert shown == [1, 3]
     listener.end("run")
-    listener.end("run")
     assert shown == [1, 3, 4]
     assert [each.batch for each in listener.queries()] == [4]
 
