@@ -92,8 +92,9 @@ class StandaloneSpark:
         }
         options = [part for name, value in chosen.items() for part in ("--conf", f"{name}={value}")]
         process = self._start(
-            "connect", ["bash", str(script), "--wait", "--master", self.master, *options], **environment
-        )
+            "connect", ["bash", str(script), "--wait", "--master", self.master, *options],
+            SPARK_DAEMON_MEMORY="768m", **environment,
+        )  # fmt: skip
         try:
             wait_until(
                 lambda: listens(self._connect_port) or process.poll() is not None, "Spark Connect listens"
@@ -123,8 +124,11 @@ class StandaloneSpark:
         return process
 
     def _workers(self) -> int:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as answer:
-            return int(json.load(answer)["aliveworkers"])
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=10) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except OSError:  # the page comes after the port
+            return 0
 
 
 def listens(port: int) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from ledgermq.client import Message
 from ledgermq.client.sync import Producer
 from ledgermq.spark_jobs.package import build_package
 
@@ -72,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with StandaloneSpark(folder / "spark") as spark, Cluster(folder / "brokers", nodes=3) as brokers:
         brokers.wait_leader()
         with Producer(brokers.nameserver) as producer:
-            producer.send_batch("orders", [f"order {number}".encode() for number in range(2000)])
+            producer.send_batch(Message("orders", f"order {number}".encode()) for number in range(2000))
         yield Place(spark, brokers, folder)
 
 
