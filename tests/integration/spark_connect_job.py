@@ -11,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from ledgermq.spark_jobs import register
 from ledgermq.spark_jobs.session import open_session
 from ledgermq.spark_jobs.topics.stream_progress import StreamProgress
@@ -23,6 +25,17 @@ def main(url: str, nameserver: str, folder: str) -> None:
     register(spark)
     listener = StreamProgress()
     spark.streams.addListener(listener)
+    try:
+        counts = write_and_read(spark, nameserver, folder)
+    finally:
+        spark.streams.removeListener(listener)  # else its thread keeps this process alive
+    progress = [each.fields() for each in listener.queries()]
+    sys.stdout.write(json.dumps({"counts": counts, "progress": progress}) + "\n")
+    spark.stop()
+
+
+def write_and_read(spark: SparkSession, nameserver: str, folder: str) -> dict[str, list[int]]:
+    """Write a topic twice with one id, and copy it by a stream; return (messages, different) of both."""
     rows = spark.range(0, ROWS, numPartitions=2).selectExpr("concat('row ', id) AS body")
     for _ in range(2):  # the second time it stores nothing
         rows.write.format("ledgermq").options(
@@ -48,10 +61,7 @@ def main(url: str, nameserver: str, folder: str) -> None:
         frame = spark.read.format("ledgermq").options(nameservers=nameserver, subscribe=topic).load()
         found = frame.selectExpr("count(*) AS messages", "count(distinct body) AS different").first()
         counts[topic] = [found.messages, found.different]
-    spark.streams.removeListener(listener)
-    progress = [each.fields() for each in listener.queries()]
-    sys.stdout.write(json.dumps({"counts": counts, "progress": progress}) + "\n")
-    spark.stop()
+    return counts
 
 
 if __name__ == "__main__":

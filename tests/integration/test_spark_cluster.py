@@ -138,8 +138,10 @@ def test_a_task_that_is_run_twice_at_once_stores_each_row_once(place: Place) -> 
 
 
 def test_check_source_sink_and_streams_run_through_spark_connect(place: Place) -> None:
-    python = str(place.folder / "env" / "bin" / "python")
-    with place.spark.connect_server(_SMALL, PYSPARK_PYTHON=python) as url:
+    python, package = place.folder / "env" / "bin" / "python", place.folder / "server.zip"
+    build_package(package)  # Spark plans streams without what the client has sent
+    environment = {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(package)}
+    with place.spark.connect_server(_SMALL, **environment) as url:
         done = run(
             place, "python", "-m", "tests.integration.spark_connect_job", url, place.brokers.nameserver,
             str(place.folder / "connect"),
