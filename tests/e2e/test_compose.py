@@ -133,6 +133,7 @@ def test_check_sink_and_source_run_on_the_spark_cluster_of_containers(compose: C
         "-c", f"ledgermq dump /dumps/cluster && ledgermq check /dumps/cluster --master {master}",
     )  # fmt: skip
     assert "3 replicas identical" in checked, checked
+    assert compose.cli("topic", "create", "spark", "--queues", "4").returncode == 0
     job = (
         "from ledgermq.spark_jobs import register\n"
         "from ledgermq.spark_jobs.session import open_session\n"

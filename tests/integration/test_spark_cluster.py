@@ -91,7 +91,8 @@ def run(place: Place, *command: str, **environment: str) -> subprocess.Completed
         [str(BIN / command[0]), *command[1:]], cwd=place.folder, capture_output=True, text=True,
         timeout=200, check=False, env=spark_environment(**settings | environment),
     )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    errors = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat "))
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{errors[-6000:]}"
     return done
 
 
@@ -141,7 +142,8 @@ def test_check_source_sink_and_streams_run_through_spark_connect(place: Place) -
     python, package = place.folder / "env" / "bin" / "python", place.folder / "server.zip"
     build_package(package)  # Spark plans streams without what the client has sent
     environment = {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(package)}
-    with place.spark.connect_server(_SMALL, **environment) as url:
+    settings = _SMALL | {"spark.executorEnv.PYTHONPATH": str(package)}
+    with place.spark.connect_server(settings, **environment) as url:
         done = run(
             place, "python", "-m", "tests.integration.spark_connect_job", url, place.brokers.nameserver,
             str(place.folder / "connect"),
