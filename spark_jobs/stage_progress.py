@@ -166,7 +166,7 @@ def _counted(
 ) -> Iterator[tuple[Callable[[], object], CountTasks]]:
     """Yield the work as it must run, and what counts its tasks meanwhile."""
     if is_remote(spark):
-        counter = _RemoteTasks()
+        counter: Any = _RemoteTasks()
         spark.registerProgressHandler(counter)
         try:
             yield work, counter.count
