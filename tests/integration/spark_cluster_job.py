@@ -76,7 +76,7 @@ def main(nameserver: str, folder: str) -> None:
     topic = spark.read.format("ledgermq").options(
         nameservers=nameserver, subscribe="rows", minPartitions="4"
     ).load()  # fmt: skip
-    counts = topic.selectExpr("count(*) AS messages", "count(distinct body) AS different").first()
+    (counts,) = topic.selectExpr("count(*) AS messages", "count(distinct body) AS different").collect()
     places = topic.select("queue").mapInArrow(where_it_runs, "python string, code string")
     result = {**counts.asDict(), "places": [row.asDict() for row in places.distinct().collect()]}
     Path(folder, "result.json").write_text(json.dumps(result))

@@ -59,7 +59,7 @@ def write_and_read(spark: SparkSession, nameserver: str, folder: str) -> dict[st
     counts = {}
     for topic in ("connected", "copied"):
         frame = spark.read.format("ledgermq").options(nameservers=nameserver, subscribe=topic).load()
-        found = frame.selectExpr("count(*) AS messages", "count(distinct body) AS different").first()
+        (found,) = frame.selectExpr("count(*) AS messages", "count(distinct body) AS different").collect()
         counts[topic] = [found.messages, found.different]
     return counts
 

@@ -44,7 +44,9 @@ def test_lag_is_what_the_brokers_have_and_the_query_has_not_read() -> None:
 
 
 def test_offsets_may_be_text_as_in_spark_s_own_objects() -> None:
-    text = {name: json.dumps(document()["sources"][0][name]) for name in ("endOffset", "latestOffset")}
+    text: dict[str, Any] = {
+        name: json.dumps(document()["sources"][0][name]) for name in ("endOffset", "latestOffset")
+    }
     assert query_progress(document(**text)).lag == 105
 
 
