@@ -64,7 +64,7 @@ $(TYPES): pyproject.toml
 
 types: $(SPARK) $(TYPES) ## mypy --strict on the packages, and mypy on what is around them
 	MYPYPATH=build/types $(BIN)/mypy $(PACKAGES:%=-p ledgermq.%)
-	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py bench/failover/*.py bench/spark/*.py bench/steady/*.py examples/*.py) deploy/install.py deploy/docs_reference.py deploy/docs_site.py
+	MYPYPATH=build/types $(BIN)/mypy tests $(wildcard bench/*.py bench/failover/*.py bench/steady/*.py examples/*.py) deploy/install.py deploy/docs_reference.py deploy/docs_site.py
 
 test: preflight lint types docs ## everything: lint, types, the documentation site and all suites, with one summary at the end
 	@$(BIN)/python tests/run_suites.py unit sim integration e2e

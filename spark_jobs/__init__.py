@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("ledgermq")` known to a session, and let it push filters down to Python sources."""
+    """Make `format("ledgermq")` known to a session, and let it push filters down to Python sources.
+
+    Raises: SparkJobError (Spark is too old).
+    """
+    from .session import check_version
+
+    check_version(spark)
     from .topics.data_source import register_source
 
     register_source(spark)

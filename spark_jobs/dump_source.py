@@ -15,6 +15,7 @@ cluster it must be a shared folder. Arrow batches only; no log row is ever a Pyt
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,13 +92,16 @@ class DumpReader(DataSourceReader):
             return  # no slices at all: Spark then passes its own partition
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        yield from read_rows(
-            partition.part,
-            self.rows,
-            to_arrow_schema(self.schema, timezone="UTC"),
-            with_body=self.with_body,
-            ranges=self.ranges,
-        )
+        schema = to_arrow_schema(self.schema, timezone="UTC")
+        try:
+            yield from read_rows(
+                partition.part, self.rows, schema, with_body=self.with_body, ranges=self.ranges
+            )
+        except FileNotFoundError as error:
+            raise SparkJobError(
+                f"{error.filename} is not there on {socket.gethostname()}. On a cluster the dumps must be in "
+                "a folder that all executors see under the same path"
+            ) from None
 
 
 def _rows_option(options: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ledgermq.proto.digest_dump import edge_blocks
 
@@ -42,6 +42,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+class RunStage(Protocol):
+    """Runs a stage and returns its result. `size`: bytes that it reads; 0: few."""
+
+    def __call__(self, name: str, work: Callable[[], object], *, size: int = 0) -> object: ...
+
+
 #: Maximum number of findings reported per kind and node; the last one counts the rest.
 MAX_REPORTED: int = 50
 
@@ -54,7 +61,7 @@ def verify(
     strict: bool = False,
     command: str = "",
     slice_size: int = DEFAULT_SLICE_SIZE,
-    run_stage: Callable[[str, Callable[[], object]], object] | None = None,
+    run_stage: RunStage | None = None,
     fetch: Fetch | None = None,
     duplicates: bool = False,
 ) -> DumpVerdict:
@@ -72,12 +79,13 @@ def verify(
     searched = chosen_dump(dumps) if duplicates else None
     comparison = Comparison(spark, folder, dumps, slice_size)
 
-    def stage(name: str, work: Callable[[], T]) -> T:
-        result: T = run_stage(name, work) if run_stage else work()  # type: ignore[assignment]
+    def stage(name: str, work: Callable[[], T], size: int = 0) -> T:
+        result: T = run_stage(name, work, size=size) if run_stage else work()  # type: ignore[assignment]
         return result
 
     try:
-        scanned = stage("scan", comparison.scan)
+        size = sum(segment.size for dump in dumps for segment in dump.segments)
+        scanned = stage("scan", comparison.scan, size)
         for node, each in digests.items():
             parts = scanned.slices.get(node, []) + summaries(each)
             scanned.slices[node] = sorted(parts, key=lambda part: part.lo)

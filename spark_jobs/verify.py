@@ -31,6 +31,7 @@ from .findings import Finding, Severity
 from .report_page import digests_text
 from .session import open_session
 from .stage_progress import run_stage
+from .topics.topic_views import clear_error
 from .verdict import DumpVerdict
 from .verification import verify
 
@@ -132,11 +133,10 @@ def _with_spark(
             for folder, report in zip(groups, _reports(groups, out), strict=True)
         ]
     except PySparkException as error:
-        lines = str(error).strip().splitlines()
-        where = f"; its log is {log}" if log.exists() else ""
+        where = f" Spark's log is {log}." if log.exists() else ""
         raise SparkJobError(
-            f"Spark could not finish the check: {lines[-1] if lines else type(error).__name__}{where}."
-            " Nothing can be said about the dumps; run it again, with --local 1 if memory is short."
+            f"Spark could not finish the check: {clear_error(error).rstrip('.')}.{where} Nothing can be "
+            "said about the dumps; run it again, with --local 1 if memory is short."
         ) from error
     finally:
         spark.stop()
@@ -148,8 +148,10 @@ def _run(
     _make_folder(out)
     return verify(
         spark, folder, out, strict=options.strict, command=options.command,
-        slice_size=options.slice_mib << 20, run_stage=partial(run_stage, spark, console),
-        fetch=fetcher(options.nameserver) if options.nameserver else None, duplicates=options.duplicates,
+        slice_size=options.slice_mib << 20,
+        run_stage=partial(run_stage, spark, console, as_json=options.json),
+        fetch=fetcher(options.nameserver) if options.nameserver else None,
+        duplicates=options.duplicates,
     )  # fmt: skip
 
 

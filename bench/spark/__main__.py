@@ -19,8 +19,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,14 +72,14 @@ def measure(spark: SparkSession, sides: Sequence[Any], size: int, options: argpa
     written = min(count, _MOST_WRITTEN)
     write_rows(folder / "written", size, written, options.cores)
     rows = spark.read.parquet(str(folder / "written"))
-    writes = {}
+    writes: dict[tuple[str, str], Callable[[], None]] = {}
     for side in sides:
         side.create(f"sink{size}")
-        writes[side.name, "sink"] = lambda side=side: side.write(rows, f"sink{size}")
+        writes[side.name, "sink"] = partial(side.write, rows, f"sink{size}")
     figures = in_turns(writes, size, written, options.runs)
     write_rows(folder / "read", size, count, options.cores)
     rows = spark.read.parquet(str(folder / "read"))
-    reads = {}
+    reads: dict[tuple[str, str], Callable[[], None]] = {}
     for side in sides:
         side.create(f"source{size}")
         side.write(rows, f"source{size}")
@@ -100,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures: list[SparkFigure] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings, sides = dict(_SETTINGS), []
+        settings = dict(_SETTINGS)
+        sides: list[LedgerMQSide | KafkaSide] = []
         try:
             sides.append(LedgerMQSide(folder / "ledgermq"))
             if options.kafka:

@@ -137,7 +137,9 @@ def check(
         Path | None, typer.Option("--out", help="Folder of the report. Default: DIR/report.")
     ] = None,
     local: Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.")] = None,
-    master: Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")] = "",
+    master: Annotated[
+        str, typer.Option("--master", help="A Spark cluster: spark://host:7077, sc://host:15002, ...")
+    ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Notes count as faults, too.")] = False,
     duplicates: Annotated[
         bool,
@@ -153,7 +155,7 @@ def check(
             "Search whole dumps for duplicates: ledgermq dump DIR && ledgermq check DIR --duplicates",
         )
     if live:
-        require_spark("ledgermq check")
+        require_spark("ledgermq check", master)
         folder = folder or Path(datetime.now(UTC).strftime("check-%Y%m%d-%H%M%S"))
         _refuse_data_folder(folder)
         _, missing = run(
@@ -168,7 +170,7 @@ def check(
     if not folder.is_dir():
         print_error(f"there is no folder {folder}. Nothing was checked. Make one: ledgermq dump {folder}")
         return 2
-    require_spark("ledgermq check")
+    require_spark("ledgermq check", master)
     command = [sys.executable, "-m", "ledgermq.spark_jobs.verify", str(folder)]
     command += ["--nameserver", live or nameserver]
     command += ["--out", str(report)] if report is not None else []
@@ -182,11 +184,13 @@ def check(
         raise
 
 
-def require_spark(command: str) -> None:
-    """Raises: MissingExtraError, LedgerMQError (no Java)."""
+def require_spark(command: str, master: str = "") -> None:
+    """Raises: MissingExtraError, LedgerMQError (no Java, which only Spark Connect does without)."""
     for module in _CHECK_MODULES:
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(command, "spark", module)
+    if master.startswith("sc://"):
+        return
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise LedgerMQError(
             f"{command} needs Java 17 or newer for Spark, and there is no java on the PATH",

@@ -33,7 +33,9 @@ _LAKE = "ledgermq.spark_jobs.lake.lake_command"
 _FORMATS = ("parquet", "delta", "iceberg")
 
 LocalOption = Annotated[int | None, typer.Option("--local", help="Cores to use. Default: all.", min=1)]
-MasterOption = Annotated[str, typer.Option("--master", help="A Spark cluster, e.g. spark://host:7077.")]
+MasterOption = Annotated[
+    str, typer.Option("--master", help="A Spark cluster: spark://host:7077, sc://host:15002, ...")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -62,7 +64,7 @@ def sql(
     Columns: topic, queue_group, queue, offset, message_id, keys, tag, properties, body, born_time,
     store_time, message_group. Conditions on queue, offset and store_time limit what is read.
     """
-    require_spark("ledgermq spark")
+    require_spark("ledgermq spark", master)
     options = ["--limit", str(limit), *(["--json"] * as_json)]
     return _run([*_command([_QUERY, "sql"], nameserver, local, master), *options, "--", query])
 
@@ -71,7 +73,7 @@ def shell(
     nameserver: NameserverOption = DEFAULT_NAMESERVER, local: LocalOption = None, master: MasterOption = ""
 ) -> None:
     """Open a Python shell with a Spark session, in which every topic is a view."""
-    require_spark("ledgermq spark")
+    require_spark("ledgermq spark", master)
     command = _command([_QUERY, "shell"], nameserver, local, master)
     os.execv(command[0], command)  # the shell reads the terminal and its Ctrl-C itself
 
@@ -100,7 +102,7 @@ def analyze(
     hours.parquet with a row for each topic, tag and hour.
     """
     begin_ms, end_ms = stored_between(begin, end, time.time_ns() // 1_000_000)
-    require_spark("ledgermq spark")
+    require_spark("ledgermq spark", master)
     folder = out or Path(datetime.now(UTC).strftime("analysis-%Y%m%d-%H%M%S"))
     options = ["--from", str(begin_ms)] if begin_ms else []
     options += ["--to", str(end_ms)] if end_ms else []
@@ -210,7 +212,7 @@ def _run_lake(
     as_json: bool,
 ) -> int:
     """Run a command of the job. `about`: its topics, or the folder of its lake."""
-    require_spark("ledgermq spark")
+    require_spark("ledgermq spark", master)
     command = _command([_LAKE, name], nameserver, local, master)
     return _run([*command, *options, *(["--json"] * as_json), "--", about])
 

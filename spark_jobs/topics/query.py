@@ -25,7 +25,6 @@ from rich.table import Table
 from ledgermq.client.errors import LedgerMQError
 
 from ..errors import SparkJobError
-from ..package import build_package
 from ..session import open_session
 from .topic_views import clear_error, make_views, mentioned, plain_value, user_topics
 
@@ -76,17 +75,12 @@ def query_session(
 ) -> Iterator[SparkSession]:
     """Open a session that knows the sources. `more`: settings besides. Raises: SparkJobError."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = dict(_SETTINGS) | dict(more or {})
-        if options.master:
-            package = Path(folder, "ledgermq-spark.zip")
-            build_package(package)
-            settings["spark.submit.pyFiles"] = str(package)
         spark = open_session(
             "LedgerMQ query",
-            master=options.master or None,
+            master=options.master,
             local=options.local,
             log=Path(folder, "spark.log"),
-            settings=settings,
+            settings=_SETTINGS | dict(more or {}),
         )
         try:
             from .data_source import register_source  # needs Spark, which is there now
@@ -121,13 +115,23 @@ def _cell(value: Any) -> str:
 
 
 def _interact(spark: SparkSession, names: Sequence[str]) -> None:
+    from .stream_progress import StreamProgress  # needs Spark, which is there now
+
+    listener = StreamProgress()
+    spark.streams.addListener(listener)
+
+    def progress() -> None:
+        """Print how far each streaming query is."""
+        sys.stdout.writelines(f"{each.text()}\n" for each in listener.queries())
+
     shown = ", ".join(names[:20]) or "none yet"
     banner = (
         f'Spark {spark.version} with format("ledgermq"). `spark` is the session.\nViews of topics: {shown}'
         '\nFor example: spark.sql("SELECT tag, count(*) FROM '
         f'{names[0] if names else "orders"} GROUP BY tag").show()'
+        "\nprogress() says how far streaming queries are, and their lag."
     )
-    _Console({"spark": spark}).interact(banner, exitmsg="")
+    _Console({"spark": spark, "progress": progress}).interact(banner, exitmsg="")
 
 
 class _Console(code.InteractiveConsole):
@@ -152,8 +156,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("sql", "shell"):
         command = commands.add_parser(name)
         command.add_argument("--nameserver", default="127.0.0.1:9876")
-        command.add_argument("--local", type=int)
-        command.add_argument("--master", default="")
+        where = command.add_mutually_exclusive_group()
+        where.add_argument("--local", type=int)
+        where.add_argument("--master")
         if name == "sql":
             command.add_argument("query")
             command.add_argument("--limit", type=int, default=1000)

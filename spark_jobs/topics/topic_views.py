@@ -24,6 +24,28 @@ _OWN_ERROR = re.compile(r"(?:SparkJobError|CorruptMessageError): (.+)")
 _TRACE_OR_PLAN = re.compile(
     r"\n\s*(?:JVM stacktrace|at (?:org|java|scala)\.|Traceback |Driver stacktrace|'\w+ ?\[)"
 )
+#: What stands in Spark's text when executors lack something, and the sentence for it.
+_EXECUTOR_LACKS = (
+    (
+        re.compile(r'Cannot run program "([^"]+)"'),
+        "there is no Python at {0} on an executor (or here, where Spark plans). Set PYSPARK_PYTHON to the "
+        "path that it has there, or send one with --archives: docs/spark.md, Clusters",
+    ),
+    (
+        re.compile(r"No module named '?(ledgermq[\w.]*)"),
+        "the executors have no {0}. Send our code: spark-submit --py-files ledgermq-spark.zip, or "
+        "spark.addArtifacts with Spark Connect: docs/spark.md, Clusters",
+    ),
+    (
+        re.compile(r"No module named '?([\w.]+)"),
+        "the Python of the executors has no module {0}. It needs numpy, pyarrow, crc32c, grpcio, protobuf "
+        "and hpack: docs/spark.md, Clusters",
+    ),
+    (
+        re.compile(r"Python in worker has different version: (\S+) than that in driver: ([^\s,]+)"),
+        "the executors have Python {0}, and here it is {1}. Set PYSPARK_PYTHON to one of the same version",
+    ),
+)
 _NO_VIEW = re.compile(r"table or view `([^`]+)` cannot be found")
 
 
@@ -77,6 +99,9 @@ def clear_error(error: BaseException, topics: Sequence[str] = ()) -> str:
     own = _OWN_ERROR.findall(text)
     if own:
         return str(own[-1]).strip()
+    for pattern, sentence in _EXECUTOR_LACKS:
+        if lacks := pattern.search(text):
+            return sentence.format(*lacks.groups())
     missing = _NO_VIEW.search(text)
     if missing:
         question = did_you_mean(similar_names(missing.group(1), topics))

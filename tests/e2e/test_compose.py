@@ -57,7 +57,7 @@ class Compose:
 @pytest.fixture(scope="module")
 def compose(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     result = Compose(tmp_path_factory.mktemp("compose") / "bin")
-    result("down", "--volumes", "--remove-orphans")
+    result("--profile", "spark", "down", "--volumes", "--remove-orphans")
     try:
         result("up", "--detach")
         status = result.cli("cluster", "status", "--wait", "90s")
@@ -65,7 +65,7 @@ def compose(images: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert result.cli("topic", "create", "events", "--queues", "4").returncode == 0
         yield result
     finally:
-        result("down", "--volumes", "--remove-orphans", "--timeout", "5")
+        result("--profile", "spark", "down", "--volumes", "--remove-orphans", "--timeout", "5")
         result.engine.close()
 
 
@@ -122,6 +122,31 @@ def test_a_stop_is_clean_and_hands_over(compose: Compose) -> None:
     assert compose.cli("send", "events", "handed over").returncode == 0
     container.start()
     assert compose.cli("cluster", "status", "--wait", "90s").returncode == 0
+
+
+@pytest.mark.spark
+def test_check_sink_and_source_run_on_the_spark_cluster_of_containers(compose: Compose) -> None:
+    master = "spark://spark-master:7077"
+    compose("--profile", "spark", "up", "--detach", "spark-master", "spark-worker-1", "spark-worker-2")
+    checked = compose(
+        "run", "--rm", "--entrypoint", "sh", "spark",
+        "-c", f"ledgermq dump /dumps/cluster && ledgermq check /dumps/cluster --master {master}",
+    )  # fmt: skip
+    assert "3 replicas identical" in checked, checked
+    assert compose.cli("topic", "create", "spark", "--queues", "4").returncode == 0
+    job = (
+        "from ledgermq.spark_jobs import register\n"
+        "from ledgermq.spark_jobs.session import open_session\n"
+        f"spark = open_session('test', master='{master}')\n"
+        "register(spark)\n"
+        "there = dict(nameservers='ns1:9876,ns2:9876')\n"
+        "rows = spark.range(0, 5000, numPartitions=4).selectExpr(\"concat('row ', id) AS body\")\n"
+        "rows.write.format('ledgermq').options(**there, topic='spark').mode('append').save()\n"
+        "read = spark.read.format('ledgermq').options(**there, subscribe='spark').load()\n"
+        "print('counted', *read.selectExpr('count(*)', 'count(distinct body)').first())\n"
+    )
+    done = compose("run", "--rm", "--entrypoint", "python3", "spark", "-c", job)
+    assert "counted 5000 5000" in done, done
 
 
 @pytest.mark.spark

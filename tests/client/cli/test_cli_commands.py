@@ -592,7 +592,7 @@ def test_a_check_gets_all_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         asked.append(command[1:])
         return 3
 
-    monkeypatch.setattr(cli_dump, "require_spark", lambda command: None)
+    monkeypatch.setattr(cli_dump, "require_spark", lambda *_: None)
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
     options = ["--out", str(tmp_path / "report"), "--local", "2", "--strict", "--duplicates", "--json"]
     servers = ["--nameserver", "10.0.0.1:9876"]
@@ -619,7 +619,7 @@ def test_a_query_gets_all_options_and_may_begin_with_a_dash(monkeypatch: pytest.
         asked.append(command[1:])
         return 1
 
-    monkeypatch.setattr(cli_spark, "require_spark", lambda command: None)
+    monkeypatch.setattr(cli_spark, "require_spark", lambda *_: None)
     monkeypatch.setattr(cli_spark, "run_to_end", run_to_end)
     line = ["spark", "sql", "-n", "h:1", "--local", "3", "--limit", "9", "--json", "--", "--x\nSELECT 1"]
     assert run_cli(line) == 1
@@ -756,7 +756,7 @@ def test_a_live_check_takes_digests_first_and_checks_them(
         return 3
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli_dump, "require_spark", lambda _: None)
+    monkeypatch.setattr(cli_dump, "require_spark", lambda *_: None)
     monkeypatch.setattr(cli_dump, "run_to_end", run_to_end)
     monkeypatch.setattr(cli_dump, "_dump_all", dump_all)
     assert run_cli(["check", "--live", "h:1", "DIGESTS"]) == 3

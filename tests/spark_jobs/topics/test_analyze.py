@@ -88,5 +88,5 @@ def test_a_folder_with_other_files_is_told_first(tmp_path: Path, capsys: pytest.
 
 def test_another_version_of_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.__version__", "3.5.9")
-    with pytest.raises(SparkJobError, match=r"this is Spark 3\.5\.9, and LedgerMQ needs a newer one"):
+    with pytest.raises(SparkJobError, match=r"this is Spark 3\.5\.9; LedgerMQ needs Spark 4.2 or newer"):
         session.open_session("x")

@@ -36,3 +36,28 @@ def test_values_and_names() -> None:
     assert plain_value({"a": [b"text", b"\xff"]}) == {"a": ["text", "/w=="]}
     assert plain_value(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01T00:00:00.000+00:00"
     assert mentioned("select * from ORDERS", ["orders", "payments"]) == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            'Lost task 0.3: java.io.IOException: Cannot run program "/opt/py": error=2, No such file',
+            "there is no Python at /opt/py on an executor",
+        ),
+        (
+            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'ledgermq'\n",
+            "the executors have no ledgermq. Send our code: spark-submit --py-files",
+        ),
+        ("ModuleNotFoundError: No module named 'crc32c'", "has no module crc32c. It needs numpy, pyarrow"),
+        (
+            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: "
+            "3.11, PySpark cannot run",
+            "the executors have Python 3.12, and here it is 3.11.",
+        ),
+    ],
+)
+def test_what_executors_lack_is_one_sentence(text: str, sentence: str) -> None:
+    error = clear_error(Exception(f"Job aborted due to stage failure: {text}\n at org.apache.spark"))
+    assert sentence in error
+    assert len(error.splitlines()) == 1
