@@ -13,6 +13,7 @@ import docker
 import pytest
 
 from ledgermq.client.demo.docker import compose_command
+from tests.integration.cluster import wait_until
 from tests.ports import free_ports
 
 from .conftest import ROOT
@@ -52,6 +53,10 @@ class Compose:
     def container(self, service: str) -> docker.models.containers.Container:
         labels = [f"com.docker.compose.project={PROJECT}", f"com.docker.compose.service={service}"]
         return self.engine.containers.list(all=True, filters={"label": labels})[0]
+
+    def health(self, service: str) -> str:
+        """Return what the health check of a service says."""
+        return str(self.container(service).attrs["State"]["Health"]["Status"])
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +133,7 @@ def test_a_stop_is_clean_and_hands_over(compose: Compose) -> None:
 def test_check_sink_and_source_run_on_the_spark_cluster_of_containers(compose: Compose) -> None:
     master = "spark://spark-master:7077"
     compose("--profile", "spark", "up", "--detach", "spark-master", "spark-worker-1", "spark-worker-2")
+    wait_until(lambda: compose.health("spark-master") == "healthy", "the Spark workers have registered")
     checked = compose(
         "run", "--rm", "--entrypoint", "sh", "spark",
         "-c", f"ledgermq dump /dumps/cluster && ledgermq check /dumps/cluster --master {master}",
