@@ -66,7 +66,7 @@ TOPICS: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     "admin": (
         "Administration",
         "Topics, consumer groups, broker groups, stored messages.",
-        ("Admin", "BrokerGroupAdmin", "FoundMessages"),
+        ("Admin", "BrokerGroupAdmin", "FoundMessages", "Hold"),
     ),
     "messages": ("Message", "What a producer sends.", ("Message",)),
 }
