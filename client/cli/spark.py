@@ -6,6 +6,7 @@ Owns: the options, and starting the job as a process of its own. Must not: impor
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -75,7 +76,8 @@ def shell(
     """Open a Python shell with a Spark session, in which every topic is a view."""
     require_spark("ledgermq spark", master)
     command = _command([_QUERY, "shell"], nameserver, local, master)
-    os.execv(command[0], command)  # the shell reads the terminal and its Ctrl-C itself
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the shell, which replaces this process,
+    os.execv(command[0], command)  # can read the terminal and its Ctrl-C itself
 
 
 def analyze(

@@ -12,6 +12,7 @@ import argparse
 import code
 import json
 import logging
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     topics: list[str] = []
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGINT}
+        )  # `ledgermq spark shell` blocks it until now
         topics = user_topics(options.nameserver)
         if options.command == "sql":
             with query_session(options) as spark:

@@ -56,6 +56,7 @@ GIVEN: dict[str, Any] = {
     "name": "g0",
     "node": "127.0.0.1:1",
     "offset": 0,
+    "offsets": {QUEUE: 0},
     "queues": [QUEUE],
     "retention_ms": 0,
     "timestamp_ms": 1,

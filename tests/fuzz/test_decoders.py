@@ -58,6 +58,8 @@ EXEMPT: Final = {
     "spark_jobs/lake/archive_job.py _ArchiveJob._store": "what the job's own tasks answer",
     "spark_jobs/lake/archive_job.py _ArchiveJob._tell_of": "Spark's progress within the process",
     "spark_jobs/lake/archive_job.py _json": "Spark's progress within the process",
+    "spark_jobs/topics/stream_progress.py StreamProgress.onQueryProgress": "Spark's progress of this session",
+    "spark_jobs/topics/stream_progress.py _document": "Spark's progress of this session",
     "spark_jobs/lake/spark_tasks.py run_tasks": "what the job's own tasks answer",
     "spark_jobs/lake/restore_job.py parse_offsets": "an option of the caller",
     "raft/repair/digest_builder.py DigestBuilder.add": "whole headers that the scan of a segment verified",

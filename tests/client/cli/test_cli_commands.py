@@ -636,7 +636,7 @@ def test_an_analysis_gets_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(command[1:])
         return 1
 
-    monkeypatch.setattr(cli_spark, "require_spark", lambda command: None)
+    monkeypatch.setattr(cli_spark, "require_spark", lambda *_: None)
     monkeypatch.setattr(cli_spark, "run_to_end", run_to_end)
     job = ["-m", "ledgermq.spark_jobs.topics.analyze", "--nameserver", "h:1"]
     times = ["--from", "1767225600000", "--to", "1767229200000"]
@@ -824,7 +824,7 @@ def lake_jobs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         asked.append(command[3:])
         return 1
 
-    monkeypatch.setattr(cli_spark, "require_spark", lambda command: None)
+    monkeypatch.setattr(cli_spark, "require_spark", lambda *_: None)
     monkeypatch.setattr(cli_spark, "run_to_end", run_to_end)
     return asked
 
