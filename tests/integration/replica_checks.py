@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from .cluster import Cluster
 
@@ -61,30 +60,19 @@ def _checker() -> subprocess.Popen[str]:
 # --- the process that checks ------------------------------------------------------------------------------
 
 
-class KeptSession:
-    """A Spark session that does not stop when a check is done."""
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def stop(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-
 def _serve() -> None:
     from ledgermq.spark_jobs import session, verify
 
     spark = session.open_session("ledgermq check", local=os.cpu_count(), log=Path(os.devnull))
-    vars(verify)["open_session"] = lambda *_, **__: KeptSession(spark)
+    stop = spark.stop
+    vars(spark)["stop"] = lambda: None  # a check that is done does not stop it
+    vars(verify)["open_session"] = lambda *_, **__: spark
     for line in sys.stdin:
         out, errors = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             code = verify.main(json.loads(line))
         os.write(_ANSWERS, json.dumps([code, out.getvalue(), errors.getvalue()]).encode() + b"\n")
-    spark.stop()
+    stop()
 
 
 if __name__ == "__main__":
