@@ -239,7 +239,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             command.add_argument("--write-id", default="")
         command.add_argument("--nameserver", default="127.0.0.1:9876")
         command.add_argument("--local", type=int)
-        command.add_argument("--master", default="")
+        command.add_argument("--master")
         command.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 

@@ -146,7 +146,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the report")
     parser.add_argument("--top", type=int, default=20, help="tags of a topic in the report")
     parser.add_argument("--local", type=int)
-    parser.add_argument("--master", default="")
+    parser.add_argument("--master")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     options.command = shlex.join(
