@@ -44,7 +44,8 @@ DOCUMENTS: Final = (
 REST: Final = "Explanation"
 #: A link (its text, its target), or code, in which there are none.
 LINK: Final = re.compile(
-    r"^ *```.*?^ *```|(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)|`[^`]+`", re.MULTILINE | re.DOTALL
+    r"^ *```.*?^ *```|(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)|(?<!`)(`+)(?!`).+?(?<!`)\3(?!`)",
+    re.MULTILINE | re.DOTALL,
 )
 #: What GitHub's Markdown takes for a list and Python-Markdown does not: one below a paragraph, one that is
 #: indented by less than four columns. The first alternative is code, which stays.
@@ -115,7 +116,7 @@ def _home(src_uri: str) -> PurePosixPath:
 
 def _targets(text: str, home: PurePosixPath | Path) -> list[Path]:
     """Return the files that a page links to, as paths."""
-    links = (target.partition("#")[0] for _, target in LINK.findall(text))
+    links = (target.partition("#")[0] for _, target, _ in LINK.findall(text))
     return [(ROOT / home / link).resolve() for link in links if link and ":" not in link]
 
 
@@ -125,7 +126,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     home = ROOT / _home(src_uri)
 
     def put(match: re.Match[str]) -> str:
-        text, target = match.groups()
+        text, target = match[1], match[2]
         link, hash_sign, anchor = (target or "").partition("#")
         if not link or ":" in link:
             return match[0]

@@ -23,13 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ledgermq.client.cluster.topic_route import TopicRoute
-from ledgermq.client.errors import LedgerMQError
 from ledgermq.client.sync.bulk_reader import BulkReader
 
-from ..errors import SparkJobError
 from ..stage_progress import run_stage
-from ..topics.query import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE, is_of_spark, query_session
-from ..topics.topic_views import clear_error
+from ..topics.query import EXIT_FAILED, exit_code, query_session
 from .archive_job import ArchiveOptions, BatchDone, archive, check_before, compact
 from .broker_ranges import compare
 from .lake_folder import LakeFolder, lake_path
@@ -55,22 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # it prints errors as JSON, too
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    command = {"archive": _archive, "compact": _compact, "verify": _verify, "restore": _restore}
     try:
-        command = {"archive": _archive, "compact": _compact, "verify": _verify, "restore": _restore}
-        return command[options.command](options)
-    except (LedgerMQError, SparkJobError) as error:
-        errors.print(f"error: {error}", markup=False)
-        return EXIT_UNUSABLE
+        return exit_code(lambda: command[options.command](options))
     except OSError as error:
+        errors = Console(stderr=True, highlight=False, soft_wrap=True)
         errors.print(f"error: the lake cannot be used: {error}", markup=False)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if not is_of_spark(error):
-            raise
-        errors.print(f"error: {clear_error(error)}", markup=False)
         return EXIT_FAILED
 
 

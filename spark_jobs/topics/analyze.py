@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from ledgermq.client.cli.output import err, out, print_json, print_table
-from ledgermq.client.errors import LedgerMQError
 from ledgermq.proto.foreign_text import safe_text
 
 from ..errors import SparkJobError
@@ -26,9 +25,8 @@ from ..stage_progress import run_stage
 from .analysis_figures import Analysis, Delays, MessageFigures
 from .analysis_folder import HOURS, PAGE, analysis_folder, write_hours, write_report
 from .analysis_page import delay_text
-from .query import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE, is_of_spark, query_session
+from .query import EXIT_UNUSABLE, exit_code, query_session
 from .topic_analysis import HOUR_SCHEMA, AnalysisRequest, Analyst, look_at
-from .topic_views import clear_error
 
 _TAGS_SHOWN: Final = 10  # tags of a topic in the terminal
 _TAG_SHOWN: Final = 40  # characters of a tag there
@@ -40,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the job; return the exit code."""
     options = _parse(arguments)
     topics = tuple(dict.fromkeys(name.strip() for name in options.topics.split(",") if name.strip()))
-    try:
+
+    def work() -> int:
         if not topics:
             raise SparkJobError(
                 "no topic is named. Name one or several: ledgermq spark analyze orders,payments"
@@ -49,21 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with analysis_folder(folder):
             request = AnalysisRequest(options.nameserver, topics, options.from_ms, options.to_ms, options.top)
             analysis = _analyse(request, folder, options)
-    except (LedgerMQError, SparkJobError, OSError) as error:
+        if options.json:
+            print_json(analysis.fields())
+        else:
+            print_analysis(analysis, folder)
+        return 0
+
+    try:
+        return exit_code(work, topics, failed=". Nothing was written")
+    except OSError as error:
         err.print(f"error: {error}", markup=False)
         return EXIT_UNUSABLE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        if not is_of_spark(error):
-            raise
-        err.print(f"error: {clear_error(error, topics)}. Nothing was written", markup=False)
-        return EXIT_FAILED
-    if options.json:
-        print_json(analysis.fields())
-    else:
-        print_analysis(analysis, folder)
-    return 0
 
 
 def _analyse(request: AnalysisRequest, folder: Path, options: argparse.Namespace) -> Analysis:

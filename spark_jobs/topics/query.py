@@ -15,7 +15,7 @@ import logging
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,20 +47,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # it prints errors as JSON, too
     topics: list[str] = []
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, {signal.SIGINT}
-        )  # `ledgermq spark shell` blocks it until now
-        topics = user_topics(options.nameserver)
-        if options.command == "sql":
-            with query_session(options) as spark:
+
+    def work() -> int:
+        # `ledgermq spark shell` blocks it until its process, which this one replaced, can end cleanly
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        topics.extend(user_topics(options.nameserver))
+        with query_session(options) as spark:
+            if options.command == "sql":
                 make_views(spark, options.nameserver, mentioned(options.query, topics))
                 return _print_query(spark, options)
-        with query_session(options) as spark:
-            names = make_views(spark, options.nameserver, topics)
-            _interact(spark, names)
+            _interact(spark, make_views(spark, options.nameserver, topics))
             return 0
+
+    return exit_code(work, topics)
+
+
+def exit_code(work: Callable[[], int], topics: Sequence[str] = (), *, failed: str = "") -> int:
+    """Do the work of a command; return its exit code, or that of its error, which is printed.
+
+    `topics`: that an error of Spark may be about. `failed`: what is said behind such an error.
+    """
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        return work()
     except (LedgerMQError, SparkJobError) as error:
         errors.print(f"error: {error}", markup=False)
         return EXIT_UNUSABLE
@@ -69,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not is_of_spark(error):
             raise
-        errors.print(f"error: {clear_error(error, topics)}", markup=False)
+        errors.print(f"error: {clear_error(error, topics)}{failed}", markup=False)
         return EXIT_FAILED
 
 
